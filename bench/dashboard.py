@@ -30,6 +30,7 @@ from measure import in_turns, options
 
 from common.processes import free_port
 from flows.dashboard import queries
+from flows.run_state import RUNS
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
@@ -150,7 +151,7 @@ def _scores(chance: random.Random, folder: Path) -> Path:
 
 def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
     """Every query of the dashboard, with the parameters its pages give."""
-    runs = catalog.query(queries.RUNS)
+    runs = catalog.query(RUNS, [queries.MOST_RUNS])
     stages = {run["run"]: catalog.query(queries.STAGES, [run["run"]]) for run in runs[:4]}
     newest_run = runs[0]["run"]
     of = {row["stage"]: [row["execution"]] for row in stages[newest_run]}
@@ -159,7 +160,7 @@ def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
     newest = catalog.query(queries.ARTIFACTS, ["evaluation", "evaluation", 1])[0]["id"]
     highest = queries.groups(queries.SAMPLES, "highest reward")
     return {
-        "runs": (queries.RUNS, []),
+        "runs": (RUNS, [queries.MOST_RUNS]),
         "stages": (queries.STAGES, [newest_run]),
         "metric_names": (queries.METRIC_NAMES, [of["pretrain"]]),
         "curves, one run": (queries.CURVES, [of["pretrain"], NAMES[:4], queries.POINTS]),

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from common.files import read_json
 from configs.changes import Change
 from flows.operate.questions import waiting
 from store.artifacts import Store
 from store.catalog import CatalogRow
+from store.events import read_live
 from store.manifest import host
 from tasks.engine.staging import read_retry_note
 
@@ -101,6 +101,7 @@ class StepState:
     total: float | None = None
     unit: str = ""
     left_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the newest that a running step reported
     expected_s: float | None = None  # what it took the last time; 0 if it will be reused
 
     @property
@@ -192,7 +193,8 @@ def run_state(
 ) -> RunState:
     """The state of the run whose row of `RUNS` is `summary`.
 
-    `left`: (key, done, total) -> seconds left of a step at work; without it the rate since its attempt began counts.
+    `left`: (key, done, total) -> seconds left of a step at work; where it knows none, the rate since the attempt began
+    counts.
     """
     run = summary["run"]
     state = state_of(summary, store, questions)
@@ -259,19 +261,14 @@ def _attempted(
     if run in ("interrupted", "cancelled", "failed"):
         return "interrupted", {"row": row}
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["started"]).total_seconds()
-    live = read_json(staging / "live.json") or {}
-    fields = {
-        "row": row,
-        "elapsed_s": elapsed,
-        "note": str(live.get("note") or ""),
-        "unit": str(live.get("unit") or ""),
-    }
+    live = read_live(staging / "live.json")
+    fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
+    fields |= {name: str(live.get(name) or "") for name in ("note", "unit")}
     done, total = live.get("done"), live.get("total")
     if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
         fields |= {"done": done, "total": total}
-        if left is not None:
-            fields["left_s"] = left(row["key"], done, total)
-        elif done > 0 and row["attempts"] == 1:
+        fields["left_s"] = left(row["key"], done, total) if left else None
+        if fields["left_s"] is None and done > 0 and row["attempts"] == 1:
             fields["left_s"] = elapsed * (total - done) / done
     return "running", fields
 

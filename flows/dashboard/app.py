@@ -8,10 +8,29 @@ from flows.dashboard import shared
 from flows.dashboard.pages import PAGES
 
 EVERY_S = 5
+# No empty band on top, and headings and figures in sizes that leave the first screen to content. On a narrow screen
+# columns stand below each other, and their figures side by side in pairs.
+STYLE = """<style>
+[data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
+[data-testid=stHeader]{background:transparent;height:2.2rem;pointer-events:none}
+[data-testid=stHeader] *{pointer-events:auto}
+[data-testid=stMain] h1{font-size:1.5rem;padding:0}
+[data-testid=stMain] h2,[data-testid=stMain] h3{font-size:1.2rem;padding:.6rem 0 .2rem}
+[data-testid=stMetricValue]{font-size:1.35rem}
+[data-testid=stMetricLabel] p,[data-testid=stMetricDelta]{white-space:normal;overflow-wrap:anywhere}
+[data-testid=stMetric] *{text-overflow:clip}
+[class*=st-key-attention-error]{border-left:5px solid #a40e26}
+[class*=st-key-attention-warning]{border-left:5px solid #b26b00}
+[class*=st-key-attention-info]{border-left:5px solid #0b4fa8}
+@media (max-width:640px){[data-testid=stMainBlockContainer]{padding:2.8rem 1rem 3rem}
+[data-testid=stHorizontalBlock]:has([data-testid=stMetric]){gap:.4rem}
+[data-testid=stHorizontalBlock]:has([data-testid=stMetric])>[data-testid=stColumn]{min-width:45%;flex:1 1 45%}}
+</style>"""
 
 
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
+    st.html(STYLE)
     live_at_first = st.query_params.get("live") != "off"
     live = st.sidebar.toggle("Live", value=live_at_first, key="live", help=f"Refresh the page every {EVERY_S} seconds.")
     titles = shared.run_titles()

@@ -6,33 +6,16 @@ a thousand.
 
 from pathlib import Path
 
+from flows.run_state import STEPS
+
+STAGES = STEPS  # the last attempt at each step of a run. (run)
+MOST_RUNS = 200  # in lists: the newest
+
 POINTS = 400  # of a curve: about as many as a chart has pixels
 PAGE = 10  # texts on a page
 GROUPS_PAGE = 6  # groups of texts on a page
 FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
 
-# The newest runs: time, and how many of their stages are running, failed, stopped, reused. ()
-RUNS = """
-WITH latest AS (
-    SELECT * FROM runs QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY attempt DESC, time DESC) = 1)
-SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
-    count(*) AS stages, count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
-    count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped, count(*) FILTER (reused) AS reused
-FROM latest WHERE run IS NOT NULL GROUP BY run ORDER BY begun DESC LIMIT 50
-"""
-# The last attempt at each stage of a run, with the time of all attempts and the cost of its calls. (run)
-STAGES = """
-WITH spent AS (
-    SELECT execution, sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
-        count(*) FILTER (NOT coalesce(cached, false)) AS calls
-    FROM calls GROUP BY execution),
-mine AS (SELECT * FROM runs WHERE run = ?),
-tries AS (SELECT label, count(*) AS attempts, sum(seconds) AS seconds, min(started) AS begun FROM mine GROUP BY label)
-SELECT m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.ended, t.seconds, m.peak_bytes,
-    s.dollars, s.unknown_dollars, s.calls, m.key, m.execution, m.outputs, m.error, m.commit, m.host
-FROM mine m JOIN tries t USING (label) LEFT JOIN spent s USING (execution)
-QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.attempt DESC, m.time DESC) = 1 ORDER BY t.begun, m.label
-"""
 # (executions)
 METRIC_NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
@@ -105,6 +88,39 @@ EVALUATIONS = """
 SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
 FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
 WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created DESC LIMIT 200
+"""
+# The newest note of each run. ()
+NOTES = "SELECT id AS run, text, tags FROM notes"
+# The accuracy by benchmark after each step that runs evaluated, oldest evaluation first. (runs)
+RUN_SCORES = """
+SELECT r.run, r.label, a.id AS evaluation, a.facts->'accuracy' AS accuracy
+FROM (SELECT * FROM runs WHERE list_contains(?, run) AND stage = 'evaluate' AND state IN ('done', 'reused')
+      QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1) r
+JOIN artifacts a ON a.id = r.outputs->>'evaluation' ORDER BY r.run, r.started
+"""
+# The values of settings in the newest start of runs, as text. (JSON paths, runs)
+RUN_SETTINGS = """
+SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM plans
+WHERE list_contains(?, run) QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1
+"""
+# What runs spent themselves: dollars of the calls of what they did not reuse, and the seconds of their attempts. (runs)
+RUN_COSTS = """
+WITH mine AS (
+    SELECT run, execution, sum(seconds) AS seconds FROM runs
+    WHERE list_contains(?, run) AND NOT coalesce(reused, false) GROUP BY ALL),
+spent AS (SELECT execution, sum(dollars) AS dollars FROM calls WHERE NOT coalesce(cached, false) GROUP BY execution)
+SELECT run, sum(seconds) AS seconds, sum(dollars) AS dollars FROM mine LEFT JOIN spent USING (execution) GROUP BY run
+"""
+# Estimates and single uses of a model: attempts of no run, newest first. (limit)
+OTHER_WORK = """
+SELECT run, label, state, started, seconds, error FROM runs
+WHERE run IS NOT NULL AND run NOT IN (SELECT run FROM plans)
+    AND run IN (SELECT run FROM runs GROUP BY run HAVING count(DISTINCT label) = 1)
+QUALIFY row_number() OVER (PARTITION BY run ORDER BY time DESC) = 1 ORDER BY started DESC LIMIT ?
+"""
+# The newest value of a metric. (executions, name)
+LAST_VALUE = """
+SELECT arg_max(value, step) AS value FROM metrics WHERE list_contains(?, execution) AND name = ? AND isfinite(value)
 """
 SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 

@@ -4,9 +4,11 @@ Text from models and the web is only ever shown as plain text: nothing here rend
 Streamlit takes nothing but markdown (titles, labels, warnings), a name from outside goes through `escaped`.
 """
 
+import json
 import os
 import re
 import string
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +17,31 @@ from urllib.parse import quote, urlencode
 import streamlit as st
 
 from common.errors import ConfigError
+from common.text import visible
+from configs.changes import Change, describe_changes
 from flows.dashboard import queries
+from flows.run_state import RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
 from store.catalog import Catalog, CatalogBusy, CatalogRow
 from store.mirror import open_store
+from tasks.engine.progress import RateMeter
 
 CACHE_S = 3.0  # how long the result of a catalog query is reused
 PATIENCE_S = 5.0
 _ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
 THINK_END = "<|think_end|>"
-STATE_MARKS = {
-    "running": "▸ running",
-    "waiting": "… waiting",
-    "done": "✓ done",
-    "reused": "= reused",
-    "failed": "✗ failed",
-    "cancelled": "■ cancelled",
-    "interrupted": "■ interrupted",
+# State -> sign, words, text colour, background: each pair has a contrast of at least 4.5 to 1.
+LOOKS = {
+    "done": ("✓", "done", "#116329", "#e6f4ea"),
+    "reused": ("=", "reused", "#3b4a5a", "#e8edf2"),
+    "running": ("▸", "running", "#0b4fa8", "#e3eefc"),
+    "waiting": ("…", "waiting", "#7a4b00", "#fff1cf"),
+    "failed": ("✗", "failed", "#a40e26", "#fde7e9"),
+    "cancelled": ("■", "cancelled", "#57434a", "#efe6ea"),
+    "interrupted": ("■", "interrupted", "#57434a", "#efe6ea"),
+    "coming": ("○", "to come", "#5c6370", "#f6f7f8"),
+    "left out": ("○", "left out", "#5c6370", "#f6f7f8"),
 }
+STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,12 @@ class ChosenRun:
 
     run: str
     stages: list[CatalogRow]
+    state: RunState | None = None  # how it stands: of the run that is chosen, not of those it is compared with
+
+    @staticmethod
+    def outputs(row: CatalogRow) -> dict[str, str]:
+        """Kind -> id of the artifacts of one of the stages."""
+        return json.loads(row["outputs"] or "{}")
 
     def executions(self, *stages: str) -> list[str]:
         """The executions of the run's stages of these names (no name: all), reused ones included."""
@@ -78,32 +94,72 @@ def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[Cat
     return ReadOnlyCatalog(open_store(root)).query(sql, parameters, files=files)
 
 
+def run_summaries() -> list[CatalogRow]:
+    """The newest runs, as `RUNS` has them, each with its `state` as it stands now."""
+    store = open_store()
+    waiting = questions_by_run(store)
+    return [row | {"stands": state_of(row, store, waiting)} for row in ask(RUNS, queries.MOST_RUNS)]
+
+
 def run_titles() -> dict[str, str]:
     """Run id -> its title, newest first."""
-    titles = {}
-    for row in ask(queries.RUNS):
-        state = next((state for state in ("running", "failed", "stopped") if row[state]), "done")
-        titles[row["run"]] = f"{row['config'] or 'run'} · {row['begun']:%Y-%m-%d %H:%M} · {state}"
-    return titles
+    return {row["run"]: _title(row) for row in run_summaries()}
+
+
+def _title(row: CatalogRow) -> str:
+    name = row["name"] or row["config"] or "run"
+    changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
+    parts = [name, f"{row['begun']:%Y-%m-%d %H:%M}", STATE_MARKS.get(row["stands"], row["stands"]), changes]
+    return visible(" · ".join(part for part in parts if part))
 
 
 def choose_run(titles: dict[str, str]) -> str | None:
-    """The run picked in the sidebar; at first the one in the address, else the newest. None if there is no run."""
+    """The run picked in the sidebar; at first the one in the address, else the newest with content.
+
+    The address names it always, so that a reload and a shared link show the same. None if there is no run.
+    """
     requested = st.query_params.get("run", "")
     if requested and requested not in titles and ask(queries.STAGES, requested):
-        titles = {requested: requested, **titles}  # older than the runs in the list
+        titles = {requested: requested, **titles}  # older than the runs in the list, or none of a pipeline
     if not titles:
         return None
-    first = list(titles).index(requested) if requested in titles else 0
+    if requested in titles:
+        first = requested
+    else:
+        newest = newest_with_content(ask(RUNS, queries.MOST_RUNS))
+        first = newest["run"] if newest and newest["run"] in titles else next(iter(titles))
     # Without a key, Streamlit would reset the choice whenever a run begins or changes its state.
-    return st.sidebar.selectbox(
-        "Run", list(titles), index=first, format_func=lambda run: titles.get(run, run), key="run"
+    run = st.sidebar.selectbox(
+        "Run", list(titles), index=list(titles).index(first), format_func=lambda run: titles.get(run, run), key="run"
     )
+    if st.query_params.get("run") != run:
+        st.query_params["run"] = run
+    return run
 
 
 def chosen_run(run: str | None) -> ChosenRun | None:
     """The run with its stages as they are now."""
-    return None if run is None else ChosenRun(run, ask(queries.STAGES, run))
+    if run is None:
+        return None
+    store = open_store()
+    summary = next((row for row in ask(RUNS, queries.MOST_RUNS) if row["run"] == run), None)
+    state = run_state(store, ask, summary, questions(), _seconds_left) if summary else None
+    return ChosenRun(run, ask(queries.STAGES, run), state)
+
+
+@st.cache_resource
+def _meters() -> dict[str, RateMeter]:
+    """Key of a step at work -> the rate of its progress, over all pages that show it."""
+    return {}
+
+
+def _seconds_left(key: str, done: float, total: float) -> float | None:
+    meters = _meters()
+    if len(meters) > 64:
+        meters.clear()
+    meter = meters.setdefault(key, RateMeter())
+    meter.add(time.monotonic(), done, "")
+    return meter.left(done, total)
 
 
 def prefect_link(run: str) -> str | None:
@@ -122,6 +178,19 @@ def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[
     if not by_id:
         return None
     return by_id[st.selectbox(label, list(by_id), key=key) or next(iter(by_id))]
+
+
+def questions() -> dict[str, dict[str, Any]]:
+    """The notes of the runs that wait for an answer, by run."""
+    return questions_by_run(open_store())
+
+
+def artifact_folder(artifact: str) -> str | None:
+    """The folder with the files of an artifact; None if it was removed since the catalog was updated."""
+    try:
+        return str(open_store().get(artifact).path)
+    except ConfigError:
+        return None
 
 
 def lineage_link(artifact: str) -> str:

@@ -11,7 +11,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.manifest import now, with_seal
-from tasks.engine.attempt_log import write_attempt_row
+from tasks.engine.attempt_log import write_attempt_row, write_row
 
 ELSEWHERE = "http://elsewhere.invalid"
 FORMS = (
@@ -43,6 +43,19 @@ def make_hostile(root: Path, outputs: dict[str, dict[str, str]]) -> None:
     row = {"id": "hostile", "run": NAME, "config": NAME, "stage": "align", "label": NAME, "key": "0" * 64}
     row |= {"execution": NAME, "attempt": 1, "state": "failed", "started": now(), "ended": now(), "error": TEXT}
     write_attempt_row(store, row)
+    steps = [{"label": NAME, "stage": "align", "key": "0" * 64, "after": [NAME]}]
+    plan = {
+        "id": "hostile",
+        "run": NAME,
+        "config": NAME,
+        "name": NAME,
+        "state": "failed",
+        "steps": steps,
+        "error": TEXT,
+    }
+    plan |= {"changes": [{"field": NAME, "before": TEXT, "after": NAME}], "settings": {}, "resume": TEXT}
+    write_row(store, "plan", plan | {"started": now(), "ended": now()})
+    write_row(store, "note", {"id": NAME, "text": TEXT, "tags": [NAME]})
     Catalog(store).rebuild()
 
 

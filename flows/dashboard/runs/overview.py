@@ -1,110 +1,259 @@
-"""The first page: the state, time and cost of each stage of the run, and what failed."""
+"""The first page: did it get better, is anything wrong, what does it cost; then all runs, and the steps of this one."""
 
+import html
 import json
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 
+import pandas as pd
 import streamlit as st
 
-from common.files import read_json
 from common.text import amount, dollars, duration, size, visible
+from evals.tables.ladder import Ladder
 from flows.dashboard import queries, shared
+from flows.dashboard.runs import graph, ladder, table
+from flows.dashboard.runs.attention import Attention, attention, budgets, spent, stand_ins
+from flows.dashboard.shared import ChosenRun
+from flows.run_state import RunState, StepState
 from store.catalog import CatalogRow
 from store.mirror import open_store
-from tasks.engine.staging import read_retry_note
+
+_SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # of a pretraining, of a reinforcement
 
 
-def page(chosen: shared.ChosenRun | None) -> None:
+def page(chosen: ChosenRun | None) -> None:
     st.title("Overview")
     if chosen is None:
         st.caption(f"There is no run in {open_store().root} yet: `nautile run` starts one.")
+        _other_work()
         return
-    _totals(chosen.stages)
+    folders = ladder.evaluation_folders(chosen)
+    climbed = ladder.ladder_of(folders)
+    if chosen.state:
+        st.html(_heading(chosen.state))
+    _figures(chosen, climbed, folders)
+    for item in attention(chosen):
+        _show(item)
+    if chosen.state:
+        st.html(graph.drawing(chosen.state.steps, chosen.run))
+    left, right = st.columns([5, 3], gap="large")
+    with left:
+        ladder.show(climbed)
+    with right:
+        _money(chosen)
+        if notes := stand_ins(chosen):
+            st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in notes))
+    table.show(chosen.run)
+    _steps(chosen)
+    _other_work()
+
+
+def _heading(state: RunState) -> str:
+    """The run in one line: its state, name, begin and what it changed, as HTML of escaped texts."""
+    sign, words, colour, ground = shared.LOOKS.get(state.state, ("?", state.state, "#333333", "#ffffff"))
+    facts = [f"run {state.run[:8]}", f"{state.finished} of {len(state.steps)} steps finished"]
+    if state.begun:
+        facts.append(f"begun {state.begun:%Y-%m-%d %H:%M} UTC")
+    at_work = [_doing(step) for step in state.steps if step.state == "running"]
+    chip = f"color:{colour};background:{ground};border:1px solid {colour};border-radius:6px;padding:1px 8px"
+    return (
+        f'<div style="font-size:15px;line-height:26px"><span style="{chip}">{sign} {html.escape(words)}</span> '
+        f"<b>{html.escape(visible(state.name or state.config, 120))}</b> · {html.escape(' · '.join(facts))}"
+        + "".join(f"<br><b>▸</b> {html.escape(visible(line))}" for line in at_work)
+        + "</div>"
+    )
+
+
+def _doing(step: StepState) -> str:
+    """What a step at work is doing: counts, speed, note, time left."""
+    parts = []
+    if step.done is not None and step.total is not None:
+        parts.append(f"{amount(step.done)} of {amount(step.total)} {step.unit}".rstrip())
+    if speed := next((step.metrics[name] for name in _SPEEDS if name in step.metrics), None):
+        parts.append(f"{amount(speed)} tokens/s")
+    parts += [step.note] if step.note else []
+    parts += [f"{duration(step.elapsed_s)} so far"] if step.elapsed_s is not None else []
+    parts += [f"{duration(step.left_s)} left"] if step.left_s is not None else []
+    return f"{step.label}: {', '.join(parts)}"
+
+
+def _figures(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]) -> None:
+    """The figures that matter: score, difference to the run before, speed, time, money."""
+    columns = st.columns(5)
+    last = ladder.last_score(climbed)
+    columns[0].metric(
+        "score" + (f", after {last[0]}" if last else ""),
+        f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
+        help="Share of the problems of Table 1's benchmark that are right, strictly graded.",
+    )
+    gain = _difference(chosen, climbed, folders)
+    columns[1].metric(
+        "against the run before",
+        f"{100 * gain['lead']:+.1f} points" if gain else "nothing to compare",
+        f"95 % interval {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else None,
+        delta_color="off",
+        delta_arrow="off",
+        help="Paired on the problems that both runs were asked after the same stage.",
+    )
+    columns[2].metric(*_speed(chosen), help="Of the stage at work, else of the last training.")
+    columns[3].metric(*_time(chosen), help="Time left: each step to come at what it took the last time.")
+    _money_figure(chosen, columns[4])
+
+
+def _difference(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]) -> dict[str, float] | None:
+    """The paired difference of the last score to that of the newest earlier run with an evaluation after that stage."""
+    last = ladder.last_score(climbed)
+    summaries = shared.run_summaries()
+    places = [place for place, row in enumerate(summaries) if row["run"] == chosen.run]
+    if climbed is None or last is None or not places:
+        return None
+    earlier = [row["run"] for row in summaries[places[0] + 1 :]][:20]
+    rows = {row["run"]: row for row in shared.ask(queries.RUN_SCORES, earlier) if row["label"] == f"evaluate:{last[0]}"}
+    before = next((rows[run] for run in earlier if run in rows), None)
+    folder = shared.artifact_folder(before["evaluation"]) if before else None
+    if folder is None or folder == folders[last[0]]:
+        return None
+    return ladder.difference(folder, folders[last[0]], climbed["benchmark"])
+
+
+def _speed(chosen: ChosenRun) -> tuple[str, str]:
+    for step in chosen.state.steps if chosen.state else ():
+        for name in _SPEEDS:
+            if step.state == "running" and name in step.metrics:
+                return f"tokens/s, {step.label}", amount(step.metrics[name])
+    for stage, name in (("pretrain", _SPEEDS[0]), ("reason", _SPEEDS[1]), ("align", _SPEEDS[1])):
+        executions = chosen.executions(stage)
+        rows = shared.ask(queries.LAST_VALUE, executions, name) if executions else []
+        if rows and rows[0]["value"] is not None:
+            return f"tokens/s, {stage}", amount(rows[0]["value"])
+    return "tokens/s", "not measured"
+
+
+def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
+    """Label, value and addition: the time left of a run at work, else what its steps took."""
+    times = [row["seconds"] for row in chosen.stages if row["seconds"] is not None and not row["reused"]]
+    took = duration(sum(times)) if times else "none yet"
+    left = chosen.state.time_left() if chosen.state else None
+    if left is None:
+        return "time in steps", took, None
+    seconds, unknown = left
+    more = f"{took} so far" + (f"; {unknown} steps of unknown time" if unknown else "")
+    return "time left", f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known", more
+
+
+def _money_figure(chosen: ChosenRun, place: st.delta_generator.DeltaGenerator) -> None:
+    cost = spent(chosen.stages)
+    limits = [budget for _, _, budget in budgets(chosen)]
+    unknown = sum(row["unknown_dollars"] or 0.0 for row in chosen.stages if not row["reused"])
+    more = [f"of {dollars(sum(limits))}" if limits else "no budget is set"]
+    more += [f"at most {dollars(unknown)} more for lost replies"] if unknown else []
+    text = dollars(cost) if cost is not None else "no paid calls"
+    place.metric("paid for calls", text, "; ".join(more), delta_color="off", delta_arrow="off")
+
+
+def _money(chosen: ChosenRun) -> None:
+    """Money against each budget, and the calls behind it by stage."""
+    st.markdown("##### What does it cost?")
+    for stage, cost, budget in budgets(chosen):
+        text = f"{stage}: {dollars(cost)} of {dollars(budget)} ({cost / budget:.0%})"
+        st.progress(min(1.0, cost / budget), text=shared.escaped(text))
+    rows = [
+        {"stage": row["label"], "calls": row["calls"], "cached": row["cached"], "cost, $": row["dollars"]}
+        for row in chosen.stages
+        if row["calls"]
+    ]
+    if rows:
+        st.dataframe(rows, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=30)
+        st.caption("Calls count every request, as lineage and SQL do; cached: answered from the store, free.")
+    else:
+        st.caption("No step of this run asked an endpoint.")
+
+
+def _show(item: Attention) -> None:
+    """A card about something that needs a person."""
+    sign = {"error": "✗", "warning": "!", "info": "i"}[item.level]
+    with st.container(border=True, key=f"attention-{item.level}-{abs(hash(item))}"):
+        st.markdown(f"**{sign} {shared.escaped(item.title)}**")
+        if item.text:
+            shared.show_text(item.text)
+        if item.command:
+            st.code(item.command, language="sh")
+
+
+def _steps(chosen: ChosenRun) -> None:
+    """The table of the run's steps, those to come included."""
+    st.subheader("Steps of this run")
     if link := shared.prefect_link(chosen.run):
         st.link_button("This run in Prefect", link)
-    facts = [json.loads(row["facts"]) for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions())]
-    stand_ins = dict.fromkeys(text for fact in facts if isinstance(text := fact.get("stand_in"), str))
-    if stand_ins:
-        st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in stand_ins))
-    # A step waits between two attempts: its last one failed, and there will be another.
-    folder = open_store().root / "staging"
-    failed = [row for row in chosen.stages if row["state"] == "failed"]
-    waits = {row["label"]: note for row in failed if (note := read_retry_note(folder / row["key"]))}
-    for label, note in waits.items():
-        st.warning(f"{shared.escaped(label)} waits: {shared.escaped(visible(note))}")
+    steps = (
+        chosen.state.steps
+        if chosen.state
+        else [StepState(r["label"], r["stage"], r["state"], row=r) for r in chosen.stages]
+    )
+    frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
+    frame = frame.drop(columns=[name for name in ("calls", "cost, $", "now") if not frame[name].any()])
     st.dataframe(
-        [_stage_row(row, row["label"] in waits) for row in chosen.stages],
+        frame.style.map(table.colour, subset=["state"]),
         hide_index=True,
         width="stretch",
         height="content",
         column_config=_COLUMNS,
     )
-    for row in failed:
-        if row["label"] not in waits:
-            with st.container(border=True):
-                st.subheader(f"{shared.escaped(row['label'])} failed")
-                shared.show_text(visible(row["error"] or "no reason was recorded"))
-                st.caption("Finished work is kept. Fix what the message names, then resume with:")
-                st.code("nautile run CONFIG", language="sh")
-    st.subheader("All runs")
-    runs = [
-        {
-            "run": row["run"],
-            "configuration": row["config"],
-            "begun (UTC)": row["begun"],
-            "time": duration((row["ended"] - row["begun"]).total_seconds()),
-            **{name: row[name] for name in ("stages", "reused", "running", "failed", "stopped")},
-            "show": f"/?run={row['run']}",
-            "in Prefect": shared.prefect_link(row["run"]),
-        }
-        for row in shared.ask(queries.RUNS)
-    ]
-    st.dataframe(runs, hide_index=True, width="stretch", column_config=_COLUMNS)
+    st.caption(f"The log of a step: `nautile logs {chosen.run[:8]} --stage STEP`.")
+
+
+def _step_row(step: StepState, run: str) -> CatalogRow:
+    row: CatalogRow = step.row or {}
+    outputs = list(json.loads(row.get("outputs") or "{}").values())
+    stage_page = graph.PAGES.get(step.stage)
+    return {
+        "step": step.label,
+        "state": shared.STATE_MARKS.get(step.state, step.state),
+        "now": _doing(step).partition(": ")[2] if step.state == "running" else visible(step.note),
+        "time": duration(step.elapsed_s) if step.elapsed_s is not None else _expected(step),
+        "attempts": row.get("attempts"),
+        "peak memory": size(row["peak_bytes"]) if row.get("peak_bytes") else "",
+        "calls": row.get("calls"),
+        "cost, $": row.get("dollars"),
+        "begun (UTC)": row.get("begun"),
+        "made": shared.lineage_link(outputs[0]) if outputs else None,
+        "and": ", ".join(outputs[1:]),
+        "page": f"{stage_page}?run={run}" if stage_page and row else None,
+    }
+
+
+def _expected(step: StepState) -> str:
+    if step.state != "coming" or step.expected_s is None:
+        return ""
+    return "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
 
 
 _COLUMNS = {
-    "progress": st.column_config.ProgressColumn("progress", min_value=0.0, max_value=1.0, format="percent"),
-    "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)%2F"),
-    "show": st.column_config.LinkColumn("show", display_text="open"),
-    "in Prefect": st.column_config.LinkColumn("in Prefect", display_text="open"),
+    "cost, $": st.column_config.NumberColumn("cost, $", format="%.4f"),
+    "calls": st.column_config.NumberColumn("calls", format="localized", help="Every request, cached ones included."),
+    "cached": st.column_config.NumberColumn("cached", format="localized", help="Answered from the store, free."),
+    "begun (UTC)": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm:ss"),
+    "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)"),
+    "and": st.column_config.TextColumn("also made"),
+    "page": st.column_config.LinkColumn("curves", display_text="open"),
 }
 
 
-def _totals(stages: Sequence[CatalogRow]) -> None:
-    done = sum(row["state"] in ("done", "reused") for row in stages)
-    costs = [row["dollars"] for row in stages if row["dollars"] is not None and not row["reused"]]
-    times = [row["seconds"] for row in stages if row["seconds"] is not None and not row["reused"]]
-    peaks = [row["peak_bytes"] for row in stages if row["peak_bytes"]]
-    columns = st.columns(4)
-    columns[0].metric("stages finished", f"{done} of {len(stages)}")
-    columns[1].metric("time in stages", duration(sum(times)) if times else "none yet")
-    unknown = sum(row["unknown_dollars"] or 0.0 for row in stages if not row["reused"])
-    more = f"at most {dollars(unknown)} more for lost replies" if unknown else None
-    columns[2].metric("paid for calls", dollars(sum(costs)) if costs else "no calls", more, delta_color="off")
-    columns[3].metric("largest process", size(max(peaks)) if peaks else "not measured")
+def _other_work() -> None:
+    """Estimates and single uses of a model, which are no runs."""
+    rows = shared.ask(queries.OTHER_WORK, 20)
+    if not rows:
+        return
+    with st.expander(f"Estimates and single uses ({len(rows)})"):
+        st.dataframe(list(_work_rows(rows)), hide_index=True, width="stretch")
 
 
-def _stage_row(row: CatalogRow, waits: bool) -> CatalogRow:
-    """`waits`: there will be another attempt."""
-    running = row["state"] == "running"
-    # The last progress event of a running stage, read without `Store.staging`, which would create the folder.
-    live = (read_json(open_store().root / "staging" / row["key"] / "live.json") or {}) if running else {}
-    share = live["done"] / live["total"] if live.get("total") and live.get("done") is not None else None
-    progress = f"{amount(live['done'])}/{amount(live['total'])} {live.get('unit', '')}" if share is not None else ""
-    # A running stage has no end yet: show the time since its first attempt began.
-    elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["begun"]).total_seconds() if running else row["seconds"]
-    outputs = json.loads(row["outputs"] or "{}")
-    state = "waiting" if waits else "reused" if row["reused"] else row["state"]
-    return {
-        "stage": row["label"],
-        "state": shared.STATE_MARKS.get(state, state),
-        "progress": share,
-        "now": " ".join(part for part in (progress, visible(live.get("note") or "")) if part),
-        "time": "" if row["reused"] or elapsed is None else duration(elapsed),
-        "attempts": row["attempts"],
-        "peak memory": size(row["peak_bytes"]) if row["peak_bytes"] else "",
-        "calls": "" if row["calls"] is None else f"{row['calls']:,}",
-        "cost": "" if row["dollars"] is None else dollars(row["dollars"]),
-        "begun (UTC)": row["begun"],
-        "made": shared.lineage_link(str(next(iter(outputs.values())))) if outputs else None,
-    }
+def _work_rows(rows: list[CatalogRow]) -> Iterator[CatalogRow]:
+    for row in rows:
+        yield {
+            "what": visible(row["label"]),
+            "state": shared.STATE_MARKS.get(row["state"], row["state"]),
+            "begun (UTC)": row["started"],
+            "time": duration(row["seconds"]) if row["seconds"] is not None else "",
+            "why": visible((row["error"] or "").partition("\n")[0], 200),
+            "log": f"nautile logs {row['run']}",
+        }

@@ -36,7 +36,7 @@ TITLES = {
 }
 CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 # What each page draws last: once it is there, the page is complete.
-LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
+LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
 LAST |= {"logs": "[data-testid=stCaptionContainer]", "system": ".plain-table"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
 LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}

@@ -1,0 +1,111 @@
+"""What needs a person: a run that waits for an answer, a failure, a poor judge, a budget that is nearly spent."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from common.text import dollars, visible
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from flows.operate.notifications import NEAR_BUDGET
+from flows.run_state import RunState
+from store.catalog import CatalogRow
+
+POOR_JUDGE = 0.7  # the share of pairs in which it prefers the right answer; 0.5 is chance
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Something that needs a person: what happened, the text of it, and the command that helps."""
+
+    level: Literal["error", "warning", "info"]
+    title: str
+    text: str = ""
+    command: str = ""
+    run: str = ""  # that an answer or a retry is for
+    action: Literal["", "approve", "retry"] = ""
+
+
+def attention(chosen: ChosenRun) -> Iterator[Attention]:
+    """What needs a person, most urgent first: of all runs the questions, of the chosen one the rest."""
+    for run, note in shared.questions().items():
+        which = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
+        yield Attention(
+            "warning",
+            f"{note['label']} waits for your answer{which}",
+            note["message"],
+            f"nautile approve {run[:8]}",
+            run,
+            "approve",
+        )
+    if state := chosen.state:
+        yield from _ended_badly(state)
+        yield from (
+            Attention("info", f"{step.label} waits", step.note)
+            for step in state.steps
+            if step.state == "waiting" and not (state.question and state.question["label"] == step.label)
+        )
+        for what, spent, budget in budgets(chosen):
+            if spent >= NEAR_BUDGET * budget:
+                yield Attention(
+                    "warning",
+                    f"{what} has used {spent / budget:.0%} of its budget",
+                    f"{dollars(spent)} of {dollars(budget)}. It ends at the limit with what it has by then; raise "
+                    f"{what}.budget_dollars and run it again for more: replies are kept.",
+                )
+    yield from _poor_judges(chosen)
+
+
+def _ended_badly(state: RunState) -> Iterator[Attention]:
+    resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
+    if state.state == "running":
+        failed = [step for step in state.steps if step.state == "failed"]
+    else:
+        failed = [step for step in state.steps if step.state in ("failed", "interrupted", "cancelled")]
+    for step in failed:
+        error = visible((step.row.get("error") if step.row else "") or "no reason was recorded")
+        kept = "Finished work is kept. Fix what the message names, then continue:"
+        text = f"{error}\n\n{kept}" if step.state == "failed" else "What was finished is kept. Continue with:"
+        level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
+        yield Attention(level, f"{step.label} {step.state}", text, resume, state.run, "retry")
+    if not failed and state.state in ("failed", "cancelled", "interrupted"):
+        reason = visible(state.error) if state.error else "What was finished is kept. Continue with:"
+        level = "error" if state.state == "failed" else "info"
+        yield Attention(level, f"The run was {state.state}", reason, resume, state.run, "retry")
+
+
+def _poor_judges(chosen: ChosenRun) -> Iterator[Attention]:
+    for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions()):
+        facts = json.loads(row["facts"])
+        auc = ((facts.get("calibration") or {}).get("auc") or {}).get("overall")
+        if row["kind"] == "checkpoint" and isinstance(auc, (int, float)) and auc < POOR_JUDGE:
+            judge = visible((facts.get("judge") or {}).get("model") or "the judge", 80)
+            yield Attention(
+                "warning",
+                f"The judge of {row['stage']} is poor",
+                f"{judge} prefers a right answer to a wrong one with probability {auc:.2f}; 0.5 is chance, and below "
+                f"{POOR_JUDGE} its marks teach little. Name another in {row['stage']}.judge.",
+            )
+
+
+def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
+    """(stage, dollars spent by this run, budget) of each stage of the chosen run with a budget."""
+    settings: Mapping[str, Any] = chosen.state.settings if chosen.state else {}
+    for stage in dict.fromkeys(row["stage"] for row in chosen.stages):
+        section = settings.get(stage)
+        budget = section.get("budget_dollars") if isinstance(section, Mapping) else None
+        if budget:
+            yield stage, spent(row for row in chosen.stages if row["stage"] == stage) or 0.0, float(budget)
+
+
+def spent(stages: Iterator[CatalogRow] | list[CatalogRow]) -> float | None:
+    """Dollars of the calls of what this run did not reuse; None if none of them has a known price."""
+    costs = [row["dollars"] for row in stages if row["dollars"] is not None and not row["reused"]]
+    return sum(costs) if costs else None
+
+
+def stand_ins(chosen: ChosenRun) -> list[str]:
+    """What stood in for the paper's parts in the chosen run."""
+    facts = [json.loads(row["facts"]) for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions())]
+    return list(dict.fromkeys(text for fact in facts if isinstance(text := fact.get("stand_in"), str)))

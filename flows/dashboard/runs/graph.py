@@ -1,0 +1,126 @@
+"""The pipeline as a drawing: a box for each step in the colour and with the sign of its state, in the order of the DAG.
+
+Boxes are HTML, so that text wraps, can be read aloud and is never markup (every text is escaped, and Streamlit cleans
+the whole); the lines between them are a picture behind, which holds numbers only. On a phone the boxes are a list.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from common.text import amount, duration
+from flows.dashboard.shared import LOOKS
+from flows.run_state import StepState
+
+PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
+PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
+ROW, BOX = 74, 60  # pixels from box to box and of a box, downwards
+_STYLE = """<style>
+.steps{position:relative;list-style:none;margin:0!important;padding:0!important;background-repeat:no-repeat;
+background-size:100% 100%}
+.steps li{position:absolute;margin:0!important;padding:0 4px 0 0;box-sizing:border-box}
+.steps a{display:block;height:60px;box-sizing:border-box;padding:4px 6px;border:1px solid;border-radius:6px;
+text-decoration:none;font-size:11.5px;line-height:16px;overflow-wrap:anywhere;overflow:hidden}
+.steps b{display:block;font-weight:600;letter-spacing:-.2px}
+.steps .bar{display:block;height:3px;border-radius:2px;background:currentColor}
+.steps .coming a,.steps .left-out a{border-style:dashed}
+@media (max-width:760px){.steps{height:auto!important;background-image:none!important}
+.steps li{position:static;width:auto!important;padding:0 0 4px}
+.steps a{height:auto;display:flex;flex-wrap:wrap;gap:0 10px;font-size:14px;line-height:20px}
+.steps b{min-width:9.5em}.steps .bar{flex-basis:100%}}
+</style>"""
+
+
+def columns_of(steps: Sequence[StepState]) -> list[list[StepState]]:
+    """The steps by their distance from the first; in each column those that others need stand first."""
+    depth: dict[str, int] = {}
+    for step in steps:
+        depth[step.label] = 1 + max((depth.get(label, -1) for label in step.after), default=-1)
+    needed = {label for step in steps for label in step.after if step.stage != "report"}
+    columns: list[list[StepState]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
+    for step in sorted(steps, key=lambda step: step.label not in needed):
+        columns[depth[step.label]].append(step)
+    return columns
+
+
+def edges_of(steps: Sequence[StepState]) -> list[tuple[str, str]]:
+    """(from, to) of the lines to draw: what follows from other lines is left out."""
+    above: dict[str, set[str]] = {}
+    edges = []
+    for step in steps:
+        further = {label for near in step.after for label in above.get(near, ())}
+        edges += [(label, step.label) for label in step.after if label in above and label not in further]
+        above[step.label] = further | {label for label in step.after if label in above}
+    return edges
+
+
+def drawing(steps: Sequence[StepState], run: str) -> str:
+    """The drawing as HTML. `run`: the run that the boxes' links name."""
+    columns = columns_of(steps)
+    places = {step.label: (x, y) for x, column in enumerate(columns) for y, step in enumerate(column)}
+    width = 100 / max(1, len(columns))
+    height = ROW * max((len(column) for column in columns), default=0)
+    boxes = "".join(_box(step, *places[step.label], width, run) for step in steps)
+    lines = quote(_lines(edges_of(steps), places, len(columns), height))
+    picture = f"background-image:url(&quot;data:image/svg+xml,{lines}&quot;)"
+    return f'{_STYLE}<ol class="steps" aria-label="Steps of the run" style="height:{height}px;{picture}">{boxes}</ol>'
+
+
+def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
+    sign, words, colour, ground = LOOKS.get(step.state, ("?", step.state, "#333333", "#ffffff"))
+    stage, _, use = step.label.partition(":")
+    more = ""
+    if step.state == "running":
+        share = f"{step.share:.0%}" if step.share is not None else ""
+        left = f"{duration(step.left_s)} left" if step.left_s is not None else ""
+        more = " · ".join(part for part in (share, left) if part)
+        if share:
+            more += f'<span class="bar" style="width:{share}"></span>'
+    elif step.elapsed_s is not None:
+        more = duration(step.elapsed_s)
+    elif step.state == "coming" and step.expected_s is not None:
+        more = "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
+    name = f"{html.escape(stage)}" + (f" <span>{html.escape(use)}</span>" if use else "")
+    page = f"{PAGES.get(stage, '')}?run={quote(run, safe='')}"
+    css = step.state.replace(" ", "-")
+    return (
+        f'<li class="{html.escape(css)}" style="left:{x * width:.3f}%;top:{y * ROW}px;width:{width:.3f}%">'
+        f'<a href="{html.escape(page)}" target="_self" title="{html.escape(description(step))}" '
+        f'style="color:{colour};background:{ground};border-color:{colour}"><b>{name}</b>'
+        f"<span>{sign} {html.escape(words)}</span> <span>{more}</span></a></li>"
+    )
+
+
+def description(step: StepState) -> str:
+    """One line about a step, for a tooltip."""
+    parts = [step.label, LOOKS[step.state][1] if step.state in LOOKS else step.state]
+    if step.done is not None and step.total is not None:
+        parts.append(f"{amount(step.done)} of {amount(step.total)} {step.unit}".rstrip())
+    if step.note:
+        parts.append(step.note)
+    if step.row and step.row["attempts"] > 1:
+        parts.append(f"{step.row['attempts']} attempts")
+    return " · ".join(parts)
+
+
+def _lines(edges: Sequence[tuple[str, str]], places: Mapping[str, tuple[int, int]], columns: int, height: int) -> str:
+    """The lines as SVG, which is stretched over the drawing: 100 units a column."""
+    paths = []
+    for start, end in edges:
+        (x1, y1), (x2, y2) = places[start], places[end]
+        left, right = 100 * x1 + 94, 100 * x2
+        top, bottom = (ROW * y + BOX / 2 for y in (y1, y2))
+        if x2 - x1 > 1:  # under the boxes between them
+            lane = height - 7
+            paths.append(
+                f"M{left},{top}C{left + 12},{top},{left - 4},{lane},{left + 24},{lane}"
+                f"H{right - 24}C{right + 4},{lane},{right - 12},{bottom},{right},{bottom}"
+            )
+        else:
+            middle = (left + right) / 2
+            paths.append(f"M{left},{top}C{middle},{top},{middle},{bottom},{right},{bottom}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {100 * columns} {height}" preserveAspectRatio="none">'
+        f'<path d="{"".join(paths)}" fill="none" stroke="#9aa3ad" stroke-width="1.3" '
+        'vector-effect="non-scaling-stroke"/></svg>'
+    )

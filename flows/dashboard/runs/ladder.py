@@ -1,0 +1,128 @@
+"""Whether the run's model got better: its accuracy after each stage with 95 % intervals, and the verdict in words."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.files import read_json
+from evals.running.rows import SampleRow, read_rows
+from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
+from evals.tables.paper_figures import TABLE_1
+from flows.dashboard import shared
+from flows.dashboard.shared import ChosenRun
+
+Folders = dict[str, str]  # stage -> folder of the evaluation after it
+
+
+def evaluation_folders(chosen: ChosenRun) -> Folders:
+    """The folders of the run's evaluations of Table 1's stages, as far as they are made."""
+    folders = {}
+    for row in chosen.stages:
+        stage = row["label"].partition(":")[2]
+        made = chosen.outputs(row).get("evaluation") if row["stage"] == "evaluate" and stage in TABLE_1 else None
+        if made and (folder := shared.artifact_folder(made)):
+            folders[stage] = folder
+    return folders
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def ladder_of(folders: Folders) -> Ladder | None:
+    """The ladder of the evaluations in these folders, which never change."""
+    scores = {stage: read_json(Path(folder) / "scores.json") for stage, folder in folders.items()}
+    return ladder({stage: score for stage, score in scores.items() if score}, _rows(folders))
+
+
+def _rows(folders: Folders) -> dict[str, list[SampleRow]]:
+    files = {stage: Path(folder) / "rows.jsonl" for stage, folder in folders.items()}
+    return {stage: read_rows(file) for stage, file in files.items() if file.exists()}
+
+
+def last_score(climbed: Ladder | None) -> tuple[str, Mapping[str, Any]] | None:
+    """The last stage that was measured, and its score."""
+    measured = [entry for entry in climbed["stages"] if entry["score"]] if climbed else []
+    return (measured[-1]["stage"], measured[-1]["score"]) if measured else None
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def difference(before: str, after: str, benchmark: str) -> dict[str, Any] | None:
+    """The paired comparison of two evaluations on the problems of both; None if they have none in common."""
+    files = [Path(folder) / "rows.jsonl" for folder in (before, after)]
+    if not all(file.exists() for file in files):
+        return None
+    comparison = common_problems(*(read_rows(file) for file in files))
+    return comparison["benchmarks"].get(benchmark) if comparison else None
+
+
+def verdict(climbed: Ladder | None) -> str:
+    """One sentence: whether the stages after pretraining made the model better."""
+    last = last_score(climbed)
+    if climbed is None or last is None:
+        return "Nothing was evaluated yet, so nobody knows whether it got better."
+    stage, score = last
+    figure = f"{100 * score['accuracy']:.1f} % of {score['n']:,} problems are right after {stage}"
+    measured = [entry for entry in climbed["stages"] if entry["score"]]
+    total = climbed["total"] or ({"over": measured[0]["stage"], "test": measured[-1]["test"]} if measured[1:] else None)
+    if total is None:
+        return f"{figure}; nothing was measured before it, so there is no gain to judge yet."
+    test = total["test"]
+    if not test:
+        return f"{figure}. Whether that is a gain over {total['over']} is unknown: no answers of both were kept."
+    if test["low"] > 0:
+        words = "It got better"
+    elif test["high"] < 0:
+        words = "It got worse"
+    else:
+        words = "No change beyond chance"
+    return f"{words}: {figure}, {gain_with_interval(test)} points over {total['over']} (p {p_value(test)})."
+
+
+def picture(climbed: Ladder) -> alt.LayerChart:
+    """Accuracy after each stage with its 95 % interval, and the paper's figures for its own model beside them."""
+    rows = []
+    for entry in climbed["stages"]:
+        score = entry["score"]
+        row = {"stage": entry["stage"], "paper": entry["paper"] / 100, "what": entry["title"]}
+        if score:
+            low, high = score["interval"]
+            text = f"{100 * score['accuracy']:.1f} %"
+            row |= {"accuracy": score["accuracy"], "low": low, "high": high, "n": score["n"], "text": text}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=["stage", "what", "paper", "accuracy", "low", "high", "n", "text"])
+    stages = alt.X("stage:N", sort=list(table["stage"]), title=None, axis=alt.Axis(labelAngle=0, labelFontSize=12))
+    share = alt.Axis(format="%", title="right, strict", tickCount=5)
+    base = alt.Chart(table).encode(x=stages)
+    tooltip = [
+        alt.Tooltip("what:N", title="row of Table 1"),
+        alt.Tooltip("accuracy:Q", format=".1%"),
+        alt.Tooltip("low:Q", title="95 % interval from", format=".1%"),
+        alt.Tooltip("high:Q", title="to", format=".1%"),
+        alt.Tooltip("n:Q", title="problems", format=",d"),
+        alt.Tooltip("paper:Q", title="the paper, GSM8K", format=".1%"),
+    ]
+    measured = "isValid(datum.accuracy)"
+    bars = base.mark_bar(color="#9cc2f0", size=44).encode(y=alt.Y("accuracy:Q", axis=share), tooltip=tooltip)
+    spans = base.transform_filter(measured).mark_rule(strokeWidth=2, color="#0b4fa8")
+    spans = spans.encode(y="low:Q", y2="high:Q", tooltip=tooltip)
+    paper = base.mark_tick(color="#7a4b00", thickness=2, width=44).encode(y="paper:Q", tooltip=tooltip)
+    texts = base.transform_filter(measured).mark_text(dy=-7, fontWeight="bold", fontSize=12)
+    return alt.layer(bars, spans, paper, texts.encode(y="high:Q", text="text:N")).properties(height=180)
+
+
+def show(climbed: Ladder | None) -> None:
+    """The picture and what it shows."""
+    st.markdown("##### Did it get better?")
+    st.markdown(f"**{shared.escaped(verdict(climbed))}**")
+    if climbed is None:
+        return
+    st.altair_chart(picture(climbed), width="stretch")
+    stand_in = f" Stand-in: {climbed['stand_in']}." if climbed["stand_in"] else ""
+    st.caption(
+        shared.escaped(
+            f"{climbed['title']}: share that is right after each stage, with its 95 % interval. "
+            f"Brown: the paper's model of 371 M parameters on GSM8K.{stand_in}"
+        )
+    )

@@ -1,0 +1,119 @@
+"""The table of runs: what each changed, chosen settings, scores, time, cost, and the notes and tags of people."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from common.text import visible
+from configs.changes import Change, describe_changes
+from evals.tables.results import TABLE_1_BENCHMARKS
+from flows.dashboard import queries, shared
+from store.catalog import CatalogRow
+
+_FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
+USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimizer.peak")
+
+
+def show(chosen: str | None) -> None:
+    """The table with its controls. `chosen`: the run that the page shows."""
+    st.subheader("All runs")
+    summaries = shared.run_summaries()
+    changed = [change["field"] for row in summaries for change in json.loads(row["changes"] or "[]")]
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    parameters = left.multiselect(
+        "Settings shown",
+        list(dict.fromkeys([*changed, *USUAL])),
+        accept_new_options=True,
+        key="settings",
+        bind="query-params",
+        placeholder="any setting, by its path: reason.policy.steps",
+        help="Each becomes a column. The address of the page keeps the choice.",
+    )
+    search = right.text_input("Search runs", key="find", bind="query-params", placeholder="name, change, tag or note")
+    rows = table(summaries, [field for field in parameters if _FIELD.fullmatch(field)], chosen)
+    needle = search.strip().lower()
+    rows = [row for row in rows if needle in " ".join(str(value) for value in row.values()).lower()]
+    if not rows:
+        st.caption("No run fits the search.")
+        return
+    frame = pd.DataFrame(rows)
+    frame = frame.drop(columns=[name for name in ("cost", "tags", "notes", "changed") if not frame[name].any()])
+    styled = frame.style.map(colour, subset=["state"])
+    st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=32)
+    st.caption(
+        "Score: share of the held-out problems (GSM8K where it was asked) that are right after the last stage that was "
+        "evaluated, and its difference to the run before. Cost: calls that the run paid for. "
+        "A click on a heading sorts; `nautile note RUN TEXT --tag NAME` writes notes."
+    )
+
+
+_COLUMNS = {
+    "show": st.column_config.LinkColumn("run", display_text="open", width=60),
+    "state": st.column_config.TextColumn("state", width=100),
+    "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm"),
+    "score": st.column_config.NumberColumn("score, %", format="%.1f"),
+    "difference": st.column_config.NumberColumn("difference, points", format="%+.1f"),
+    "seconds": st.column_config.NumberColumn("time, min", format="%.1f", help="Time in the run's own attempts."),
+    "cost": st.column_config.NumberColumn("cost, $", format="%.4f"),
+    "tags": st.column_config.ListColumn("tags"),
+    "notes": st.column_config.TextColumn("notes", width="medium"),
+    "changed": st.column_config.TextColumn("changed", width="medium"),
+}
+
+
+def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
+    """A row for each run, newest first. `fields`: paths of settings, each of which becomes a column."""
+    runs = [row["run"] for row in summaries]
+    scores = last_scores(shared.ask(queries.RUN_SCORES, runs))
+    costs = {row["run"]: row for row in shared.ask(queries.RUN_COSTS, runs)}
+    notes = {row["run"]: row for row in shared.ask(queries.NOTES)}
+    settings: dict[str, list[str | None]] = {}
+    if fields:
+        paths = [f"$.{field}" for field in fields]
+        settings = {row["run"]: row["chosen"] for row in shared.ask(queries.RUN_SETTINGS, paths, runs)}
+    rows = []
+    for place, row in enumerate(summaries):
+        run = row["run"]
+        score = scores.get(run)
+        before = next((scores[other["run"]] for other in summaries[place + 1 :] if other["run"] in scores), None)
+        note, cost = notes.get(run, {}), costs.get(run, {})
+        changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
+        rows.append(
+            {
+                "show": f"/?run={run}",
+                "state": shared.STATE_MARKS.get(row["stands"], row["stands"]),
+                "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
+                "begun": row["begun"],
+                "steps": f"{row['finished']} of {row['planned'] or row['stages']}",
+                "score": None if score is None else 100 * score,
+                "difference": None if score is None or before is None else 100 * (score - before),
+                "seconds": None if cost.get("seconds") is None else cost["seconds"] / 60,
+                "cost": cost.get("dollars"),
+                "changed": changes,
+                **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
+                "tags": json.loads(note.get("tags") or "[]"),
+                "notes": visible(note.get("text") or ""),
+            }
+        )
+    return rows
+
+
+def last_scores(rows: Sequence[CatalogRow]) -> dict[str, float]:
+    """Run -> accuracy after its last evaluation, 0 to 1, on the first benchmark of Table 1 that it was asked."""
+    scores = {}
+    for row in rows:
+        accuracy = json.loads(row["accuracy"] or "{}")
+        name = next((name for name in TABLE_1_BENCHMARKS if accuracy.get(name) is not None), None)
+        if name is not None:
+            scores[row["run"]] = float(accuracy[name])
+    return scores
+
+
+def colour(state: str) -> str:
+    """The CSS of a cell with a state, as `STATE_MARKS` writes it."""
+    _, _, text, ground = next((look for look in shared.LOOKS.values() if state == f"{look[0]} {look[1]}"), ("",) * 4)
+    return f"color: {text}; background-color: {ground}" if text else ""
