@@ -60,7 +60,7 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
 
     Raises `ConfigError` if there is no such run or stage.
     """
-    logs = run_logs(store, _run_id(store, run))
+    logs = run_logs(store, run_id(store, run))
     if stage:
         matching = [log for log in logs if stage in (log.label, log.stage)]
         if not matching:
@@ -120,7 +120,7 @@ def _tail(text: str, lines: int) -> str:
     return "".join(visible(text).splitlines(keepends=True)[-lines:])
 
 
-def _run_id(store: Store, run: str | None) -> str:
+def run_id(store: Store, run: str | None) -> str:
     """The id of the run whose id begins with `run`, or of the newest run."""
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
+from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
 from flows.cli.plan import plan
 from flows.cli.publish import publish
@@ -412,6 +413,7 @@ PANELS = {
         "lineage": lineage,
         "sql": sql,
         "logs": logs,
+        "note": note,
         "report": report,
         "compare": compare,
         "dashboard": dashboard,

@@ -1,0 +1,58 @@
+"""`nautile note`: a person's note about a run, and its tags, for the tables of runs."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from common.errors import ConfigError
+from flows.cli.terminal import console_for, the_store
+
+_NOTE = "SELECT text, tags FROM notes WHERE id = ?"
+
+
+def note(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or its first digits.")],
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help='The note; "" removes it.')] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME", help="Add a tag; may be repeated.")] = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="NAME", help="Remove a tag.")] = None,
+) -> None:
+    """Write a note about a run, or tag it, for the dashboard's table of runs. Without TEXT and tags: print both."""
+    from rich.text import Text
+
+    from flows.cli.logs import run_id
+
+    store = the_store()
+    name = run_id(store, run)
+    now = read_note(store, name)
+    if text is not None or tag or untag:
+        now = write_note(store, name, now["text"] if text is None else text, [*now["tags"], *(tag or ())], untag or [])
+    tags = f" [{', '.join(now['tags'])}]" if now["tags"] else ""
+    console_for().print(Text(f"run {name[:8]}{tags}: {now['text'] or 'no note'}"), soft_wrap=True)
+
+
+def read_note(store: Any, run: str) -> dict[str, Any]:
+    """`text` and `tags` of a run; empty without a note."""
+    from store.catalog import Catalog
+
+    rows = Catalog(store).query(_NOTE, [run])
+    return (
+        {"text": rows[0]["text"] or "", "tags": json.loads(rows[0]["tags"] or "[]")}
+        if rows
+        else {"text": "", "tags": []}
+    )
+
+
+def write_note(store: Any, run: str, text: str, tags: list[str], without: list[str]) -> dict[str, Any]:
+    """Replace the note of a run, and return it; tags in the order in which they were added, each once."""
+    from common.files import writing
+    from store.catalog import Catalog
+    from tasks.engine.attempt_log import write_row
+
+    if any(not tag.strip() or len(tag) > 60 for tag in tags):
+        raise ConfigError("--tag: a tag has 1 to 60 characters")
+    kept = [tag for tag in dict.fromkeys(tag.strip() for tag in tags) if tag not in without]
+    with writing(store.root):
+        write_row(store, "note", {"id": run, "text": text.strip(), "tags": kept})
+    Catalog(store).ingest()
+    return {"text": text.strip(), "tags": kept}
