@@ -16,7 +16,7 @@ POOR_JUDGE = 0.7  # the share of pairs in which it prefers the right answer; 0.5
 
 
 @dataclass(frozen=True)
-class Attention:
+class Concern:
     """Something that needs a person: what happened, the text of it, and the command that helps."""
 
     level: Literal["error", "warning", "info"]
@@ -27,11 +27,11 @@ class Attention:
     action: Literal["", "approve", "retry"] = ""
 
 
-def attention(chosen: ChosenRun) -> Iterator[Attention]:
+def attention(chosen: ChosenRun) -> Iterator[Concern]:
     """What needs a person, most urgent first: of all runs the questions, of the chosen one the rest."""
     for run, note in shared.questions().items():
         which = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
-        yield Attention(
+        yield Concern(
             "warning",
             f"{note['label']} waits for your answer{which}",
             note["message"],
@@ -42,13 +42,13 @@ def attention(chosen: ChosenRun) -> Iterator[Attention]:
     if state := chosen.state:
         yield from _ended_badly(state)
         yield from (
-            Attention("info", f"{step.label} waits", step.note)
+            Concern("info", f"{step.label} waits", step.note)
             for step in state.steps
             if step.state == "waiting" and not (state.question and state.question["label"] == step.label)
         )
         for what, spent, budget in budgets(chosen):
             if spent >= NEAR_BUDGET * budget:
-                yield Attention(
+                yield Concern(
                     "warning",
                     f"{what} has used {spent / budget:.0%} of its budget",
                     f"{dollars(spent)} of {dollars(budget)}. It ends at the limit with what it has by then; raise "
@@ -57,7 +57,7 @@ def attention(chosen: ChosenRun) -> Iterator[Attention]:
     yield from _poor_judges(chosen)
 
 
-def _ended_badly(state: RunState) -> Iterator[Attention]:
+def _ended_badly(state: RunState) -> Iterator[Concern]:
     resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
     if state.state == "running":
         failed = [step for step in state.steps if step.state == "failed"]
@@ -68,20 +68,20 @@ def _ended_badly(state: RunState) -> Iterator[Attention]:
         kept = "Finished work is kept. Fix what the message names, then continue:"
         text = f"{error}\n\n{kept}" if step.state == "failed" else "What was finished is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
-        yield Attention(level, f"{step.label} {step.state}", text, resume, state.run, "retry")
+        yield Concern(level, f"{step.label} {step.state}", text, resume, state.run, "retry")
     if not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "What was finished is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
-        yield Attention(level, f"The run was {state.state}", reason, resume, state.run, "retry")
+        yield Concern(level, f"The run was {state.state}", reason, resume, state.run, "retry")
 
 
-def _poor_judges(chosen: ChosenRun) -> Iterator[Attention]:
+def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
     for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions()):
         facts = json.loads(row["facts"])
         auc = ((facts.get("calibration") or {}).get("auc") or {}).get("overall")
         if row["kind"] == "checkpoint" and isinstance(auc, (int, float)) and auc < POOR_JUDGE:
             judge = visible((facts.get("judge") or {}).get("model") or "the judge", 80)
-            yield Attention(
+            yield Concern(
                 "warning",
                 f"The judge of {row['stage']} is poor",
                 f"{judge} prefers a right answer to a wrong one with probability {auc:.2f}; 0.5 is chance, and below "

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from common.files import read_json
-from evals.running.rows import SampleRow, read_rows
+from evals.running.rows import read_rows
 from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
 from evals.tables.paper_figures import TABLE_1
 from flows.dashboard import shared
@@ -33,12 +33,9 @@ def evaluation_folders(chosen: ChosenRun) -> Folders:
 def ladder_of(folders: Folders) -> Ladder | None:
     """The ladder of the evaluations in these folders, which never change."""
     scores = {stage: read_json(Path(folder) / "scores.json") for stage, folder in folders.items()}
-    return ladder({stage: score for stage, score in scores.items() if score}, _rows(folders))
-
-
-def _rows(folders: Folders) -> dict[str, list[SampleRow]]:
     files = {stage: Path(folder) / "rows.jsonl" for stage, folder in folders.items()}
-    return {stage: read_rows(file) for stage, file in files.items() if file.exists()}
+    rows = {stage: read_rows(file) for stage, file in files.items() if file.exists()}
+    return ladder({stage: score for stage, score in scores.items() if score}, rows)
 
 
 def last_score(climbed: Ladder | None) -> tuple[str, Mapping[str, Any]] | None:

@@ -11,7 +11,7 @@ from common.text import amount, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
 from flows.dashboard import queries, shared
 from flows.dashboard.runs import graph, ladder, table
-from flows.dashboard.runs.attention import Attention, attention, budgets, spent, stand_ins
+from flows.dashboard.runs.attention import Concern, attention, budgets, spent, stand_ins
 from flows.dashboard.shared import ChosenRun
 from flows.run_state import RunState, StepState
 from store.catalog import CatalogRow
@@ -168,7 +168,7 @@ def _money(chosen: ChosenRun) -> None:
         st.caption("No step of this run asked an endpoint.")
 
 
-def _show(item: Attention) -> None:
+def _show(item: Concern) -> None:
     """A card about something that needs a person."""
     sign = {"error": "✗", "warning": "!", "info": "i"}[item.level]
     with st.container(border=True, key=f"attention-{item.level}-{abs(hash(item))}"):
