@@ -16,10 +16,16 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests compute little, so optimised compilation costs more than it saves: XLA takes 11 s for a gradient of a tiny
-# model, 7 s with the first flag, 2.5 s with both (the second selects the older fusion code).
+# model, 7 s with the first flag, 2.5 s with the second too (it selects the older fusion code). The third takes 15 % of
+# the processor time that is left: a program is not cut into parts that cores would compile side by side.
 # One compilation cache for all tests and the processes that they start, kept between runs, also of what compiles fast:
 # the processes of a test compile the same hundred small programs.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+XLA_FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 

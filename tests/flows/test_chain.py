@@ -21,7 +21,7 @@ from tests.support.prefect_calls import remove_limits
 from tests.support.toy_cli import start
 
 CHAIN = Path(__file__).parents[1] / "support" / "chain.toml"
-KILLED = ("ingest:synth", "distill", "pretrain", "reason")
+KILLED = ("distill", "reason")  # one pays for replies, one has checkpoints; the other stages: tests/tasks
 TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -118,8 +118,8 @@ def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp
 
 
 def test_killed_anywhere_it_resumes_to_the_same_bytes(run, whole, tmp_path):
-    """kill -9 of the whole session in each of four stages, at moments spread over the run; then it ends as if
-    undisturbed. The stages between those are reused: they have been made once from the same bytes."""
+    """kill -9 of the whole session in two stages; then it ends as if undisturbed. The stages between those are reused:
+    they have been made once from the same bytes."""
     store = Store(shutil.copytree(whole.root, tmp_path / "store", symlinks=True))
     removed = [artifact for artifact in store.list() if artifact.manifest["label"] in KILLED]
     assert {artifact.manifest["label"] for artifact in removed} == set(KILLED)

@@ -136,12 +136,12 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
 def test_the_items_that_a_lost_machine_had_finished_are_not_done_again(machine, tmp_path):
     a, b = machine("a"), machine("b")
     given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))
-    often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.1"
+    often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.3"
     parent = start(a.root, given, 1, often)
     try:
         while len([name for name in a.remote.names("staging") if "/rounds/cut/done/" in name]) < 3:
             assert parent.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.2)
         before = sorted(a.remote.names("staging"))
     finally:
         parent.kill()
