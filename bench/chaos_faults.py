@@ -129,8 +129,12 @@ def stop(scene: Scene, draw: random.Random) -> str | None:
 
 def fill_disk(scene: Scene, draw: random.Random) -> str | None:
     """Takes every byte that is left, until the run has stopped or `stop_s` have passed."""
-    ballast = scene.store.parent / "ballast"
-    until = time.monotonic() + scene.stop_s
+    return f"{fill(scene.store.parent / 'ballast', scene, scene.stop_s) >> 20} MB of ballast"
+
+
+def fill(ballast: Path, scene: Scene, seconds: float) -> int:
+    """Take every byte that is left of a disk, until the run has stopped or so many seconds have passed; how many."""
+    until = time.monotonic() + seconds
     chunk = b"\0" * 2**20
     with ballast.open("wb", buffering=0) as file:
         while scene.alive() and time.monotonic() < until:
@@ -141,7 +145,7 @@ def fill_disk(scene: Scene, draw: random.Random) -> str | None:
                 time.sleep(0.05)
     size = ballast.stat().st_size
     ballast.unlink()
-    return f"{size >> 20} MB of ballast"
+    return size
 
 
 def flip_byte(scene: Scene, draw: random.Random) -> str | None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from chaos_compare import payloads, rows
+
+from bench.chaos_compare import payloads, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
