@@ -91,7 +91,8 @@ class RunProgress:
     def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
         """A step ends. `reason`: why it failed; without one the last note stays, for it shows what was reached."""
         step = self.steps[label]
-        step.state, step.artifacts, step.note = state, tuple(artifacts), reason or step.note
+        note = "" if state == "reused" else step.note  # of a failure that another attempt had nothing to do after
+        step.state, step.artifacts, step.note = state, tuple(artifacts), reason or note
         if step.started is not None:
             step.seconds = self._clock() - step.started
 

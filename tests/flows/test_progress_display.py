@@ -64,6 +64,13 @@ def test_a_reused_stage_is_one_word(report, out):
     assert text(out) == ["pretrain: reused"]
 
 
+def test_what_was_waited_for_is_no_part_of_a_stage_that_is_reused_after_it(report, out):
+    report("running")
+    report("retrying", note="trying again at 14:05:10", error="no answer", reason="no answer", attempt=1)
+    report("reused", outputs={"checkpoint": "checkpoint/0123"})
+    assert text(out)[-1] == "pretrain: reused"
+
+
 def test_failure_retry_and_second_attempt(report, out, clock):
     report("running")
     clock.now += 2
