@@ -70,6 +70,16 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
         raise ConfigError(f"{path}: is nested too deep") from None
 
 
+def load_own(path: Path, model: type[SectionPart]) -> SectionPart:
+    """Read a file that has the fields of `model` and no others. Raises `ConfigError` as `load` does."""
+    try:
+        return model.model_validate(_table(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_error(error, model)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep") from None
+
+
 def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunConfig]:
     """The configuration that a form of Prefect names, with its overrides, and the base that it builds on.
 
@@ -131,10 +141,7 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(f"{path}: `extends` goes in a circle through {names}")
         if len(files) > MOST_EXTENDED:
             raise ConfigError(f"{path}: a chain of `extends` through more than {MOST_EXTENDED} files")
-        try:
-            table = tomllib.loads(read_bounded_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: is not TOML: {error}") from None
+        table = _table(path)
         files.insert(0, (path, table))
         if "extends" not in table:
             return files
@@ -143,6 +150,14 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(f"{path}: `extends` must be the name of one file")
         base = path.parent / parent
         path = base if base.is_file() else locate(parent)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The content of one file. Raises `ConfigError` if it is too large or not TOML."""
+    try:
+        return tomllib.loads(read_bounded_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def run(
     listener = ProgressListener(progress, view)
     unsubscribe = subscribe(listener)
     try:
-        with _terminable(), view, prefect_server.prefect_api():
+        with terminable(), view, prefect_server.prefect_api():
             # Prefect reads its settings as it is imported: only now are they all set.
             with collector_paused():
                 from prefect import tags
@@ -193,7 +193,7 @@ def print_failure(err: Console, label: str, cause: BaseException | None, run: Pr
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends the run as Ctrl-C does: children ended, states recorded, the resume command printed."""
 
     def stop(number: int, frame: FrameType | None) -> None:

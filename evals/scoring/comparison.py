@@ -6,9 +6,9 @@ question's two verdicts together.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from common.errors import ConfigError
 from evals.benchmarks.catalogue import COMPOSITES
@@ -81,16 +81,20 @@ def _question(row: SampleRow) -> tuple[str, int, str]:
 
 
 def _means(by_name: Mapping[str, Votes], seed: int) -> dict[str, dict[str, Any]]:
-    """The composites whose parts are present, and the paper's average if all its rows are."""
+    """The means of `mean_weights`, of both sides."""
+    return {name: _mean_of(weights, by_name, seed) for name, weights in mean_weights(by_name.keys()).items()}
+
+
+def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
+    """The weights of benchmarks in each composite whose parts were measured, and in the paper's average if all were."""
     means = {
-        name: _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
+        name: {part: 1 / len(parts) for part in parts}
         for name, parts in COMPOSITES.items()
-        if by_name.keys() >= set(parts)
+        if all(part in measured for part in parts)
     }
     rows = {name: COMPOSITES.get(name, (name,)) for name in paper.TABLE_2}
-    if all(part in by_name for parts in rows.values() for part in parts):
-        weights = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
-        means["average"] = _mean_of(weights, by_name, seed)
+    if all(part in measured for parts in rows.values() for part in parts):
+        means["average"] = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
     return means
 
 
@@ -120,7 +124,7 @@ def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.
     benchmarks: of twenty unchanged ones, the plain rule names some in two comparisons of five.
     """
     tested = comparison["benchmarks"]
-    significant = _holm({name: test["p"] for name, test in tested.items()}) if rule == "holm" else set(tested)
+    significant = holm({name: test["p"] for name, test in tested.items()}) if rule == "holm" else set(tested)
     names = [name for name, test in tested.items() if test["high"] < -margin and name in significant]
     kept = ("title", "n", "a", "b", "lead", "low", "high", "p")
     return sorted(
@@ -152,7 +156,24 @@ def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
     return max(means, key=lambda index: (means[index], index), default=None)
 
 
-def _holm(p_values: Mapping[str, float]) -> set[str]:
+def whose_gain(test: Mapping[str, Any], a: str = "A", b: str = "B") -> str:
+    """In words, which of two is better by a paired test, and by how much; names a lead only if its interval does."""
+    lead, low, high = (100 * test[name] for name in ("lead", "low", "high"))
+    if low > 0 or high < 0:
+        better, sign = (b, 1) if low > 0 else (a, -1)
+        low, high = sorted((sign * low, sign * high))
+        return f"{better} is better by {sign * lead:.1f} points [{low:.1f}, {high:.1f}]"
+    if lead == 0:
+        return f"both score the same, [{low:.1f}, {high:.1f}]"
+    ahead = b if lead > 0 else a
+    return f"no difference shown: {ahead} is {abs(lead):.1f} points ahead, which may be chance"
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def holm(p_values: Mapping[Name, float]) -> set[Name]:
+    """The tests that are significant at 0.05 after Holm's step-down correction for their number."""
     significant = set()
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] >= LEVEL / (len(p_values) - rank):

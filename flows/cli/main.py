@@ -25,6 +25,7 @@ from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
 from flows.cli.store import store_app
+from flows.cli.sweep import sweep
 from flows.cli.terminal import (
     JSON_VERSION,
     CheckpointArgument,
@@ -405,7 +406,7 @@ def tune(
 
 # The panels of `nautile --help`, and the commands in their order.
 PANELS = {
-    "Run": {"run": run, "plan": plan, "status": status},
+    "Run": {"run": run, "sweep": sweep, "plan": plan, "status": status},
     "Look": {
         "runs": runs,
         "artifacts": artifacts,

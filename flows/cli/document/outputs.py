@@ -153,6 +153,71 @@ class ComparisonOutput(BaseModel):
     changed: list[dict[str, JsonValue]]
 
 
+class ArmRunOutput(Output):
+    """Own: of the steps that no run before it in the list has. What is unknown is null."""
+
+    arm: str
+    seed: int | None
+    settings: list[str]
+    state: Literal["done", "running", "failed", "interrupted", "not made"]
+    error: str | None
+    run: str | None  # the newest run of its name
+    steps: int
+    made: int  # steps that are in the store
+    seconds: float | None
+    own_seconds: float | None
+    dollars: float | None
+    own_dollars: float | None
+
+
+class ArmScore(Output):
+    """An arm under one benchmark, all its seeds together; its lead over the first arm on the questions of both."""
+
+    arm: str
+    seeds: int
+    n: int
+    accuracy: float | None
+    low: float | None
+    high: float | None
+    common: int | None
+    lead: float | None
+    lead_low: float | None
+    lead_high: float | None
+    p: float | None
+    significant: bool | None  # after Holm's correction for all tests of the report
+
+
+class MetricOutput(Output):
+    benchmark: str
+    title: str
+    arms: list[ArmScore]
+
+
+class SweepOutput(Output):
+    name: str
+    file: str
+    config: str
+    verdict: Literal["strict", "lenient"]
+    way: Literal["generate", "likelihood"]
+    after: str  # the stage whose evaluation is compared
+    arms: list[ArmRunOutput]
+    metrics: list[MetricOutput]
+
+
+class PlannedRun(Output):
+    arm: str
+    seed: int | None
+    settings: list[str]
+    reused: list[str]  # steps that are in the store
+    shared: list[str]  # steps that a run before it in the list makes
+    computed: list[str]
+
+
+class SweepPlan(Output):
+    runs: list[PlannedRun]
+    calls: list[str]  # the forecast of calls to paid endpoints, a line each
+
+
 class QuestionOutput(Output):
     run: str
     label: str
@@ -192,6 +257,8 @@ class GarbageOutput(Output):
 
 
 OUTPUTS: dict[str, Any] = {
+    "sweep": SweepOutput,
+    "sweep --dry-run": SweepPlan,
     "status": list[StepOutput],
     "status RUN": list[StepOutput],
     "runs": list[RunOutput],

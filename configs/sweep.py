@@ -1,0 +1,67 @@
+"""The file of `nautile sweep`: a configuration, in what its arms differ from it, and by what they are compared.
+
+config = "local"
+seeds = [0, 1]
+
+[grid]
+"reason.policy.steps" = [3, 30]
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
+
+from configs.base import Section
+
+
+class ArmConfig(Section):
+    """An arm of a sweep that is not made from a grid."""
+
+    name: str = Field(pattern=r"^[^\W_](.{0,58}\S)?$")
+    set: tuple[str, ...] = ()  # as `--set` takes them; empty: the base configuration as it is
+
+
+class SweepConfig(Section):
+    """Arms from a grid (all combinations, the last field changing fastest) or from a list; each a run for every seed.
+
+    The first arm is the one that the others are compared with.
+    """
+
+    config: str  # beside this file, in the working folder, or one that ships here
+    set: tuple[str, ...] = ()  # for all arms, before what each sets
+    grid: dict[str, tuple[Any, ...]] | None = None  # field -> its values
+    arms: tuple[ArmConfig, ...] = ()
+    seeds: tuple[NonNegativeInt, ...] = ()  # empty: that of the configuration
+    until: str | None = None  # the last step of each run, as the option of `nautile run`
+    after: str | None = None  # the stage whose evaluation is compared; None: the last that every arm has
+    benchmarks: tuple[str, ...] = ()  # to compare; empty: all that were asked, and their means
+    verdict: Literal["strict", "lenient"] = "strict"
+    way: Literal["generate", "likelihood"] = "generate"
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _flat(cls, grid: Any) -> Any:
+        """`align.policy.steps = [3]` without quotes is a table in a table to TOML."""
+        return dict(_leaves(grid, "")) if isinstance(grid, dict) else grid
+
+    @model_validator(mode="after")
+    def _arms_given(self) -> "SweepConfig":
+        if (self.grid is None) == (not self.arms):
+            raise ValueError("write either [grid] or [[arms]]" + (", not both" if self.arms else ""))
+        if self.grid is not None and not self.grid:
+            raise ValueError('grid: it is empty; write a field and its values, as "reason.policy.steps" = [3, 30]')
+        for field, values in (self.grid or {}).items():
+            if not values:
+                raise ValueError(f"grid.{field}: it has no value")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: the same seed twice is the same run")
+        return self
+
+
+def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

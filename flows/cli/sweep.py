@@ -1,0 +1,166 @@
+"""`nautile sweep`: many runs from one file, and a table that compares them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.terminal import Json, console_for, show_as, the_store
+
+
+def sweep(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A TOML file with `config`, and [grid] or [[arms]] (docs/operations.md)."),
+    ],
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Runs at a time. Default: as many as [resources] has slots in all."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the runs, and what each would reuse and compute.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Print the table of what is done, and run nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run more than 20.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a configuration with several settings, and compare the arms: scores, paired tests, time and cost.
+
+    Each arm is a run as `nautile run` makes it, and reuses what its settings allow. The same command resumes.
+    """
+    from common.errors import ConfigError
+    from flows.sweep.arms import read_sweep
+    from flows.sweep.report import sweep_report
+    from store.catalog import Catalog
+
+    if dry_run and report:
+        raise ConfigError("--dry-run says what would run, --report what has run: give one of them")
+    store = the_store()
+    read = read_sweep(file, store, many=yes or dry_run or report)
+    if dry_run:
+        show_as(planned(read, store), as_json, plan_view)
+        return
+    console = console_for(stderr=as_json)
+    code = 0
+    if not report:
+        from flows.sweep.execute import run_sweep
+
+        for line in planned(read, store)["calls"]:
+            console.print(line, soft_wrap=True)
+        read.save(store)
+        code = run_sweep(read, store, parallel, lambda line: console.print(line, soft_wrap=True))
+    store.refresh(events=True)
+    if not store.root.exists():
+        raise ConfigError(f"no store at {store.root}: `nautile sweep {file}` creates it, NAUTILE_STORE names another")
+    catalog = Catalog(store)
+    catalog.ingest()
+    found = sweep_report(store, read.record(), lambda sql, *parameters: catalog.query(sql, parameters))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        console.print()
+        console.print(report_view(found), crop=False)
+    raise typer.Exit(code)
+
+
+def planned(sweep: Any, store: Any) -> dict[str, Any]:
+    """What each run would reuse from the store, get from a run before it, and compute; and the paid calls of all."""
+    from flows.forecast import forecast_calls, forecast_lines
+    from flows.selection import is_in_store
+
+    seen, runs, to_make = set[str](), [], []
+    for run in sweep.runs:
+        row: dict[str, Any] = {"arm": run.arm, "seed": run.seed, "settings": list(run.settings)}
+        row |= {"reused": [], "shared": [], "computed": []}
+        for step in run.prepared.steps:
+            where = "reused" if is_in_store(store, step) else "shared" if step.key in seen else "computed"
+            row[where].append(step.label)
+            if where == "computed":
+                to_make.append(step)
+            seen.add(step.key)
+        runs.append(row)
+    return {"runs": runs, "calls": forecast_lines(forecast_calls(to_make, store))}
+
+
+def plan_view(plan: dict[str, Any]) -> Any:
+    """A paragraph for each run, then the forecast."""
+    from rich.text import Text
+
+    lines = []
+    for row in plan["runs"]:
+        lines.append(f"{title_of(row)}: {' '.join(row['settings']) or 'as the configuration'}")
+        for name, what in (
+            ("reused", "in the store"),
+            ("shared", "from an arm above"),
+            ("computed", "to be computed"),
+        ):
+            lines.append(f"  {what:<18} {len(row[name]):>2}  {', '.join(row[name])}".rstrip())
+    return Text("\n".join([*lines, *plan["calls"]]))
+
+
+def report_view(report: dict[str, Any]) -> Any:
+    """A table for each benchmark, then one of the runs."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from flows.cli.tables import FittingTable
+
+    first = report["arms"][0]["arm"]
+    parts: list[Any] = []
+    for metric in report["metrics"]:
+        parts.append(Text(f"{metric['title']}, {report['verdict']}, after {report['after']}", "bold"))
+        table = FittingTable("arm", "n", "% [95 %]", f"against {first}, points [95 %]", "p")
+        for row in metric["arms"]:
+            table.add_row(*metric_cells(row, first))
+        parts += [table, Text()]
+    if report["metrics"]:
+        parts += [Text(note(report), "dim"), Text()]
+    else:
+        parts += [Text(f"no evaluation after {report['after']} is done yet"), Text()]
+    table = FittingTable("run", "state", "steps", "time (own)", "paid (own)", "id")
+    for row in report["arms"]:
+        table.add_row(*run_cells(row))
+    parts.append(table)
+    parts += [Text(f"{title_of(row)} failed in {row['error']}", "red") for row in report["arms"] if row["error"]]
+    return Group(*parts)
+
+
+def title_of(row: dict[str, Any]) -> str:
+    """The arm of a row, and its seed if it has one."""
+    return row["arm"] if row["seed"] is None else f"{row['arm']} seed {row['seed']}"
+
+
+def note(report: dict[str, Any]) -> str:
+    """How the tables of a report are to be read."""
+    seeds = max(row["seeds"] for metric in report["metrics"] for row in metric["arms"])
+    pooled = "; a problem's verdict is its mean over the seeds" if seeds > 1 else ""
+    return (
+        "Paired on the same questions: p is McNemar's exact test, two-sided (for a mean of benchmarks, a paired "
+        f"bootstrap){pooled}. * holds after Holm's correction for all the tests of this report."
+    )
+
+
+def metric_cells(row: dict[str, Any], first: str) -> list[str]:
+    """The cells of an arm under one benchmark."""
+    if row["accuracy"] is None:
+        return [row["arm"], "", "not measured", "", ""]
+    score = f"{100 * row['accuracy']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+    lead, p = "", ""
+    if row["lead"] is not None:
+        lead = f"{100 * row['lead']:+.1f} [{100 * row['lead_low']:+.1f}, {100 * row['lead_high']:+.1f}]"
+        p = f"{row['p']:.3g}" + (" *" if row["significant"] else "")
+    elif row["arm"] != first:
+        lead = "no question in common"
+    return [row["arm"], f"{row['n']:,}", score, lead, p]
+
+
+def run_cells(row: dict[str, Any]) -> list[str]:
+    """The cells of one run; own: of the steps that no run above has. What is unknown is empty."""
+    from common.text import dollars, duration
+
+    amounts = []
+    for name, form in (("seconds", duration), ("dollars", dollars)):
+        own = f" ({form(row[f'own_{name}'])})" if row[f"own_{name}"] is not None else ""
+        amounts.append("" if row[name] is None else form(row[name]) + own)
+    return [title_of(row), row["state"], f"{row['made']} of {row['steps']}", *amounts, (row["run"] or "")[:8]]

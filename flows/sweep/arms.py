@@ -1,0 +1,226 @@
+"""The arms of a sweep's file: which runs it asks for, checked as a whole before the first begins."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import write_json
+from common.text import did_you_mean
+from configs.load import load, load_own
+from configs.schema import RunConfig
+from configs.sweep import SweepConfig
+from evals.benchmarks.catalogue import COMPOSITES
+from evals.benchmarks.stand_ins import HELD_OUT
+from flows.cli.terminal import config_words
+from flows.dag import Step
+from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
+from store.artifacts import Store
+
+MOST_ARMS = 20  # runs that need no --yes
+FOLDER = "sweeps"  # of the store: a record of each sweep, for the dashboard
+EVALUATE = "evaluate:"
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """A run of the sweep: an arm with one seed.
+
+    `settings`: what it sets, as `--set` takes it, the file's own included. `run_name`: the name of its configuration.
+    """
+
+    arm: str
+    seed: int | None
+    settings: tuple[str, ...]
+    run_name: str
+    config: RunConfig
+    prepared: PreparedRun
+
+    @property
+    def title(self) -> str:
+        """The arm, and the seed if the sweep has several."""
+        return self.arm if self.seed is None else f"{self.arm} seed {self.seed}"
+
+    def left(self, store: Store) -> list[Step]:
+        """The steps that are not in the store."""
+        return [step for step in self.prepared.steps if not is_in_store(store, step)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep. `base`: the configuration as a command takes it."""
+
+    name: str
+    file: Path
+    base: str
+    section: SweepConfig
+    runs: tuple[ArmRun, ...]
+    after: str  # label of the evaluation that is compared
+
+    def record(self) -> dict[str, Any]:
+        """What a report needs, as plain JSON data; see `flows.sweep.report`."""
+        return {
+            "name": self.name,
+            "file": str(self.file),
+            "config": self.base,
+            "verdict": self.section.verdict,
+            "way": self.section.way,
+            "after": self.after,
+            "benchmarks": list(self.section.benchmarks),
+            "runs": [
+                {
+                    "arm": run.arm,
+                    "seed": run.seed,
+                    "name": run.run_name,
+                    "settings": list(run.settings),
+                    "steps": [
+                        {"label": step.label, "key": step.key, "outputs": list(step.outputs)}
+                        for step in run.prepared.steps
+                    ],
+                }
+                for run in self.runs
+            ],
+        }
+
+    def save(self, store: Store) -> None:
+        """Keep the record in the store, for the dashboard."""
+        store.prepare()
+        (store.root / FOLDER).mkdir(exist_ok=True)
+        write_json(store.root / FOLDER / f"{self.name}.json", self.record())
+
+
+def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
+    """Read and check a sweep's file: every configuration, every DAG, and that no two runs are the same.
+
+    Raises `ConfigError` with one message naming the file and the arm. `many`: any number of runs is wanted.
+    """
+    section = load_own(path, SweepConfig)
+    name = _slug(path.stem)
+    beside = path.parent / section.config
+    base = str(beside) if beside.is_file() else section.config
+    arms = expand(section, path)
+    count = len(arms) * max(1, len(section.seeds))
+    if count > MOST_ARMS and not many:
+        raise ConfigError(f"{path}: {count} runs; give --yes if so many are wanted")
+    runs: list[ArmRun] = []
+    for arm, own in arms:
+        for seed in section.seeds or (None,):
+            settings = (*section.set, *own, *([] if seed is None else [f"seed={seed}"]))
+            run_name = f"{name}.{_slug(arm)}" + ("" if seed is None else f".seed{seed}")
+            try:
+                runs.append(_prepared(arm, seed, settings, run_name, base, section, store))
+            except ConfigError as error:
+                raise ConfigError(f"{path}: arm {arm!r}: {error}") from None
+    after = _checked_evaluation(path, section, runs)
+    _refuse_equal(path, runs)
+    return Sweep(name, path, base, section, tuple(runs), after)
+
+
+def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """Name and settings of each arm. Raises `ConfigError` for a name of two arms and for a field of the sweep."""
+    if section.grid is None:
+        arms = [(arm.name, arm.set) for arm in section.arms]
+    else:
+        short = [field.rpartition(".")[2] for field in section.grid]
+        names = short if len(set(short)) == len(short) else list(section.grid)
+        arms = [
+            (
+                ", ".join(f"{name}={_as_text(value)}" for name, value in zip(names, values, strict=True)),
+                tuple(f"{field}={toml_value(value)}" for field, value in zip(section.grid, values, strict=True)),
+            )
+            for values in product(*section.grid.values())
+        ]
+    by_slug: dict[str, str] = {}
+    for arm, settings in arms:
+        if (other := by_slug.setdefault(_slug(arm), arm)) != arm or sum(name == arm for name, _ in arms) > 1:
+            both = f"two arms are called {arm!r}" if other == arm else f"arms {other!r} and {arm!r}: names too similar"
+            raise ConfigError(f"{path}: {both}; runs are told apart by letters, digits, `_` and `.` of their names")
+        for setting in (*section.set, *settings):
+            field = setting.partition("=")[0].strip()
+            if field == "name" or (field == "seed" and section.seeds):
+                raise ConfigError(f"{path}: arm {arm!r} sets `{field}`, which the sweep itself sets for each run")
+    return arms
+
+
+def toml_value(value: Any) -> str:
+    """A value read from TOML as it is written there, in one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_value(name)} = {toml_value(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return str(value)
+
+
+def _as_text(value: Any) -> str:
+    text = value if isinstance(value, str) else toml_value(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _slug(name: str) -> str:
+    return _NOT_IN_A_NAME.sub("-", name).strip("-.") or "arm"
+
+
+def _prepared(
+    arm: str, seed: int | None, settings: tuple[str, ...], run_name: str, base: str, section: SweepConfig, store: Store
+) -> ArmRun:
+    words = (*settings, f"name={run_name}")
+    config = load(base, words)
+    prepared = prepare_run(config, Selection(last=section.until), store, config_words(base, words))
+    return ArmRun(arm, seed, settings, run_name, config, prepared)
+
+
+def _refuse_equal(path: Path, runs: Sequence[ArmRun]) -> None:
+    """Two runs whose steps all have the same keys would be one run that is compared with itself."""
+    by_keys: dict[tuple[str, ...], ArmRun] = {}
+    for run in runs:
+        other = by_keys.setdefault(tuple(step.key for step in run.prepared.steps), run)
+        if other is not run:
+            raise ConfigError(
+                f"{path}: arms {other.title!r} and {run.title!r} make the same artifacts: what they set differs in "
+                "nothing that the steps depend on (docs/store.md lists what is in no key)"
+            )
+
+
+def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[ArmRun]) -> str:
+    """The label of the evaluation that is compared, which every run has."""
+    evaluated = [
+        [
+            step
+            for step in run.prepared.steps
+            if step.label.startswith(EVALUATE) and "model_under_test" not in step.section
+        ]
+        for run in runs
+    ]
+    labels = [step.label for step in evaluated[0] if all(step.label in {s.label for s in steps} for steps in evaluated)]
+    names = [label.removeprefix(EVALUATE) for label in labels]
+    if not labels:
+        raise ConfigError(f"{path}: no evaluation that every arm has; `until` may end the runs before the first")
+    if section.after is not None and section.after not in names:
+        guess = did_you_mean(section.after, names)
+        raise ConfigError(f"{path}: after: no evaluation of {section.after!r}{guess}; every arm has {', '.join(names)}")
+    after = labels[-1] if section.after is None else EVALUATE + section.after
+    known = set.intersection(*({*_asked(step)} for steps in evaluated for step in steps if step.label == after))
+    for name in section.benchmarks:
+        if name not in known:
+            raise ConfigError(
+                f"{path}: benchmarks: {name!r} is not asked in every arm{did_you_mean(name, known)}; those that are: "
+                f"{', '.join(sorted(known))}"
+            )
+    return after
+
+
+def _asked(step: Step) -> set[str]:
+    """The benchmarks of an evaluation, and their means."""
+    evaluate = step.section["evaluate"]
+    names = {part for entry in evaluate["benchmarks"] for part in COMPOSITES.get(entry["name"], (entry["name"],))}
+    names |= {HELD_OUT} if evaluate.get("held_out") else set()
+    return names | {name for name, parts in COMPOSITES.items() if names >= set(parts)} | {"average"}

@@ -1,0 +1,13 @@
+"""The process of a sweep's run: `nautile run`, which ends with the sweep however that ends.
+
+python -m flows.sweep.child PARENT run CONFIG ...
+"""
+
+import sys
+
+from common.processes import die_with_parent
+from flows.cli.main import script
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv.pop(1)))
+    script()

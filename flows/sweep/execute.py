@@ -1,0 +1,137 @@
+"""Run the arms of a sweep: each as `nautile run` in a process of its own, several at a time, on one Prefect server.
+
+What is done is in the store, and nothing else remembers how far a sweep came: the same command goes on. Runs that need
+the same step wait for each other at its key, and `[resources]` holds for all of them together.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from common.processes import ExitCode
+from common.text import duration, visible
+from flows.operate import prefect_server
+from flows.operate.concurrency import SHARED
+from flows.operate.services import join_server
+from flows.run import terminable
+from flows.sweep.arms import ArmRun, Sweep
+from store.artifacts import Store
+
+_REUSED = re.compile(r"^\S+: reused\b")
+Say = Callable[[str], None]  # prints a line
+
+
+def run_sweep(sweep: Sweep, store: Store, parallel: int | None, say: Say) -> int:
+    """Run the arms that are not done, at most `parallel` at a time; the exit code.
+
+    That of a run where several failed: the lowest, for a crash is the graver news. Raises `ConfigError` if the server
+    that PREFECT_API_URL names does not answer.
+    """
+    waiting = [run for run in sweep.runs if run.left(store)]
+    if done := len(sweep.runs) - len(waiting):
+        say(f"{done} of {len(sweep.runs)} runs are in the store already")
+    if not waiting:
+        return ExitCode.DONE
+    prefect_server.configure_prefect(store)
+    if server := join_server(store):
+        say(f"runs on the server of `nautile up`: {server.removesuffix('/api')}")
+    elif "PREFECT_API_URL" not in os.environ:
+        say("starting the embedded Prefect server (about 20 s the first time, less after)")
+    again = f"nautile sweep {shlex.quote(str(sweep.file))}"
+    # More at a time than there are slots would only wait.
+    at_a_time = parallel or sum(waiting[0].config.resources.limits().values())
+    workers = _Workers(sweep, store, say)
+    try:
+        with terminable(), prefect_server.prefect_api(), ThreadPoolExecutor(at_a_time) as threads:
+            try:
+                codes = list(threads.map(workers.run, waiting))
+            except BaseException:
+                workers.stop()
+                raise
+    except (KeyboardInterrupt, SystemExit):
+        say("stopped; its runs are ended and what was finished is kept.")
+        say(f"Continue with: {again}")
+        return ExitCode.INTERRUPTED
+    if failed := [run.title for run, code in zip(waiting, codes, strict=True) if code]:
+        say(f"{len(failed)} of {len(sweep.runs)} runs failed: {'; '.join(failed)}")
+        say(f"What they finished is kept. Continue with: {again}")
+    return min((code if code > 0 else ExitCode.FAILED for code in codes if code), default=ExitCode.DONE)
+
+
+@dataclass
+class _Workers:
+    """The processes of the runs. The thread that starts one waits for it: the kernel ends it with that thread."""
+
+    sweep: Sweep
+    store: Store
+    say: Say
+    stopped: threading.Event = field(default_factory=threading.Event)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def run(self, run: ArmRun) -> int:
+        """Run one arm to its end and print what it says; its exit code, or minus the signal that ended it."""
+        if self.stopped.is_set():
+            return ExitCode.INTERRUPTED
+        begun, reused = time.monotonic(), 0
+        self._say(run, "started")
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            process = subprocess.Popen(
+                command(self.sweep, run),
+                env={**os.environ, SHARED: "1"},
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C reaches it through `stop` alone
+            )
+            self.processes[run.run_name] = process
+            if self.stopped.is_set():
+                process.terminate()
+            assert process.stdout is not None
+            for line in process.stdout:
+                if not line.strip():
+                    break  # its closing table follows, which the report has
+                if _REUSED.match(line.rstrip()):
+                    reused += 1
+                else:
+                    self._say(run, line.rstrip())
+            process.stdout.read()
+            code = process.wait()
+            del self.processes[run.run_name]
+            errors.seek(0)
+            said = errors.read().splitlines()
+        took = f"after {duration(time.monotonic() - begun)}, {reused} of {len(run.prepared.steps)} steps reused"
+        if self.stopped.is_set():
+            return ExitCode.INTERRUPTED
+        for line in said:
+            self._say(run, line)
+        self._say(run, f"done {took}" if not code else f"failed with exit code {code} {took}")
+        return code
+
+    def stop(self) -> None:
+        """End all runs, as Ctrl-C ends one, and start no others."""
+        self.stopped.set()
+        for process in list(self.processes.values()):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    def _say(self, run: ArmRun, text: str) -> None:
+        if not self.stopped.is_set():
+            self.say(f"[{run.title}] {visible(text)}")
+
+
+def command(sweep: Sweep, run: ArmRun) -> Sequence[str]:
+    """The command line of a run's process."""
+    settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
+    until = ["--until", sweep.section.until] if sweep.section.until else []
+    return [sys.executable, "-m", "flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until]

@@ -1,0 +1,238 @@
+"""What a sweep has found: each arm's scores with intervals, its paired test against the first arm, its time and cost.
+
+It reads the record of a sweep (`Sweep.record`), artifacts by their keys, and the catalog: also while the sweep runs,
+of the arms that are done. An arm's verdict on a question is its mean over seeds: the same problem asked of several
+seeds is one problem. What was not measured is None, and an arm is compared on the seeds that both have.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import NormalDist, fmean, variance
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import read_json
+from evals.running.rows import SampleRow, read_rows
+from evals.scoring.comparison import holm, mean_weights
+from evals.scoring.intervals import bootstrap_mean, paired, paired_bootstrap, wilson
+from evals.scoring.scores import by_question, title_of, vote
+from flows.sweep.arms import FOLDER
+from store.artifacts import Store
+from store.catalog import CatalogRow
+
+Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
+Record = dict[str, Any]
+Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
+WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
+Z = 1.96
+
+_LAST = """
+SELECT key, state, error FROM runs WHERE list_contains(?, key) AND NOT reused
+QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
+"""
+_SECONDS = """
+SELECT execution, sum(seconds) AS seconds FROM runs WHERE list_contains(?, execution) AND NOT reused GROUP BY execution
+"""
+_DOLLARS = """
+SELECT execution, sum(dollars) AS dollars FROM calls WHERE list_contains(?, execution) GROUP BY execution
+"""
+_RUN = """
+SELECT run FROM runs WHERE config = ? AND run IS NOT NULL ORDER BY started DESC LIMIT 1
+"""
+
+
+def saved_sweeps(store: Store) -> dict[str, Record]:
+    """The records of the sweeps of this store by name, newest first."""
+    paths = sorted((store.root / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return {path.stem: record for path in paths if isinstance(record := read_json(path), dict)}
+
+
+def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
+    """The report as plain data: `arms` (a row for each run) and `metrics` (a row for each arm under each benchmark)."""
+    runs = _run_rows(store, record, query)
+    return {
+        **{name: record[name] for name in ("name", "file", "config", "verdict", "way")},
+        "after": record["after"].partition(":")[2],
+        "arms": runs,
+        "metrics": _metrics(store, record),
+    }
+
+
+def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]]:
+    """State, time and cost of each run. `own_…`: of the steps that no run before it in the list has."""
+    keys = sorted({step["key"] for run in record["runs"] for step in run["steps"]})
+    last = {row["key"]: row for row in query(_LAST, keys)}
+    executions = {key: artifact for key in keys if (artifact := _execution(store, record, key))}
+    made = sorted(set(executions.values()))
+    seconds = {row["execution"]: row["seconds"] for row in query(_SECONDS, made)}
+    dollars = {row["execution"]: row["dollars"] for row in query(_DOLLARS, made)}
+    rows, seen = [], set[str]()
+    for run in record["runs"]:
+        own = {step["key"] for step in run["steps"]} - seen
+        seen |= own
+        state, error = _state(store, run, executions, last)
+        row = {
+            **{name: run[name] for name in ("arm", "seed", "settings")},
+            "state": state,
+            "error": error,
+            "run": next((found["run"] for found in query(_RUN, run["name"])), None),
+            "steps": len(run["steps"]),
+            "made": sum(step["key"] in executions for step in run["steps"]),
+        }
+        for name, of in (("seconds", seconds), ("dollars", dollars)):
+            for prefix, chosen in (("", {step["key"] for step in run["steps"]}), ("own_", own)):
+                row[prefix + name] = _total(of.get(executions[key]) for key in chosen if key in executions)
+        rows.append(row)
+    return rows
+
+
+def _execution(store: Store, record: Record, key: str) -> str | None:
+    """The execution that made all that a step writes; None if that is not in the store."""
+    outputs = next(step["outputs"] for run in record["runs"] for step in run["steps"] if step["key"] == key)
+    try:
+        artifacts = [store.find(kind, key) for kind in outputs]
+    except ConfigError:
+        return None  # damaged: it will be made again
+    return artifacts[0].execution if artifacts[0] and all(artifacts) else None
+
+
+def _state(
+    store: Store, run: Mapping[str, Any], executions: Mapping[str, str], last: Mapping[str, CatalogRow]
+) -> tuple[str, str | None]:
+    """done, running, failed, interrupted or not made; and the first line of what failed."""
+    left = [step for step in run["steps"] if step["key"] not in executions]
+    if not left:
+        return "done", None
+    if any(store.lock(step["key"]).held_elsewhere() for step in left):
+        return "running", None
+    for step in left:
+        row = last.get(step["key"])
+        if row and row["state"] == "failed":
+            return "failed", f"{step['label']}: {(row['error'] or 'no reason was recorded').splitlines()[0]}"
+    begun = any((store.root / "staging" / step["key"]).is_dir() for step in left)
+    return ("interrupted" if begun else "not made"), None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
+    """A table for each benchmark that an arm was asked, and for the means, in the order of the record or by name."""
+    votes = _votes_by_arm(store, record)
+    arms = list(votes)
+    asked = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
+    means = mean_weights(asked)
+    names = record["benchmarks"] or [*sorted(asked), *means]
+    tables = []
+    for name in names:
+        weights = means.get(name, {name: 1.0})
+        rows = [_metric_row(arm, votes[arm], votes[arms[0]], weights, arm == arms[0]) for arm in arms]
+        tables.append({"benchmark": name, "title": title_of(name), "arms": rows})
+    tests = {
+        (table["benchmark"], row["arm"]): row["p"] for table in tables for row in table["arms"] if row["p"] is not None
+    }
+    significant = holm(tests)
+    for table in tables:
+        for row in table["arms"]:
+            row["significant"] = (table["benchmark"], row["arm"]) in significant if row["p"] is not None else None
+    return tables
+
+
+def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, dict[str, Votes]]]:
+    """Arm -> seed -> benchmark -> the vote of each question; nothing for a run without its evaluation."""
+    found: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
+    for run in record["runs"]:
+        key = next(step["key"] for step in run["steps"] if step["label"] == record["after"])
+        try:
+            artifact = store.find("evaluation", key)
+        except ConfigError:
+            continue  # damaged: the arm is not done
+        path = artifact.path / WAYS[record["way"]] if artifact else None
+        if path and path.is_file():
+            found[run["arm"]][run["seed"]] = question_votes(read_rows(path), record["verdict"])
+    return found
+
+
+def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
+    """Benchmark -> the vote of each question that was asked."""
+    votes: dict[str, Votes] = defaultdict(dict)
+    for question in by_question(row for row in rows if row["left_out"] is None):
+        first = question[0]
+        votes[first["benchmark"]][first["id"], first["prompt_digest"]] = vote(question, verdict)
+    return votes
+
+
+def _pooled(seeds: Mapping[int | None, Mapping[str, Votes]], which: Iterable[int | None], benchmark: str) -> Votes:
+    """The mean over seeds of the votes on each question."""
+    votes: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for seed in which:
+        for question, value in seeds[seed].get(benchmark, {}).items():
+            votes[question].append(value)
+    return {question: fmean(values) for question, values in votes.items()}
+
+
+def _metric_row(
+    arm: str,
+    own: Mapping[int | None, Mapping[str, Votes]],
+    first: Mapping[int | None, Mapping[str, Votes]],
+    weights: Mapping[str, float],
+    is_first: bool,
+) -> dict[str, Any]:
+    """An arm's accuracy on a benchmark, or on a mean of several, and its lead over the first arm."""
+    row: dict[str, Any] = {"arm": arm, "seeds": 0, "n": 0}
+    row |= dict.fromkeys(("accuracy", "low", "high", "common", "lead", "lead_low", "lead_high", "p"))
+    groups = [list(_pooled(own, own, name).values()) for name in weights]
+    if not all(groups):
+        return row
+    shares = list(weights.values())
+    accuracy = sum(weight * fmean(group) for weight, group in zip(shares, groups, strict=True))
+    if len(groups) == 1:
+        low, high = wilson(sum(groups[0]), len(groups[0]))
+    else:
+        low, high = bootstrap_mean(groups, weights=shares)
+    row |= {"seeds": len(own), "n": sum(map(len, groups)), "accuracy": accuracy, "low": low, "high": high}
+    seeds = [seed for seed in own if seed in first]
+    if is_first or not seeds:
+        return row
+    pairs = []
+    for name in weights:
+        before, after = _pooled(first, seeds, name), _pooled(own, seeds, name)
+        common = [question for question in before if question in after]
+        pairs.append(([before[question] for question in common], [after[question] for question in common]))
+    if all(before for before, _ in pairs):
+        row |= paired_lead(pairs, shares, several=len(seeds) > 1)
+    return row
+
+
+def paired_lead(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], weights: Sequence[float], several: bool
+) -> dict[str, Any]:
+    """The lead of the second of each pair, weighted, with its 95 % interval and p, over the `common` questions.
+
+    One seed: McNemar's exact test and its interval, as `nautile compare` has them. `several` seeds make votes between 0
+    and 1: p is then the exact test of on how many questions each has the higher vote, and the interval that of the mean
+    difference over questions (normal approximation); for a mean of benchmarks p is of the same normal.
+    """
+    common = sum(len(a) for a, _ in pairs)
+    if not several:
+        if len(pairs) == 1:
+            test = asdict(paired(*pairs[0]))
+            lead, low, high, p = (test[name] for name in ("lead", "low", "high", "p"))
+        else:
+            lead, low, high, p = paired_bootstrap(pairs, weights)
+        return {"common": common, "lead": lead, "lead_low": low, "lead_high": high, "p": p}
+    differences = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairs]
+    lead = sum(weight * fmean(values) for weight, values in zip(weights, differences, strict=True))
+    # One more disagreement than was seen, as in the interval of one seed: no spread in 20 questions is not certainty.
+    spreads = (
+        weight**2 * ((variance(values) * len(values) if len(values) > 1 else 0.0) + 1) / len(values) ** 2
+        for weight, values in zip(weights, differences, strict=True)
+    )
+    error = math.sqrt(sum(spreads))
+    p = paired(*pairs[0]).p if len(pairs) == 1 else 2 * NormalDist().cdf(-abs(lead) / error)
+    low, high = max(-1.0, lead - Z * error), min(1.0, lead + Z * error)
+    return {"common": common, "lead": lead, "lead_low": low, "lead_high": high, "p": p}

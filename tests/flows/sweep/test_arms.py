@@ -1,0 +1,101 @@
+"""A sweep's file: the runs it asks for, and what it is refused for before anything runs."""
+
+import pytest
+
+from common.errors import ConfigError
+from configs.load import changed
+from flows.cli.sweep import planned
+from flows.sweep.arms import read_sweep, toml_value
+from tests.support.toy_stages import TOY
+
+GRID = '[grid]\n"reason.policy.steps" = [3, 30]\n'
+
+
+@pytest.fixture
+def read(store, tmp_path, toy_stages):
+    """Read a sweep over the toy configuration, from the rest of its text."""
+
+    def call(text, many=False):
+        (tmp_path / "try out.toml").write_text(f'config = "{TOY}"\n{text}', encoding="utf-8")
+        return read_sweep(tmp_path / "try out.toml", store, many)
+
+    return call
+
+
+def test_a_grid_is_every_combination_and_each_seed_a_run(read):
+    sweep = read(f'seeds = [0, 7]\nset = ["report.samples=2"]\n{GRID}reason.balance = ["off", "equalise"]\n')
+    assert [run.title for run in sweep.runs[:3]] == [
+        "steps=3, balance=off seed 0",
+        "steps=3, balance=off seed 7",
+        "steps=3, balance=equalise seed 0",
+    ]
+    last = sweep.runs[-1]
+    assert last.run_name == last.config.name == "try-out.steps-30-balance-equalise.seed7"
+    assert (last.config.reason.policy.steps, last.config.reason.balance, last.config.seed) == (30, "equalise", 7)
+    assert last.config.report.samples == 2
+    assert len(sweep.runs) == 8
+    assert sweep.after == "evaluate:self_distill"
+
+
+def test_named_arms_and_a_configuration_beside_the_file(read, store, tmp_path):
+    (tmp_path / "base.toml").write_text(f'extends = "{TOY}"\nseed = 5\n', encoding="utf-8")
+    text = 'config = "base.toml"\nuntil = "evaluate:reason"\n[[arms]]\nname = "as it is"\n'
+    (tmp_path / "s.toml").write_text(
+        f'{text}[[arms]]\nname = "short"\nset = ["reason.policy.steps=1"]\n', encoding="utf-8"
+    )
+    sweep = read_sweep(tmp_path / "s.toml", store)
+    assert [(run.title, run.config.seed) for run in sweep.runs] == [("as it is", 5), ("short", 5)]
+    assert sweep.after == "evaluate:reason"
+    assert [step.label for step in sweep.runs[0].prepared.steps][-1] == "evaluate:reason"
+
+
+def test_the_plan_says_what_comes_from_another_arm(read, store):
+    first, second = planned(read(GRID), store)["runs"]
+    assert first["shared"] == second["reused"] == []
+    assert second["computed"] == ["reason", "evaluate:reason", "self_distill", "evaluate:self_distill", "report"]
+    assert first["computed"] == second["shared"] + second["computed"]
+
+
+ARMS = '[[arms]]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"sedes = [1]\n{GRID}", r"unknown key `sedes` \(did you mean 'seeds'\?\)"),
+        ("", r"write either \[grid\] or \[\[arms\]\]"),
+        (GRID + ARMS, r"either \[grid\] or \[\[arms\]\], not both"),
+        ("[grid]\n", "grid: it is empty"),
+        ('[grid]\n"reason.policy.steps" = []\n', "grid.reason.policy.steps: it has no value"),
+        (ARMS + ARMS, "two arms are called 'a'"),
+        (ARMS + '[[arms]]\nname = "a b"\nset = ["seed=1"]\n[[arms]]\nname = "a-b"\n', "names too similar"),
+        (ARMS + '[[arms]]\nname = "b"\nset = ["reason.policy.micro_rows=3"]\n', "arms 'a' and 'b' make the same"),
+        ('[grid]\n"reason.policy.steps" = [3, 3]\n', "two arms are called 'steps=3'"),
+        ('[grid]\n"reason.policy.stops" = [3, 30]\n', r"arm 'stops=3': .*did you mean 'steps'"),
+        ('[grid]\n"reason.policy.steps" = [3, "x"]\n', "arm 'steps=x': .*`reason.policy.steps`"),
+        (f"seeds = [1, 1]\n{GRID}", "seeds: the same seed twice"),
+        ('seeds = [1, 2]\n[grid]\n"seed" = [3]\n', "sets `seed`, which the sweep itself sets"),
+        (f'set = ["name=x"]\n{GRID}', "sets `name`"),
+        (f"seeds = {list(range(11))}\n{GRID}", "22 runs; give --yes"),
+        (f'until = "reson"\n{GRID}', "no stage 'reson'.*did you mean 'reason'"),
+        (f'until = "index"\n{GRID}', "no evaluation that every arm has"),
+        (f'after = "self"\n{GRID}', "no evaluation of 'self'.*; every arm has pretrain, align"),
+        (f'benchmarks = ["heldout"]\n{GRID}', r"'heldout' is not asked in every arm \(did you mean 'held_out'\?\)"),
+    ],
+)
+def test_what_is_wrong_is_one_message_before_anything_runs(read, store, text, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        read(text)
+    assert "\n" not in str(refused.value)
+    assert store.list() == []
+
+
+def test_many_runs_are_wanted_by_yes(read):
+    assert len(read(f"seeds = {list(range(11))}\n{GRID}", many=True).runs) == 22
+
+
+@pytest.mark.parametrize(
+    "value", [True, 3, 1e-5, -0.5, "off", "3", 'a"b\\ \x7f\n😀', [1, "x"], {"a": {"b": [1.5]}}, []]
+)
+def test_a_value_of_a_grid_passes_through_set_unchanged(value):
+    assert changed({}, [f"x={toml_value(value)}"]) == {"x": value}
