@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_json
 from common.text import did_you_mean
+from configs.changes import short_names
 from configs.load import load, load_own
 from configs.schema import RunConfig
 from configs.sweep import SweepConfig
@@ -126,11 +127,12 @@ def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]
     if section.grid is None:
         arms = [(arm.name, arm.set) for arm in section.arms]
     else:
-        short = [field.rpartition(".")[2] for field in section.grid]
-        names = short if len(set(short)) == len(short) else list(section.grid)
+        short = short_names(list(section.grid))
         arms = [
             (
-                ", ".join(f"{name}={_as_text(value)}" for name, value in zip(names, values, strict=True)),
+                ", ".join(
+                    f"{short[field]}={_as_text(value)}" for field, value in zip(section.grid, values, strict=True)
+                ),
                 tuple(f"{field}={toml_value(value)}" for field, value in zip(section.grid, values, strict=True)),
             )
             for values in product(*section.grid.values())

@@ -19,7 +19,7 @@ from flows.cli.main import app
 from store.artifacts import Store
 from store.manifest import now
 from tests.flows.test_run_state import plan
-from tests.support.document import Command, Settings, match_output, sections
+from tests.support.document import Command, Settings, ShownFile, match_output, sections
 from tests.support.prefect_server import running_server
 from tests.support.toy_cli import ROOT, environment
 from tests.support.toy_dag import TOY_DAG
@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 TEXT = (DOCS / "operations.md").read_text(encoding="utf-8")
 SECTIONS = sections(TEXT)
 TRIED = [title for title, items in SECTIONS.items() if any(isinstance(item, Command) for item in items)]
-READERS = {"runs", "status", "logs", "sql", "store"}  # run in this process: none of them imports Prefect
+READERS = {"runs", "status", "logs", "sql", "store", "sweep"}  # run in this process: none of them imports Prefect
 SHOWN_RUN = "9a3361d3-b032-424e-b340-660879190fda"
 PAGES = [
     ROOT / "README.md",
@@ -66,7 +66,9 @@ def test_every_command_of_the_section_runs(title, made, command_line, request, t
     own = folder / "my.toml"
     own.write_text(f'extends = "{TOY}"\n', encoding="utf-8")
     for item in SECTIONS[title]:
-        if isinstance(item, Settings):
+        if isinstance(item, ShownFile):
+            (folder / item.name).write_text(item.text, encoding="utf-8")
+        elif isinstance(item, Settings):
             own.write_text(own.read_text(encoding="utf-8") + item.text, encoding="utf-8")
         elif isinstance(item, Command) and item.untried is None:
             words = shlex.split(item.words, comments=True)
