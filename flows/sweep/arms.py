@@ -29,7 +29,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 @dataclass(frozen=True)
-class ArmRun:
+class SweepRun:
     """A run of the sweep: an arm with one seed.
 
     `settings`: what it sets, as `--set` takes it, the file's own included. `run_name`: the name of its configuration.
@@ -60,7 +60,7 @@ class Sweep:
     file: Path
     base: str
     section: SweepConfig
-    runs: tuple[ArmRun, ...]
+    runs: tuple[SweepRun, ...]
     after: str  # label of the evaluation that is compared
 
     def record(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     count = len(arms) * max(1, len(section.seeds))
     if count > MOST_ARMS and not many:
         raise ConfigError(f"{path}: {count} runs; give --yes if so many are wanted")
-    runs: list[ArmRun] = []
+    runs: list[SweepRun] = []
     for arm, own in arms:
         for seed in section.seeds or (None,):
             settings = (*section.set, *own, *([] if seed is None else [f"seed={seed}"]))
@@ -173,16 +173,16 @@ def _slug(name: str) -> str:
 
 def _prepared(
     arm: str, seed: int | None, settings: tuple[str, ...], run_name: str, base: str, section: SweepConfig, store: Store
-) -> ArmRun:
+) -> SweepRun:
     words = (*settings, f"name={run_name}")
     config = load(base, words)
     prepared = prepare_run(config, Selection(last=section.until), store, config_words(base, words))
-    return ArmRun(arm, seed, settings, run_name, config, prepared)
+    return SweepRun(arm, seed, settings, run_name, config, prepared)
 
 
-def _refuse_equal(path: Path, runs: Sequence[ArmRun]) -> None:
+def _refuse_equal(path: Path, runs: Sequence[SweepRun]) -> None:
     """Two runs whose steps all have the same keys would be one run that is compared with itself."""
-    by_keys: dict[tuple[str, ...], ArmRun] = {}
+    by_keys: dict[tuple[str, ...], SweepRun] = {}
     for run in runs:
         other = by_keys.setdefault(tuple(step.key for step in run.prepared.steps), run)
         if other is not run:
@@ -192,7 +192,7 @@ def _refuse_equal(path: Path, runs: Sequence[ArmRun]) -> None:
             )
 
 
-def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[ArmRun]) -> str:
+def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRun]) -> str:
     """The label of the evaluation that is compared, which every run has."""
     evaluated = [
         [

@@ -23,7 +23,7 @@ from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
 from flows.operate.services import join_server
 from flows.run import terminable
-from flows.sweep.arms import ArmRun, Sweep
+from flows.sweep.arms import SweepRun, Sweep
 from store.artifacts import Store
 
 _REUSED = re.compile(r"^\S+: reused\b")
@@ -77,7 +77,7 @@ class _Workers:
     stopped: threading.Event = field(default_factory=threading.Event)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
-    def run(self, run: ArmRun) -> int:
+    def run(self, run: SweepRun) -> int:
         """Run one arm to its end and print what it says; its exit code, or minus the signal that ended it."""
         if self.stopped.is_set():
             return ExitCode.INTERRUPTED
@@ -125,12 +125,12 @@ class _Workers:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
-    def _say(self, run: ArmRun, text: str) -> None:
+    def _say(self, run: SweepRun, text: str) -> None:
         if not self.stopped.is_set():
             self.say(f"[{run.title}] {visible(text)}")
 
 
-def command(sweep: Sweep, run: ArmRun) -> Sequence[str]:
+def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
     """The command line of a run's process."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []

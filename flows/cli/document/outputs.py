@@ -153,7 +153,7 @@ class ComparisonOutput(BaseModel):
     changed: list[dict[str, JsonValue]]
 
 
-class ArmRunOutput(Output):
+class SweepRunOutput(Output):
     """Own: of the steps that no run before it in the list has. What is unknown is null."""
 
     arm: str
@@ -200,7 +200,7 @@ class SweepOutput(Output):
     verdict: Literal["strict", "lenient"]
     way: Literal["generate", "likelihood"]
     after: str  # the stage whose evaluation is compared
-    arms: list[ArmRunOutput]
+    arms: list[SweepRunOutput]
     metrics: list[MetricOutput]
 
 
