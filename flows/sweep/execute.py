@@ -23,7 +23,7 @@ from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
 from flows.operate.services import join_server
 from flows.run import terminable
-from flows.sweep.arms import SweepRun, Sweep
+from flows.sweep.arms import Sweep, SweepRun
 from store.artifacts import Store
 
 _REUSED = re.compile(r"^\S+: reused\b")
