@@ -55,12 +55,12 @@ def sweep(
         raise ConfigError(f"no store at {store.root}: `nautile sweep {file}` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.ingest()
-    found = sweep_report(store, read.record(), lambda sql, *parameters: catalog.query(sql, parameters))
+    result = sweep_report(store, read.record(), lambda sql, *parameters: catalog.query(sql, parameters))
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(result, indent=1))
     else:
         console.print()
-        console.print(report_view(found), crop=False)
+        console.print(report_view(result), crop=False)
     raise typer.Exit(code)
 
 

@@ -109,11 +109,11 @@ class _Workers:
             code = process.wait()
             del self.processes[run.run_name]
             errors.seek(0)
-            said = errors.read().splitlines()
+            messages = errors.read().splitlines()
         took = f"after {duration(time.monotonic() - begun)}, {reused} of {len(run.prepared.steps)} steps reused"
         if self.stopped.is_set():
             return ExitCode.INTERRUPTED
-        for line in said:
+        for line in messages:
             self._say(run, line)
         self._say(run, f"done {took}" if not code else f"failed with exit code {code} {took}")
         return code

@@ -1,4 +1,4 @@
-"""What a sweep has found: each arm's scores with intervals, its paired test against the first arm, its time and cost.
+"""The report of a sweep: each arm's scores with intervals, its paired test against the first arm, its time and cost.
 
 It reads the record of a sweep (`Sweep.record`), artifacts by their keys, and the catalog: also while the sweep runs,
 of the arms that are done. An arm's verdict on a question is its mean over seeds: the same problem asked of several
@@ -77,7 +77,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
             **{name: run[name] for name in ("arm", "seed", "settings")},
             "state": state,
             "error": error,
-            "run": next((found["run"] for found in query(_RUN, run["name"])), None),
+            "run": next((row["run"] for row in query(_RUN, run["name"])), None),
             "steps": len(run["steps"]),
             "made": sum(step["key"] in executions for step in run["steps"]),
         }
@@ -144,7 +144,7 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
 
 def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, dict[str, Votes]]]:
     """Arm -> seed -> benchmark -> the vote of each question; nothing for a run without its evaluation."""
-    found: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
+    votes: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
     for run in record["runs"]:
         key = next(step["key"] for step in run["steps"] if step["label"] == record["after"])
         try:
@@ -153,8 +153,8 @@ def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, di
             continue  # damaged: the arm is not done
         path = artifact.path / WAYS[record["way"]] if artifact else None
         if path and path.is_file():
-            found[run["arm"]][run["seed"]] = question_votes(read_rows(path), record["verdict"])
-    return found
+            votes[run["arm"]][run["seed"]] = question_votes(read_rows(path), record["verdict"])
+    return votes
 
 
 def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
