@@ -47,7 +47,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
             name: {"title": title_of(name), "a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
             for name, (a, b) in by_name.items()
         },
-        "means": _means(by_name, seed),
+        "means": {name: _mean_of(weights, by_name, seed) for name, weights in mean_weights(by_name.keys()).items()},
         "changed": [
             _changed(row_a, row_b, verdict) for row_a, row_b in pairs if bool(row_a[verdict]) != bool(row_b[verdict])
         ],
@@ -78,11 +78,6 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
 
 def _question(row: SampleRow) -> tuple[str, int, str]:
     return row["benchmark"], row["index"], row["prompt_digest"]
-
-
-def _means(by_name: Mapping[str, Votes], seed: int) -> dict[str, dict[str, Any]]:
-    """The means of `mean_weights`, of both sides."""
-    return {name: _mean_of(weights, by_name, seed) for name, weights in mean_weights(by_name.keys()).items()}
 
 
 def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:

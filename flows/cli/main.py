@@ -19,13 +19,13 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
+from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
 from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
 from flows.cli.store import store_app
-from flows.cli.sweep import sweep
 from flows.cli.terminal import (
     JSON_VERSION,
     CheckpointArgument,
@@ -346,7 +346,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations of the same questions: paired tests, and samples whose verdict changed."""
-    from flows.cli.compare import compare_evaluations, comparison_view
+    from flows.cli.many.compare import compare_evaluations, comparison_view
 
     comparison = compare_evaluations(the_store(), first, second, verdict, way)
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))

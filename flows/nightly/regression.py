@@ -14,7 +14,7 @@ from prefect.states import Completed
 from common.text import fenced, visible
 from evals.scoring.comparison import comparison_table
 from evals.tables.results import to_markdown
-from flows.cli.compare import compare_evaluations
+from flows.cli.many.compare import compare_evaluations
 from store.mirror import open_store
 
 MAX_SAMPLES, MAX_CHARACTERS = 10, 600

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_json
-from common.text import did_you_mean
+from common.text import did_you_mean, visible
 from configs.changes import short_names
 from configs.load import load, load_own
 from configs.schema import RunConfig
@@ -23,6 +23,7 @@ from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from store.artifacts import Store
 
 MOST_ARMS = 20  # runs that need no --yes
+LONGEST_VALUE = 40  # characters of a value in the name of an arm
 FOLDER = "sweeps"  # of the store: a record of each sweep, for the dashboard
 EVALUATE = "evaluate:"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
@@ -131,7 +132,8 @@ def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]
         arms = [
             (
                 ", ".join(
-                    f"{short[field]}={_as_text(value)}" for field, value in zip(section.grid, values, strict=True)
+                    f"{short[field]}={visible(value if isinstance(value, str) else toml_value(value), LONGEST_VALUE)}"
+                    for field, value in zip(section.grid, values, strict=True)
                 ),
                 tuple(f"{field}={toml_value(value)}" for field, value in zip(section.grid, values, strict=True)),
             )
@@ -160,11 +162,6 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return str(value)
-
-
-def _as_text(value: Any) -> str:
-    text = value if isinstance(value, str) else toml_value(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _slug(name: str) -> str:

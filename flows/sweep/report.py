@@ -83,7 +83,9 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
         }
         for name, of in (("seconds", seconds), ("dollars", dollars)):
             for prefix, chosen in (("", {step["key"] for step in run["steps"]}), ("own_", own)):
-                row[prefix + name] = _total(of.get(executions[key]) for key in chosen if key in executions)
+                amounts = [of.get(executions[key]) for key in chosen if key in executions]
+                known = [amount for amount in amounts if amount is not None]
+                row[prefix + name] = sum(known) if known else None
         rows.append(row)
     return rows
 
@@ -113,11 +115,6 @@ def _state(
             return "failed", f"{step['label']}: {(row['error'] or 'no reason was recorded').splitlines()[0]}"
     begun = any((store.root / "staging" / step["key"]).is_dir() for step in left)
     return ("interrupted" if begun else "not made"), None
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:

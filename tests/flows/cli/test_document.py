@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flows.cli.compare import compare_evaluations
 from flows.cli.document.outputs import OUTPUTS, VERSION
 from flows.cli.document.page import document, schema_of
+from flows.cli.many.compare import compare_evaluations
 from flows.operate import questions
 from flows.operate.reconcile import Reconciled
 from store.artifacts import Store

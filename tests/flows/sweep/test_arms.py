@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import ConfigError
 from configs.load import changed
-from flows.cli.sweep import planned
+from flows.cli.many.sweep import planned
 from flows.sweep.arms import read_sweep, toml_value
 from tests.support.toy_stages import TOY
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evals.scoring.intervals import paired, wilson
 from flows.cli.document.outputs import OUTPUTS
-from flows.cli.sweep import planned, report_view
+from flows.cli.many.sweep import planned, report_view
 from flows.sweep.arms import read_sweep
 from flows.sweep.report import paired_lead, saved_sweeps, sweep_report
 from store.artifacts import Store

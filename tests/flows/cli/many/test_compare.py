@@ -10,7 +10,7 @@ from rich.console import Console
 from common.errors import ConfigError
 from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
-from flows.cli.compare import compare_evaluations, comparison_view
+from flows.cli.many.compare import compare_evaluations, comparison_view
 from tests.evals.conftest import Known
 from tests.support.stage_store import published
 
