@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
-APP = Path(__file__).with_name("app.py")
+APP = Path(__file__).with_name("server.py")
 _SETTINGS = {
     "server.headless": "true",  # open no browser
     "server.fileWatcherType": "none",

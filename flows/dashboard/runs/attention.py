@@ -23,8 +23,8 @@ class Concern:
     title: str
     text: str = ""
     command: str = ""
-    run: str = ""  # that an answer or a retry is for
-    action: Literal["", "approve", "retry"] = ""
+    run: str = ""  # that it is about
+    asks: bool = False  # whether the run waits for an answer
 
 
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
@@ -37,7 +37,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
             note["message"],
             f"nautile approve {run[:8]}",
             run,
-            "approve",
+            asks=True,
         )
     if state := chosen.state:
         yield from _ended_badly(state)
@@ -68,11 +68,11 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
         kept = "Finished work is kept. Fix what the message names, then continue:"
         text = f"{error}\n\n{kept}" if step.state == "failed" else "What was finished is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
-        yield Concern(level, f"{step.label} {step.state}", text, resume, state.run, "retry")
+        yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
     if not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "What was finished is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
-        yield Concern(level, f"The run was {state.state}", reason, resume, state.run, "retry")
+        yield Concern(level, f"The run was {state.state}", reason, resume, state.run)
 
 
 def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:

@@ -10,7 +10,7 @@ import streamlit as st
 from common.text import amount, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
 from flows.dashboard import queries, shared
-from flows.dashboard.runs import graph, ladder, table
+from flows.dashboard.runs import actions, graph, ladder, table
 from flows.dashboard.runs.attention import Concern, attention, budgets, spent, stand_ins
 from flows.dashboard.shared import ChosenRun
 from flows.run_state import RunState, StepState
@@ -30,6 +30,7 @@ def page(chosen: ChosenRun | None) -> None:
     climbed = ladder.ladder_of(folders)
     if chosen.state:
         st.html(_heading(chosen.state))
+    actions.controls(chosen)
     _figures(chosen, climbed, folders)
     for item in attention(chosen):
         _show(item)
@@ -177,6 +178,8 @@ def _show(item: Concern) -> None:
             shared.show_text(item.text)
         if item.command:
             st.code(item.command, language="sh")
+        if item.asks:
+            actions.approve_button(item.run)
 
 
 def _steps(chosen: ChosenRun) -> None:

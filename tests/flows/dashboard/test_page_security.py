@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.request
 
+import httpx
 import pytest
 
 from common.files import read_json
@@ -102,6 +103,24 @@ def test_the_dashboard_shows_no_text_as_markup(hostile, base, window):
         assert page.locator("[data-testid=stException]").count() == 0, title
         save_screenshot(page, f"hostile {title}")
     assert violations == []
+
+
+def opens(base, origin):
+    """The status with which the pages' WebSocket answers a page of an origin."""
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "origin": origin, "sec-websocket-version": "13"}
+    headers |= {"sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg==", "sec-websocket-protocol": "streamlit"}
+    with httpx.stream("GET", f"{base}/_stcore/stream", headers=headers) as response:
+        return response.status_code
+
+
+def test_only_its_own_page_may_use_the_dashboard(base):
+    """Its pages have buttons, so no page of another origin, port or name reaches their WebSocket, or frames them."""
+    assert opens(base, base) == 101
+    assert [opens(base, origin) for origin in ("http://elsewhere.example", "http://127.0.0.1:1", "null")] == [403] * 3
+    framed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+    for headers in ({"host": "elsewhere.example"}, framed):
+        assert httpx.get(base, headers=headers).status_code == 403
+    assert httpx.get(base, headers=framed | {"sec-fetch-dest": "document"}).is_success  # a link in Prefect's page
 
 
 def test_written_pages_show_no_text_as_markup(hostile, window):

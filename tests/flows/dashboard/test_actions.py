@@ -1,0 +1,155 @@
+"""Approve, cancel, retry and note from the page: only beside the server that `nautile up` started with it."""
+
+import os
+
+import psutil
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from common.errors import ConfigError
+from common.files import write_json
+from flows.cli.notes import read_note
+from flows.operate import run_actions
+from flows.operate.questions import NOTES
+from store.catalog import Catalog
+from store.manifest import host, now
+from tasks.engine.attempt_log import write_row
+from tests.support.http_server import FakeServer, json_response
+from tests.support.stage_store import key_of
+
+RUN = "9bdd20f2-7a6c-49ae-83fd-8758cc196433"
+
+
+class FakePrefect(FakeServer):
+    """Knows one run of a deployment, and accepts what is asked of it."""
+
+    base_path = "/api"
+    refuses = False
+
+    def __init__(self):
+        self.asked = []
+
+    def respond(self, request):
+        if request.method == "GET":
+            return json_response({"deployment_id": "d1"}, 200 if request.path.endswith(RUN) else 404)
+        state = request.json().get("state", {}).get("type", "")
+        self.asked.append((request.path.rpartition("/")[2], state))
+        return json_response({"status": "REJECT" if self.refuses else "ACCEPT", "details": {"reason": "not <now>"}})
+
+
+@pytest.fixture
+def prefect():
+    with FakePrefect() as server:
+        yield server
+
+
+@pytest.fixture
+def beside(store, prefect, monkeypatch):
+    """A store whose dashboard is this process, started by `nautile up` beside the server."""
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    process = {"pid": os.getpid(), "born": psutil.Process().create_time(), "log": ""}
+    services = [process | {"name": "server", "url": prefect.url}, process | {"name": "dashboard", "url": "http://x"}]
+    write_json(store.root / "services.json", {"services": services})
+    return store
+
+
+def planned(store, state):
+    steps = [{"label": "align", "stage": "align", "key": key_of("align"), "after": []}]
+    row = {"id": "p", "run": RUN, "config": "toy", "state": state, "steps": steps, "started": now(), "host": host()}
+    write_row(store, "plan", row | {"resume": f"prefect flow-run retry {RUN}"})
+    Catalog(store).ingest()
+
+
+def waits(store, api):
+    (store.root / NOTES).mkdir()
+    note = {"run": RUN, "label": "align", "message": "May it?", "since": now(), "host": "other", "pid": 1, "api": api}
+    write_json(store.root / NOTES / f"{RUN}.json", note)
+
+
+def _draw() -> None:
+    from flows.dashboard import shared
+    from flows.dashboard.runs import overview
+
+    overview.page(shared.chosen_run(shared.choose_run(shared.run_titles())))
+
+
+def page():
+    shown = AppTest.from_function(_draw, default_timeout=240).run()
+    assert not shown.exception
+    return shown
+
+
+def press(shown, label):
+    (button,) = (button for button in shown.button if button.label == label)
+    shown = button.click().run()
+    assert not shown.exception
+    return shown
+
+
+def labels(shown):
+    return [button.label for button in shown.button]
+
+
+def test_a_question_is_answered_from_the_page(beside, prefect):
+    planned(beside, "running")
+    waits(beside, prefect.url)
+    shown = page()
+    assert {"Approve", "Yes, cancel it"} <= set(labels(shown))
+    press(shown, "Approve")
+    assert prefect.asked == [("resume", "")]
+
+
+@pytest.mark.parametrize(
+    ("state", "label", "asked"),
+    [
+        ("failed", "Retry", ("set_state", "SCHEDULED")),
+        ("cancelled", "Retry", ("set_state", "SCHEDULED")),
+    ],
+)
+def test_a_run_that_ended_badly_is_retried_from_the_page(beside, prefect, state, label, asked):
+    planned(beside, state)
+    press(page(), label)
+    assert prefect.asked == [asked]
+
+
+def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefect):
+    planned(beside, "running")
+    prefect.refuses = True
+    with beside.run_lock(RUN).for_life():
+        shown = press(page(), "Yes, cancel it")
+    assert prefect.asked == [("set_state", "CANCELLING")]
+    assert "not \\<now\\>" in shown.error[0].value
+
+
+def test_a_note_is_kept_from_the_page(beside):
+    planned(beside, "done")
+    shown = page()
+    assert "Retry" not in labels(shown)
+    shown.text_area[0].input("better <b>than</b> r1")
+    (tags,) = (box for box in shown.text_input if box.label.startswith("Tags"))
+    tags.input("kept, kept, low")
+    press(shown, "Keep")
+    assert read_note(beside, RUN) == {"text": "better <b>than</b> r1", "tags": ["kept", "low"]}
+
+
+@pytest.mark.parametrize("name", ["server", "dashboard", None])
+def test_elsewhere_the_page_only_shows_commands(beside, prefect, name):
+    """Not beside a server of `up`, or in another process than the dashboard that it started."""
+    planned(beside, "running")
+    waits(beside, prefect.url)
+    process = {"pid": os.getppid(), "born": psutil.Process(os.getppid()).create_time(), "log": ""}
+    own = {"pid": os.getpid(), "born": psutil.Process().create_time(), "log": "", "name": "dashboard", "url": ""}
+    services = {"server": [own], "dashboard": [process | {"name": "dashboard", "url": ""}], None: []}[name]
+    if name == "dashboard":
+        services.append(process | {"name": "server", "url": prefect.url})
+    write_json(beside.root / "services.json", {"services": services})
+    assert run_actions.server_beside(beside) is None
+    shown = page()
+    assert labels(shown) == []
+    assert f"nautile approve {RUN[:8]}" in [code.value for code in shown.code]
+
+
+def test_a_server_that_is_gone_is_named(store):
+    with pytest.raises(ConfigError, match=r"does not answer"):
+        run_actions.cancel("http://127.0.0.1:9/api", RUN)
