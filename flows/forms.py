@@ -21,8 +21,9 @@ _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORK
 
 ConfigName = Annotated[str, Field(min_length=1)]
 Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\s*=")]]
-StageName = Annotated[str, Field(pattern=rf"^({'|'.join(OPERATED)})(:\S+)?$")]
-RunName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^\S(.*\S)?$")]
+# Both are empty by default, for a field that may be null is shown with a switch between text and none.
+StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(OPERATED)})(:\S+)?)?$")]
+RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
 
 
 def run_name() -> str:

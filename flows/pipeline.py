@@ -56,11 +56,11 @@ class StageFailed(RuntimeError):
 def pipeline(
     config: ConfigName = "local",
     overrides: Overrides = (),
-    only: StageName | None = None,
-    from_: StageName | None = None,
-    until: StageName | None = None,
+    only: StageName = "",
+    from_: StageName = "",
+    until: StageName = "",
     force: bool = False,
-    name: RunName | None = None,
+    name: RunName = "",
 ) -> Outputs | State[Any]:
     """Run a configuration, or the selected part of it.
 
@@ -76,7 +76,9 @@ def pipeline(
         force: Run the chosen stages again. What they replace is kept.
         name: What the run is called. Without it, it keeps the name that it has.
     """
-    return run_selected(config, overrides, Selection(first=from_, last=until, only=only, force=force))
+    return run_selected(
+        config, overrides, Selection(first=from_ or None, last=until or None, only=only or None, force=force)
+    )
 
 
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:

@@ -17,7 +17,7 @@ def stage_flow(stage: str) -> Flow[Any, Outputs | State[Any]]:
     """
 
     def rerun(
-        config: ConfigName = "local", overrides: Overrides = (), force: bool = False, name: RunName | None = None
+        config: ConfigName = "local", overrides: Overrides = (), force: bool = False, name: RunName = ""
     ) -> Outputs | State[Any]:
         return run_selected(config, overrides, Selection(only=stage, force=force))
 

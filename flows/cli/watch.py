@@ -36,8 +36,7 @@ def status(
 
     With a configuration: the state of each of its steps in the store, whichever run made them.
     """
-    from flows.cli import inspect, runs
-    from flows.cli.tables import status_table
+    from flows.cli import runs
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
@@ -56,6 +55,8 @@ def status(
         show_as(runs.step_rows(run), as_json, runs.run_view)
         return
     from configs.load import load
+    from flows.cli import inspect
+    from flows.cli.tables import status_table
 
     run_config = load(what or "local", settings)
     if why:

@@ -55,7 +55,7 @@ def evaluation(
     config: ConfigName = "local",
     overrides: Overrides = (),
     checkpoint: str = "",
-    name: RunName | None = None,
+    name: RunName = "",
 ) -> State[dict[str, Any]]:
     """Evaluate a checkpoint unless it is evaluated, compare it with earlier ones, and raise regressions.
 

@@ -34,6 +34,7 @@ def test_a_form_has_a_few_fields_each_with_a_text_and_none_that_must_be_filled_i
     ("values", "field"),
     [
         ({"overrides": ["reason.policy.steps=3", "seed = 1"], "only": "evaluate:align", "name": "three steps"}, None),
+        ({"only": "", "name": ""}, None),
         ({"overrides": ["seed=1", "resaon.policy.steps=3"]}, ["overrides", 1]),
         ({"overrides": ["reason.policy.steps"]}, ["overrides", 0]),
         ({"overrides": ["launch.command=id"]}, ["overrides", 0]),

@@ -182,7 +182,7 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, pref
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):
     prefect.submit_form("pipeline/pipeline-toy", "seeds=3")
-    prefect.page.get_by_text("Validation failed for field 'overrides").first.wait_for()
+    prefect.page.get_by_text("'seeds=3' does not match").first.wait_for()
     save_screenshot(prefect.page, "prefect a bad parameter")
 
 
