@@ -19,7 +19,7 @@ from rich.console import Console
 
 from common.errors import ConfigError, Retryable
 from flows.cli import inspect
-from flows.operate import approval, reconcile
+from flows.operate import questions, reconcile
 from flows.operate.prefect_server import require_api
 from flows.run import exit_code, print_failure
 from flows.selection import PreparedRun, Selection
@@ -85,7 +85,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     (newest,) = fetch(f"{bench.url}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
-    assert flow_run["parameters"]["config"]["name"] == "toy"
+    assert [flow_run["parameters"][name] for name in ("config", "name")] == [str(TOY), "toy"]
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
@@ -220,27 +220,27 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(benc
     with FakeWebhook(503, 204) as webhook:
         run = bench.start("run", str(config), "--only", "held_out", store=store.root, HOOK=webhook.secret_url)
         try:
-            until(lambda: run.poll() is not None or approval.waiting(store))
-            (note,) = approval.waiting(store)
+            until(lambda: run.poll() is not None or questions.waiting(store))
+            (note,) = questions.waiting(store)
             assert note["label"] == "held_out"
             state = fetch(f"{bench.url}/flow_runs/{note['run']}")["state"]
             assert state["type"] == "PAUSED"
             assert "held_out of approved asks for approval" in state["message"]
             assert "Expected cost: it never ran here" in state["message"]
             with pytest.raises(ConfigError, match=r"wants a login.*PREFECT_API_AUTH_STRING"):
-                approval.approve(store, note["run"][:8], None)
+                questions.approve(store, note["run"][:8], None)
             monkeypatch.setenv("PREFECT_API_URL", bench.url)
             with pytest.raises(ConfigError, match=r"PREFECT_API_URL: .*wants a login"):
                 require_api()
             monkeypatch.setenv("PREFECT_API_AUTH_STRING", bench.login)
             assert require_api() == bench.url
-            approval.approve(store, note["run"][:8], None)
+            questions.approve(store, note["run"][:8], None)
             out, err = run.communicate(timeout=300)
         finally:
             run.kill()
     assert run.returncode == 0, err
     assert f"waits for nautile approve {note['run'][:8]}" in out
-    assert approval.waiting(store) == []
+    assert questions.waiting(store) == []
     assert len(store.list("questions")) == 1
     # The first is sent again after its 503.
     messages = [(entry["event"], entry["run"]) for entry in webhook.messages]
