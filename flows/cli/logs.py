@@ -19,7 +19,11 @@ from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
 _BLOCK = 1 << 20
-_RUNS = "SELECT run, max(started) AS begun FROM runs WHERE run IS NOT NULL GROUP BY run ORDER BY begun DESC"
+# Newest first; estimates (`nautile plan`) after all others, so that none is what is shown by default.
+_RUNS = """
+SELECT run, max(started) AS begun FROM runs WHERE run IS NOT NULL
+GROUP BY run ORDER BY starts_with(run, 'plan-'), begun DESC
+"""
 _STAGES = """
 SELECT run, label, stage, key, execution, state, started FROM runs WHERE run = ?
 QUALIFY row_number() OVER (PARTITION BY label ORDER BY started DESC, time DESC) = 1 ORDER BY started

@@ -19,6 +19,7 @@ from configs.changes import changed_settings
 from configs.load import load
 from flows.cli import inspect
 from flows.cli.document.outputs import OUTPUTS
+from flows.cli.logs import run_id
 from flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from flows.cli.tables import lineage_tree, status_table
 from flows.dag import build_dag
@@ -113,6 +114,8 @@ def test_a4_an_estimate_and_a_use_of_a_model_are_no_runs(store):
     attempt(store, "tune", "done", 2, run="tune-1")
     assert [row["id"] for row in list_runs(store, 10)] == ["aa11"]
     assert "run aa11" in shown(store)
+    assert run_id(store, None) == "tune-1"  # whose log one wants to see; the estimate's only by its id
+    assert run_id(store, "plan") == "plan-c12fdf13"
 
 
 def test_a6_times_and_attempts_are_right_after_a_retry(store):
