@@ -25,11 +25,12 @@ from typing import Any
 
 from bench.chaos_local_faults import STRIKES, Planned, draw_schedule
 from bench.chaos_local_scene import LocalRound
-from bench.chaos_random import Chaos
+from bench.chaos_random import Chaos, left_running
 from bench.chaos_servers import PRICES, CountingTeacher, MirrorServer
+from store.manifest import MIRRORED
 
 RENEW_S, EXPIRES_S = "5", "15"
-RECOVERY_S = 300.0
+RECOVERY_S, STALLED_S, LOOK_S = 300.0, 900.0, 1.5
 ENDPOINT = "smollm2"  # whose place the counting teacher takes
 SLOW_S, QUICK_S = 0.5, 0.02  # a teacher's answer in the distillation, where it meets faults, and elsewhere
 STATUSES = {"429": ("429",), "500": ("500",)}  # of the fault, as the ledger calls it; the others have several names
@@ -49,7 +50,8 @@ class LocalChaos(Chaos):
         self.counting = CountingTeacher(self.out / "teacher.jsonl", options.port)
         (self.out / "s3-disk").mkdir(exist_ok=True)
         self.mirror = MirrorServer(self.out / "s3-disk", options.port + 1)
-        self.seconds = 0.0
+        self.started = 0.0
+        self.account: dict[str, Any] = {}
 
     def _config(self) -> str:
         """The configuration with the teacher behind a socket."""
@@ -78,11 +80,10 @@ class LocalChaos(Chaos):
         with self.counting:
             plain = self.plain()
             scene = self._scene()
-            began = time.monotonic()
             try:
                 rows = self._disturbed(scene)
                 problems = self._judge(scene, plain) + self._ledger(scene, rows)
-                self._write(rows, problems, plain, time.monotonic() - began, scene)
+                self._write(rows, problems, plain)
             finally:
                 scene.close()
                 self.mirror.close()
@@ -120,7 +121,9 @@ class LocalChaos(Chaos):
             scene.at_machine(number)
             if not going_on:
                 shutil.copytree(self.out / "plain/store/compiled", scene.store / "compiled", dirs_exist_ok=True)
-            else:  # the S3 server has begun anew: each machine sends what it has
+            else:  # the S3 server has begun anew: each machine sends what it has, whatever it knows to be there
+                for marker in scene.store.glob(f"artifacts/*/*/{MIRRORED}"):
+                    marker.unlink()
                 scene.in_its_store("store", "push")
         return scene
 
@@ -131,8 +134,7 @@ class LocalChaos(Chaos):
     def _disturbed(self, scene: LocalRound) -> list[dict[str, Any]]:
         """The run with its faults, to its good end. Each fault that is overcome is a line of a file."""
         rows = self._done()
-        self.seconds = max((row["at_s"] for row in rows), default=0.0)
-        self.started = time.monotonic() - self.seconds
+        self.started = time.monotonic() - max((row["at_s"] for row in rows), default=0.0)
         scene.start()
         for planned in self.plan:
             if any(row["number"] == planned.number for row in rows):
@@ -155,17 +157,24 @@ class LocalChaos(Chaos):
     def _approach(self, scene: LocalRound, planned: Planned, rows: list[dict[str, Any]]) -> bool:
         """Wait until the run is where the fault is to strike, or past it and at work; False once it is over."""
         self.counting.delay_s = SLOW_S if planned.label == "distill" else QUICK_S
-        passed_s = 0.0
+        passed_s, looked_s, moved_s, mark = 0.0, 0.0, time.monotonic(), scene.mark()
         while True:
             if not self._stay_alive(scene, rows):
                 return False
             if planned.is_reached(scene):
                 return True
-            if planned.label in scene.finished() and any(work.total for work in scene.work()):
-                passed_s = passed_s or time.monotonic()
-                if time.monotonic() - passed_s > 1.0:
-                    return True
-            time.sleep(0.05)
+            now = time.monotonic()
+            if now - looked_s > LOOK_S:  # costs more than to see whether the place is reached
+                looked_s = now
+                if scene.is_beyond(mark):
+                    moved_s, mark = now, scene.mark()
+                if now - moved_s > STALLED_S:
+                    raise SystemExit(f"nothing has moved for {STALLED_S:.0f} s in {scene.at()}; see {scene.log}")
+                if planned.label in scene.finished() and any(work.total for work in scene.work()):
+                    passed_s = passed_s or now
+                    if now - passed_s > LOOK_S / 2:
+                        return True
+            time.sleep(0.1)
 
     def _strike_and_recover(
         self, scene: LocalRound, planned: Planned, rows: list[dict[str, Any]]
@@ -187,7 +196,7 @@ class LocalChaos(Chaos):
             if not self._stay_alive(scene, [row]) or scene.is_beyond(mark):
                 row["recovered_s"] = round(time.monotonic() - began, 1)
                 break
-            time.sleep(0.1)
+            time.sleep(0.3)
         row["machine"] = scene.machine
         lines = scene.telling_lines(since)
         offered = row.pop("said")
@@ -226,6 +235,9 @@ class LocalChaos(Chaos):
             made = re.findall(r"^([a-z_:]+): done", scene.output(), re.MULTILINE)
             if code or made:
                 problems.append(f"machine {number}, back again: exit code {code}, made {made} once more")
+            problems += left_running(scene.store)
+            if damaged := scene.nautile("store", "verify")["damaged"]:
+                problems.append(f"machine {number}: damaged {damaged}")
         scene.at_machine(last)
         return problems + super()._judge(scene, plain)
 
@@ -263,11 +275,9 @@ class LocalChaos(Chaos):
                 problems.append(f"more rows than failures of {fault}")
         return problems
 
-    def _write(
-        self, rows: list[dict[str, Any]], problems: list[str], plain: dict[str, Any], seconds: float, scene: LocalRound
-    ) -> None:
+    def _write(self, rows: list[dict[str, Any]], problems: list[str], plain: dict[str, Any]) -> None:
         """The page of the results."""
-        account = self.account
+        account, seconds = self.account, time.monotonic() - self.started
         kinds = ", ".join(f"{fault}: {count}" for fault, count in account["faults"].items())
         lines = [
             "# Thirty faults in the default run",
@@ -275,8 +285,9 @@ class LocalChaos(Chaos):
             f"Written by `python bench/chaos.py local --work DIR --seed {self.options.seed}`: {len(rows)} faults in one"
             f" run of `{self.options.config.name}`, its store at an S3 server, its teacher behind a socket.",
             f"The undisturbed run took {plain['seconds']:.0f} s, the disturbed one {seconds:.0f} s with all of its"
-            " checks. *Recovered* is the time from the fault until the run is farther than it was before, the fault's"
-            " own length included.",
+            f" checks, on {os.cpu_count()} cores (load {os.getloadavg()[2]:.1f} in the last quarter of an hour)."
+            " *Recovered* is the time from the fault until the run is farther than it was before, the"
+            " fault's own length included.",
             "",
             "| | fault | in | what happened | recovered | evidence |",
             "| ---: | --- | --- | --- | ---: | --- |",

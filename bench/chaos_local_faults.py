@@ -20,6 +20,7 @@ from bench.chaos_faults import FAULTS, fill, kill_flow, wait_for
 from bench.chaos_local_scene import LABELS, LocalRound, family_of
 
 Strike = Callable[[LocalRound, random.Random], str | None]
+Event = Literal["start", "progress", "save", "worker"]
 OUTAGE_S = 120.0
 TAKEN_OVER_S = 180.0
 _OF_THE_ROUNDS: dict[str, Strike] = {fault.name: fault.strike for fault in FAULTS}  # type: ignore[misc]
@@ -81,7 +82,7 @@ def teacher_answers(kind: str, count: int) -> Strike:
         assert scene.counting
         coming = scene.counting.coming
         coming.extend([kind] * count)
-        scene.wait_until(lambda: not coming or not scene.alive(), 30.0)
+        scene.wait_until(lambda: not coming or not scene.alive(), 90.0)
         met = count - len(coming)
         coming.clear()
         return f"{met} requests" if met else None
@@ -267,11 +268,13 @@ class Planned:
     fault: str
     label: str
     share: float
-    event: Literal["progress", "save", "worker"]
+    event: Event
 
     def is_reached(self, scene: LocalRound) -> bool:
         if self.event == "worker":
             return bool(items_at_work(scene)) and self.label in scene.at()
+        if self.event == "start":
+            return self.label in scene.at()
         for work in scene.work():
             if work.label == self.label == "distill":
                 return scene.answered >= max(1.0, self.share * scene.prompts)
@@ -282,14 +285,19 @@ class Planned:
 
     @property
     def where(self) -> str:
-        what = {"progress": f"{self.share:.0%} done", "save": f"a checkpoint after {self.share:.0%}"}
-        return f"{self.label}, {what.get(self.event, 'a work item at work')}"
+        what: dict[Event, str] = {
+            "start": "as it starts",
+            "progress": f"{self.share:.0%} done",
+            "save": f"a checkpoint after {self.share:.0%}",
+            "worker": "a work item at work",
+        }
+        return f"{self.label}, {what[self.event]}"
 
 
 INGESTS = ("ingest:synth", "ingest:answers")
 EVALUATIONS = ("evaluate:pretrain", "evaluate:align", "evaluate:reason")
 # Fault, the steps of which one is drawn, the range of the share, and the event.
-PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Literal["progress", "save", "worker"]], ...] = (
+PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Event], ...] = (
     ("kill a work item", ("ingest:synth",), (0.0, 0.0), "worker"),
     ("kill while it starts again", ("ingest:synth", "ingest:answers"), (0.0, 0.0), "worker"),
     ("half-written files of another writer", ("distill",), (0.0, 0.2), "progress"),
@@ -310,7 +318,7 @@ PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Literal["progress",
     ("torn event line", ("pretrain",), (0.8, 0.84), "save"),
     ("full disk of the mirror", ("pretrain",), (0.92, 0.97), "progress"),
     ("kill the stage", ("evaluate:pretrain",), (0.3, 0.7), "progress"),
-    ("the teacher answers 429", ("align",), (0.0, 0.02), "progress"),
+    ("the teacher answers 429", ("align",), (0.0, 0.0), "start"),
     ("the stage and Prefect's server killed", ("align",), (0.4, 0.8), "progress"),
     ("flipped byte", ("evaluate:align",), (0.1, 0.6), "progress"),
     ("the S3 server is cut, the flow killed", ("reason",), (0.0, 0.1), "progress"),

@@ -239,11 +239,7 @@ class Chaos:
         """What is wrong at the end of a round."""
         time.sleep(1.0)
         problems = []
-        store = str(scene.store)
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get("NAUTILE_STORE") == store:
-                    problems.append(f"left running: {' '.join(process.cmdline()[-4:])[:120]}")
+        problems += left_running(scene.store)
         damaged = scene.nautile("store", "verify")["damaged"]
         problems += [f"damaged: {name}: {files}" for name, files in damaged.items()]
         result = scene.everything()
@@ -283,3 +279,13 @@ class Chaos:
         lines += [f"- {problem}" for problem in bad]
         (self.out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print("\n".join(lines))
+
+
+def left_running(store: Path) -> list[str]:
+    """The processes that still work in a store."""
+    lines = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("NAUTILE_STORE") == str(store):
+                lines.append(f"left running: {' '.join(process.cmdline()[-4:])[:120]}")
+    return lines
