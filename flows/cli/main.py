@@ -338,17 +338,47 @@ def report(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="An evaluation: an artifact id or a folder.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another evaluation, of the same questions.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="An evaluation: an artifact id, a folder, or the stage it followed (the newest). Or a run, by its id.",
+            autocompletion=complete_stage,
+        ),
+    ],
+    second: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="Another, of the same questions; or another run.", autocompletion=complete_stage
+        ),
+    ],
     verdict: Annotated[str, typer.Option(help="How answers are graded: strict or lenient.")] = "strict",
     way: Annotated[str, typer.Option(help="How questions were asked: generate or likelihood.")] = "generate",
     changed: Annotated[int, typer.Option(min=0, help="Print this many of the samples whose verdict changed.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Compare two evaluations of the same questions: paired tests, and samples whose verdict changed."""
-    from flows.cli.many.compare import compare_evaluations, comparison_view
+    """Compare two evaluations of the same questions: paired tests, and samples whose verdict changed.
 
-    comparison = compare_evaluations(the_store(), first, second, verdict, way)
+    Or two runs: the settings that differ, their scores by paired test, the ends of their curves, time and cost.
+    """
+    from flows.cli.many.compare import (
+        check_choices,
+        compare_evaluations,
+        comparison_view,
+        run_comparison_view,
+        runs_named,
+    )
+    from flows.sweep.runs import compare_runs
+    from store.catalog import Catalog
+
+    store = the_store()
+    check_choices(verdict, way)
+    if runs := runs_named(store, first, second):
+        catalog = Catalog(store)
+        runs_compared = compare_runs(store, lambda sql, *given: catalog.query(sql, given), *runs, verdict, way)
+        show_as(runs_compared, as_json, run_comparison_view)
+        return
+    comparison = compare_evaluations(store, first, second, verdict, way)
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
 
 

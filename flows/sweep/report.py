@@ -32,10 +32,10 @@ _LAST = """
 SELECT key, state, error FROM runs WHERE list_contains(?, key) AND NOT reused
 QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
 """
-_SECONDS = """
+SECONDS = """
 SELECT execution, sum(seconds) AS seconds FROM runs WHERE list_contains(?, execution) AND NOT reused GROUP BY execution
 """
-_DOLLARS = """
+DOLLARS = """
 SELECT execution, sum(dollars) AS dollars FROM calls WHERE list_contains(?, execution) GROUP BY execution
 """
 _RUN = """
@@ -66,8 +66,8 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
     last = {row["key"]: row for row in query(_LAST, keys)}
     executions = {key: artifact for key in keys if (artifact := _execution(store, record, key))}
     made = sorted(set(executions.values()))
-    seconds = {row["execution"]: row["seconds"] for row in query(_SECONDS, made)}
-    dollars = {row["execution"]: row["dollars"] for row in query(_DOLLARS, made)}
+    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, made)}
+    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, made)}
     rows, seen = [], set[str]()
     for run in record["runs"]:
         own = {step["key"] for step in run["steps"]} - seen

@@ -153,6 +153,65 @@ class ComparisonOutput(BaseModel):
     changed: list[dict[str, JsonValue]]
 
 
+class ComparedRun(Output):
+    run: str
+    config: str | None
+    name: str
+    begun: str
+
+
+class ChangedSetting(Output):
+    field: str
+    before: JsonValue  # in A
+    after: JsonValue  # in B
+
+
+class ComparedScore(PairedTest):
+    stage: str  # after which it was evaluated
+    benchmark: str
+    title: str
+    same: bool  # both runs have the one evaluation
+    gain: str  # in words
+
+
+class CurveEnd(Output):
+    last: float
+    step: int
+    best: float | None  # of metrics of which the highest or the lowest is the best
+    best_step: int | None
+
+
+class ComparedCurve(Output):
+    stage: str
+    metric: str
+    title: str
+    a: CurveEnd
+    b: CurveEnd
+
+
+class StepCost(Output):
+    """Of what the step made, whichever run made it."""
+
+    state: str
+    seconds: float | None
+    dollars: float | None
+
+
+class ComparedStep(Output):
+    label: str
+    same: bool  # both runs have it from one execution
+    a: StepCost | None  # null: the run has no such step
+    b: StepCost | None
+
+
+class RunComparison(Output):
+    runs: dict[Literal["a", "b"], ComparedRun]
+    settings: list[ChangedSetting] | None  # null: a run was made before settings were recorded
+    scores: list[ComparedScore]
+    curves: list[ComparedCurve]
+    steps: list[ComparedStep]
+
+
 class SweepRunOutput(Output):
     """Own: of the steps that no run before it in the list has. What is unknown is null."""
 
@@ -267,6 +326,7 @@ OUTPUTS: dict[str, Any] = {
     "show": ManifestOutput,
     "lineage": list[Ancestor],
     "compare": ComparisonOutput,
+    "compare RUN RUN": RunComparison,
     "sql": list[dict[str, JsonValue]],
     "params": dict[str, int],
     "approve": list[QuestionOutput],

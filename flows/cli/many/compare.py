@@ -1,4 +1,7 @@
-"""`nautile compare`: two evaluations, from the store or from folders, on the questions they have in common."""
+"""`nautile compare`: two evaluations, from the store or from folders, on the questions they share; or two runs.
+
+An evaluation is a folder, an artifact id, or the stage after which it was made (then the newest); a run is its id.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +12,74 @@ from rich.text import Text
 from common.environment import differences
 from common.errors import ConfigError
 from common.files import read_json
-from common.text import visible
+from common.text import dollars, duration, visible
+from configs.changes import Change, describe_changes
 from evals.running.rows import SampleRow, read_rows
-from evals.scoring.comparison import compare, comparison_table
+from evals.scoring.comparison import compare, comparison_table, whose_gain
+from evals.scoring.scores import title_of
 from flows.cli.inspect import named_or_newest
-from flows.cli.tables import query_table
+from flows.cli.runs import MOST_SEARCHED
+from flows.cli.tables import FittingTable, query_table
+from flows.run_state import RUNS
+from flows.sweep.arms import EVALUATE
+from flows.sweep.report import WAYS
 from store.artifacts import Store
+from store.catalog import Catalog
 
-WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
+SIDES = ("a", "b")
 VERDICTS = ("strict", "lenient")
 MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
+
+
+def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
+    """The ids of two runs that are named by their first digits; None if both names mean evaluations.
+
+    Raises `ConfigError` for a run beside an evaluation, and for digits with which several begin.
+    """
+    catalog = Catalog(store)
+    runs = []
+    if store.root.exists():
+        store.refresh(events=True)
+        catalog.ingest()
+        runs = [row["run"] for row in catalog.query(RUNS, [MOST_SEARCHED])]
+    labels = _evaluated(store)
+    ids = []
+    for name in (a, b):
+        matching = [run for run in runs if run.startswith(name)]
+        if Path(name).is_dir() or "/" in name or name in labels:
+            matching = []
+        elif matching and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
+            raise ConfigError(f"{name!r} begins the id of a run and of an evaluation: write evaluation/{name}, or more")
+        if len(matching) > 1:
+            known = ", ".join(run[:8] for run in matching[:8])
+            raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
+        ids.append(matching[0] if matching else None)
+    match ids:
+        case [None, None]:
+            return None
+        case [str(first), str(second)]:
+            if first == second:
+                raise ConfigError(f"{a!r} and {b!r} are one run: name another to compare it with")
+            return first, second
+    run, other = (a, b) if ids[0] else (b, a)
+    raise ConfigError(f"{run!r} is a run and {other!r} is none: compare two runs, or two evaluations")
+
+
+def check_choices(verdict: str, way: str) -> None:
+    """Raise `ConfigError` for a verdict or a way of asking that there is not."""
+    if verdict not in VERDICTS:
+        raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
+    if way not in WAYS:
+        raise ConfigError(f"--way {way}: must be {' or '.join(WAYS)}")
+
+
+def _evaluated(store: Store) -> dict[str, str]:
+    """Stage and label -> id of the newest evaluation made after it."""
+    names: dict[str, str] = {}
+    for artifact in store.list("evaluation"):
+        label = artifact.manifest["label"]
+        names |= {label: artifact.id, label.removeprefix(EVALUATE): artifact.id}
+    return names
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
@@ -26,10 +87,10 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
 
     `warnings`: where the two, or their checkpoints, were made on other machines or with other libraries.
     """
-    if verdict not in VERDICTS:
-        raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
-    if way not in WAYS:
-        raise ConfigError(f"--way {way}: must be {' or '.join(WAYS)}")
+    check_choices(verdict, way)
+    store.refresh()
+    labels = _evaluated(store)
+    a, b = (name if Path(name).is_dir() else labels.get(name, name) for name in (a, b))
     model_a, rows_a = _read_evaluation(store, a, way)
     model_b, rows_b = _read_evaluation(store, b, way)
     names = {"a": f"{Path(a).name} ({model_a})", "b": f"{Path(b).name} ({model_b})"}
@@ -47,6 +108,8 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     parts += [Text(visible(f"warning: {warning}"), "yellow") for warning in comparison["warnings"]]
     parts.append(query_table(list(table.columns), list(table.rows)))
     parts += [Text(note, "dim") for note in table.notes]
+    tests = (*comparison["benchmarks"].items(), *comparison["means"].items())
+    parts += [Text(f"{title_of(name)}: {whose_gain(test)}", "bold") for name, test in tests]
     lost = sum(sample["change"] == "lost" for sample in changed)
     parts.append(Text(f"\n{len(changed):,} samples changed: {lost:,} lost, {len(changed) - lost:,} gained", "bold"))
     for sample in changed[:shown]:
@@ -61,6 +124,65 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     if len(changed) > shown:
         parts.append(Text(f"\n{len(changed) - shown:,} more: --changed N shows more, --json all of them", "dim"))
     return Group(*parts)
+
+
+def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
+    """Settings, scores, curves, time and cost of two runs, as tables."""
+    runs = comparison["runs"]
+    parts: list[RenderableType] = [
+        Text(visible(f"{side.upper()}: {runs[side]['name']}, run {runs[side]['run'][:8]}, {runs[side]['begun'][:16]}"))
+        for side in SIDES
+    ]
+    if comparison["settings"] is None:
+        parts.append(Text("settings: unknown, for a run was made before they were recorded", "yellow"))
+    else:
+        changes = [Change(**change) for change in comparison["settings"]]
+        parts.append(Text(f"settings, A -> B: {describe_changes(changes, None) or 'none differs'}", "bold"))
+    scores = FittingTable("after", "benchmark", "n", "A %", "B %", "p")
+    for row in comparison["scores"]:
+        shares = [f"{100 * row[side]:.1f}" for side in SIDES]
+        p = "the same" if row["same"] else f"{row['p']:.3g}"
+        scores.add_row(row["stage"], row["title"], f"{row['n']:,}", *shares, p)
+    curves = FittingTable("step", "metric", "A last", "B last", "A best", "B best")
+    for row in comparison["curves"]:
+        if row["a"]["best"] is not None:
+            values = [f"{row[side][which]:.4g}" for which in ("last", "best") for side in SIDES]
+            curves.add_row(row["stage"], row["title"], *values)
+    steps = FittingTable("step", "A time", "B time", "A paid", "B paid")
+    for label, cells in step_cells(comparison):
+        steps.add_row(label, *cells)
+    for heading, table in (
+        ("Scores on the same questions", scores),
+        ("Curves", curves),
+        ("Time and cost, whichever run made it", steps),
+    ):
+        if table.rows:
+            parts += [Text(), Text(heading, "bold"), table]
+        if table is scores:
+            parts += [Text(line, "bold") for line in gain_lines(comparison)]
+    return Group(*parts)
+
+
+def gain_lines(comparison: dict[str, Any]) -> list[str]:
+    """A sentence for each score that two runs do not share: which run is better, and by how much."""
+    rows = [row for row in comparison["scores"] if not row["same"]]
+    return [f"after {row['stage']}, {row['title']}: {row['gain']}" for row in rows]
+
+
+def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Label, and time and cost of A and B, of each step and in all; empty where unknown."""
+    forms = (("seconds", duration), ("dollars", dollars))
+    rows = []
+    for row in comparison["steps"]:
+        sides = [row[side] or {} for side in SIDES]
+        cells = [form(side[name]) if side.get(name) is not None else "" for name, form in forms for side in sides]
+        rows.append((f"{row['label']} (the same)" if row["same"] else row["label"], cells))
+    totals = []
+    for name, form in forms:
+        for side in SIDES:
+            known = [row[side][name] for row in comparison["steps"] if row[side] and row[side][name] is not None]
+            totals.append(form(sum(known)) if known else "")
+    return [*rows, ("in all", totals)]
 
 
 def _environment_warnings(store: Store, a: str, b: str) -> list[str]:

@@ -1,0 +1,143 @@
+"""Two runs of a store side by side: settings that differ, scores by paired test, last and best values, time and cost.
+
+All of it is plain data, for `nautile compare` and for the dashboard. What a run has not recorded is None.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from common.errors import ConfigError
+from common.metrics import metric
+from configs.changes import differences
+from evals.running.rows import read_rows
+from evals.scoring.comparison import compare, whose_gain
+from evals.scoring.scores import title_of
+from flows.run_state import PLAN, STEPS, Ask
+from flows.sweep.arms import EVALUATE
+from flows.sweep.report import DOLLARS, SECONDS, WAYS
+from store.artifacts import Store
+from store.catalog import CatalogRow
+
+# Metrics with a best value: True where the highest is. Of others (norms, schedules) only the last value says something.
+BEST = {
+    "loss": False,
+    "validation_loss": False,
+    "bits_per_byte": False,
+    "validation_bits_per_byte": False,
+    "reward": True,
+    "reward_correct": True,
+    "solve_rate": True,
+    "guard_accuracy": True,
+}
+_VALUES = """
+SELECT execution, name, arg_max(value, step) AS last, max(step) AS step, min(value) AS low, max(value) AS high,
+    arg_min(step, value) AS low_step, arg_max(step, value) AS high_step
+FROM metrics WHERE list_contains(?, execution) AND isfinite(value) AND coalesce(source, '') = ''
+    AND NOT starts_with(name, 'system/')
+GROUP BY ALL
+"""
+
+
+def compare_runs(
+    store: Store, ask: Ask, a: str, b: str, verdict: str = "strict", way: str = "generate"
+) -> dict[str, Any]:
+    """The comparison of the runs with the ids `a` and `b`. Raises `ConfigError` if one of them has no step."""
+    sides = {"a": a, "b": b}
+    steps = {side: {row["label"]: row for row in ask(STEPS, run)} for side, run in sides.items()}
+    for side, run in sides.items():
+        if not steps[side]:
+            raise ConfigError(f"run {run[:8]} has begun no step: there is nothing to compare")
+    plans = {side: next(iter(ask(PLAN, run)), {}) for side, run in sides.items()}
+    labels = list(dict.fromkeys(label for side in steps.values() for label in side))
+    return {
+        "runs": {side: _run(run, plans[side], steps[side]) for side, run in sides.items()},
+        "settings": _settings(plans),
+        "scores": [row for label in labels for row in _scores(store, label, steps, verdict, way)],
+        "curves": _curves(ask, labels, steps),
+        "steps": _steps(ask, labels, steps),
+    }
+
+
+def _run(run: str, plan: CatalogRow, steps: Mapping[str, CatalogRow]) -> dict[str, Any]:
+    config = plan.get("config") or next((row["config"] for row in steps.values() if row["config"]), None)
+    begun = min(row["begun"] for row in steps.values())
+    return {"run": run, "config": config, "name": plan.get("name") or config or "run", "begun": begun.isoformat()}
+
+
+def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
+    """Field, before (A) and after (B) of every setting that differs; None if a run has not recorded its settings."""
+    if not all(plan.get("settings") for plan in plans.values()):
+        return None
+    before, after = ({**json.loads(plan["settings"]), "name": ""} for plan in plans.values())
+    return [asdict(change) for change in differences(before, after)]
+
+
+def _scores(
+    store: Store, label: str, steps: Mapping[str, Mapping[str, CatalogRow]], verdict: str, way: str
+) -> list[dict[str, Any]]:
+    """A row for each benchmark of an evaluation that both runs have, and for the means."""
+    rows = [steps[side].get(label) for side in ("a", "b")]
+    if not label.startswith(EVALUATE) or not all(rows):
+        return []
+    paths = []
+    for row in rows:
+        try:
+            artifact = store.find("evaluation", row["key"]) if row else None
+        except ConfigError:
+            artifact = None  # damaged
+        if artifact is None or not (artifact.path / WAYS[way]).is_file():
+            return []
+        paths.append(artifact.path / WAYS[way])
+    comparison = compare(*map(read_rows, paths), verdict)
+    same = paths[0] == paths[1]
+    return [
+        {"stage": label.removeprefix(EVALUATE), "benchmark": name, "title": title_of(name), "same": same}
+        | {field: test[field] for field in ("n", "a", "b", "lead", "low", "high", "p")}
+        | {"gain": "the same evaluation" if same else whose_gain(test)}
+        for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items())
+    ]
+
+
+def _curves(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+    """Last and best value of each metric that both runs measured in a step which they did not share."""
+    executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
+    shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
+    wanted = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
+    values = {(row["execution"], row["name"]): row for row in ask(_VALUES, wanted)} if wanted else {}
+    rows = []
+    for label in labels:
+        own = [executions[side].get(label) for side in ("a", "b")]
+        for name in sorted({name for execution, name in values if execution == own[0]}):
+            pair = [values.get((execution or "", name)) for execution in own]
+            if all(pair):
+                a, b = (_values(row, BEST.get(name)) for row in pair if row)
+                rows.append({"stage": label, "metric": name, "title": metric(name).title, "a": a, "b": b})
+    return rows
+
+
+def _values(row: CatalogRow, highest: bool | None) -> dict[str, Any]:
+    end = None if highest is None else "high" if highest else "low"
+    best = {"best": row[end], "best_step": row[f"{end}_step"]} if end else {"best": None, "best_step": None}
+    return {"last": row["last"], "step": row["step"], **best}
+
+
+def _steps(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+    """Time and cost of what each step made, whichever run made it; `same`: both have it from one execution."""
+    executions = sorted({row["execution"] for side in steps.values() for row in side.values() if row["execution"]})
+    seconds = {row["execution"]: row["seconds"] for row in ask(SECONDS, executions)}
+    dollars = {row["execution"]: row["dollars"] for row in ask(DOLLARS, executions)}
+    rows = []
+    for label in labels:
+        sides: dict[str, dict[str, Any] | None] = {}
+        for side in ("a", "b"):
+            row = steps[side].get(label)
+            sides[side] = row and {
+                "state": row["state"],
+                "seconds": seconds.get(row["execution"]),
+                "dollars": dollars.get(row["execution"]),
+            }
+        pair = [steps[side][label]["execution"] for side in ("a", "b") if label in steps[side]]
+        rows.append({"label": label, "same": len(pair) == 2 and pair[0] == pair[1] is not None, **sides})
+    return rows

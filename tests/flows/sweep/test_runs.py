@@ -1,0 +1,123 @@
+"""`nautile compare RUN RUN`: settings that differ, paired scores, the ends of curves, time and cost by step."""
+
+import json
+import shutil
+
+import pytest
+from pydantic import TypeAdapter
+
+from evals.scoring.comparison import whose_gain
+from flows.cli.document.outputs import OUTPUTS
+from flows.cli.many.compare import runs_named
+from store.artifacts import Store
+from store.events import EventWriter
+from store.manifest import now
+from tasks.engine.attempt_log import write_attempt_row, write_row
+from tests.support.stage_store import filled, key_of
+
+RUN = "b0b0b0b0-1111"
+
+
+@pytest.fixture(scope="module")
+def two_runs(made, tmp_path_factory):
+    """The toy chain's run, and one that shares its pretraining and has a better reinforcement of its own."""
+    store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("two") / "store"))
+    outputs = made[1]
+    for label in ("pretrain", "evaluate:pretrain"):
+        artifact = store.get(next(iter(outputs[label].values())))
+        row = {"id": f"{RUN}-{label}", "run": RUN, "config": "toy", "stage": label.partition(":")[0], "label": label}
+        row |= {"key": artifact.key, "execution": artifact.execution, "attempt": 1, "state": "reused", "reused": True}
+        write_attempt_row(store, row | {"started": now(), "seconds": 0.1, "ended": now()})
+    for label, execution in (("reason", "ours"), ("evaluate:reason", "evaluated")):
+        row = {"id": f"{RUN}-{label}", "run": RUN, "config": "toy", "stage": label.partition(":")[0], "label": label}
+        row |= {"key": key_of(label), "execution": execution, "attempt": 1, "state": "done", "reused": False}
+        write_attempt_row(store, row | {"started": now(), "seconds": 60.0, "ended": now()})
+    emit = EventWriter(store.root / "events" / "ours.jsonl", "ours", stage="reason")
+    for step, value in enumerate((0.1, 0.9, 0.7), 1):
+        emit("metric", name="reward", step=step, value=value)
+    emit.close()
+    before = store.get(outputs["evaluate:reason"]["evaluation"]).path / "rows.jsonl"
+    rows = [json.loads(line) | {"strict": True} for line in before.read_text(encoding="utf-8").splitlines()]
+    files = {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    store.publish(
+        "evaluation",
+        key_of("evaluate:reason"),
+        filled(store.staging(key_of("evaluate:reason")) / "output", files),
+        **{"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": {}, "label": "evaluate:reason"},
+    )
+    for run, steps in (("toy", 30), (RUN, 3)):
+        settings = {"name": run, "seed": 0, "reason": {"policy": {"steps": steps}}}
+        row = {"id": f"plan-{run}", "run": run, "config": "toy", "name": f"the {run[:3]} run", "state": "done"}
+        write_row(store, "plan", row | {"steps": [], "settings": settings, "started": now()})
+    return store
+
+
+@pytest.fixture
+def compare(two_runs, command_line, monkeypatch):
+    monkeypatch.setenv("NAUTILE_STORE", str(two_runs.root))
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *arguments: command_line("compare", *arguments)
+
+
+def test_two_runs_by_the_first_digits_of_their_ids(compare):
+    code, out, err = compare("to", "b0b0", "--json")
+    assert (code, err) == (0, "")
+    comparison = json.loads(out)
+    TypeAdapter(OUTPUTS["compare RUN RUN"]).validate_json(out, strict=True)
+    assert comparison["settings"] == [{"field": "reason.policy.steps", "before": 30, "after": 3}]
+    shared, own = comparison["scores"]
+    assert (shared["stage"], shared["same"], shared["gain"]) == ("pretrain", True, "the same evaluation")
+    assert (own["stage"], own["b"], own["same"]) == ("reason", 1.0, False)
+    assert own["gain"].startswith("B is better by ")
+    (reward,) = comparison["curves"]
+    assert reward["b"] == {"last": 0.7, "step": 3, "best": 0.9, "best_step": 2}
+    assert reward["a"]["best"] == 0.5
+    steps = {row["label"]: row for row in comparison["steps"]}
+    assert steps["pretrain"]["same"]
+    assert steps["pretrain"]["b"]["seconds"] == 1.5  # what it took whoever made it
+    assert (steps["reason"]["a"]["seconds"], steps["reason"]["b"]["seconds"]) == (1.5, 60.0)
+    assert steps["distill"]["b"] is None
+    assert steps["distill"]["a"]["dollars"] == pytest.approx(0.03)
+
+
+def test_it_is_shown_within_eighty_columns(compare):
+    code, out, _ = compare("toy", "b0b0")
+    assert code == 0
+    assert "settings, A -> B: steps 30 -> 3" in out
+    assert "after reason, Held-out problems: B is better by" in out
+    assert "pretrain (the same)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_stages_name_their_newest_evaluations(compare):
+    code, out, _ = compare("pretrain", "evaluate:reason", "--changed", "0")
+    assert code == 0
+    assert "Held-out problems: B is better by" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("toy", "reason"), "'toy' is a run and 'reason' is none: compare two runs, or two evaluations"),
+        (("toy", "to"), "'toy' and 'to' are one run"),
+        (("nothing", "toy"), "'toy' is a run and 'nothing' is none"),
+        (("toy", "b0b0", "--verdict", "harsh"), "--verdict harsh: must be strict or lenient"),
+    ],
+)
+def test_what_is_no_pair_is_one_message(compare, names, message):
+    code, out, err = compare(*names)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_without_a_store_no_name_is_a_run(tmp_path):
+    assert runs_named(Store(tmp_path / "none"), "a", "b") is None
+
+
+def test_whose_gain_it_is_in_words():
+    test = {"lead": -0.05, "low": -0.09, "high": -0.01}
+    assert whose_gain(test) == "A is better by 5.0 points [1.0, 9.0]"
+    assert whose_gain(test | {"high": 0.02}, "x", "y") == (
+        "no difference shown: x is 5.0 points ahead, which may be chance"
+    )
+    assert whose_gain({"lead": 0.0, "low": -0.1, "high": 0.1}) == "both score the same, [-10.0, 10.0]"
