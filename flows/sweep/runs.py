@@ -51,19 +51,19 @@ def compare_runs(
             raise ConfigError(f"run {run[:8]} has begun no step: there is nothing to compare")
     plans = {side: next(iter(ask(PLAN, run)), {}) for side, run in sides.items()}
     labels = list(dict.fromkeys(label for side in steps.values() for label in side))
+    runs = {}
+    for side, run in sides.items():
+        own = steps[side].values()
+        config = plans[side].get("config") or next((row["config"] for row in own if row["config"]), None)
+        begun = min(row["begun"] for row in own).isoformat()
+        runs[side] = {"run": run, "config": config, "name": plans[side].get("name") or config or "run", "begun": begun}
     return {
-        "runs": {side: _run(run, plans[side], steps[side]) for side, run in sides.items()},
+        "runs": runs,
         "settings": _settings(plans),
         "scores": [row for label in labels for row in _scores(store, label, steps, verdict, way)],
         "curves": _curves(ask, labels, steps),
         "steps": _steps(ask, labels, steps),
     }
-
-
-def _run(run: str, plan: CatalogRow, steps: Mapping[str, CatalogRow]) -> dict[str, Any]:
-    config = plan.get("config") or next((row["config"] for row in steps.values() if row["config"]), None)
-    begun = min(row["begun"] for row in steps.values())
-    return {"run": run, "config": config, "name": plan.get("name") or config or "run", "begun": begun.isoformat()}
 
 
 def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
@@ -111,16 +111,17 @@ def _curves(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, Catalo
         own = [executions[side].get(label) for side in ("a", "b")]
         for name in sorted({name for execution, name in values if execution == own[0]}):
             pair = [values.get((execution or "", name)) for execution in own]
-            if all(pair):
-                a, b = (_values(row, BEST.get(name)) for row in pair if row)
-                rows.append({"stage": label, "metric": name, "title": metric(name).title, "a": a, "b": b})
+            if not all(pair):
+                continue
+            best = {True: ("high", "high_step"), False: ("low", "low_step")}.get(BEST.get(name))
+            a, b = (
+                {"last": row["last"], "step": row["step"]}
+                | dict(zip(("best", "best_step"), (row[end] for end in best) if best else (None, None), strict=True))
+                for row in pair
+                if row
+            )
+            rows.append({"stage": label, "metric": name, "title": metric(name).title, "a": a, "b": b})
     return rows
-
-
-def _values(row: CatalogRow, highest: bool | None) -> dict[str, Any]:
-    end = None if highest is None else "high" if highest else "low"
-    best = {"best": row[end], "best_step": row[f"{end}_step"]} if end else {"best": None, "best_step": None}
-    return {"last": row["last"], "step": row["step"], **best}
 
 
 def _steps(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
