@@ -107,6 +107,11 @@ def up(
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
+    console.print(
+        "`nautile run` joins this server where it uses the same store; elsewhere, and for Prefect's own commands:\n"
+        f"export PREFECT_API_URL={services.url_of(store, 'server')}",
+        soft_wrap=True,
+    )
     if login := services.use_login(store):
         console.print(
             f"the server wants the login in {login}: its page asks for it, other programs have it in "

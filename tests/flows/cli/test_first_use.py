@@ -9,6 +9,7 @@ import json
 import os
 from io import StringIO
 
+import psutil
 import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -24,7 +25,7 @@ from flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, r
 from flows.cli.tables import lineage_tree, status_table
 from flows.dag import build_dag
 from flows.operate.questions import NOTES
-from flows.operate.services import join_server
+from flows.operate.services import Service, join_server
 from flows.plans import recorded
 from flows.selection import Selection, prepare_run
 from store.artifacts import Store
@@ -174,6 +175,19 @@ def test_b14_runs_say_what_they_changed(store, toy):
     line = f"steps {toy.reason.policy.steps} -> 3"
     assert line in printed(runs_table(rows), 140)
     assert f"changes seed 0 -> 5, {line}" in shown(store, "three")
+
+
+def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line):
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    service = Service("server", os.getpid(), psutil.Process().create_time(), "http://127.0.0.1:4299/api", "server.log")
+    monkeypatch.setattr("flows.operate.services.up", lambda *_: [service])
+    monkeypatch.setattr("flows.operate.services.url_of", lambda store, name: service.url)
+    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: [])
+    monkeypatch.setenv("PREFECT_API_URL", service.url)
+    code, out, err = command_line("up", str(TOY))
+    assert (code, err) == (0, "")
+    assert "`nautile run` joins this server" in out
+    assert "\nexport PREFECT_API_URL=http://127.0.0.1:4299/api\n" in out
 
 
 def test_b12_a_run_joins_the_server_that_up_started(store, monkeypatch):
