@@ -19,6 +19,8 @@ STYLE = """<style>
 [data-testid=stMetricValue]{font-size:1.35rem}
 [data-testid=stMetricLabel] p,[data-testid=stMetricDelta]{white-space:normal;overflow-wrap:anywhere}
 [data-testid=stMetric] *{text-overflow:clip}
+[class*=st-key-attention]{gap:.4rem;padding:.6rem 1rem}
+[class*=st-key-attention] pre{padding:.45rem .7rem}
 [class*=st-key-attention-error]{border-left:5px solid #a40e26}
 [class*=st-key-attention-warning]{border-left:5px solid #b26b00}
 [class*=st-key-attention-info]{border-left:5px solid #0b4fa8}

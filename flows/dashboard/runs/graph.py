@@ -14,12 +14,12 @@ from flows.run_state import StepState
 
 PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
 PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
-ROW, BOX = 74, 60  # pixels from box to box and of a box, downwards
+ROW, BOX = 76, 62  # pixels from box to box and of a box, downwards
 _STYLE = """<style>
 .steps{position:relative;list-style:none;margin:0!important;padding:0!important;background-repeat:no-repeat;
 background-size:100% 100%}
 .steps li{position:absolute;margin:0!important;padding:0 4px 0 0;box-sizing:border-box}
-.steps a{display:block;height:60px;box-sizing:border-box;padding:4px 6px;border:1px solid;border-radius:6px;
+.steps a{display:block;height:62px;box-sizing:border-box;padding:4px 6px;border:1px solid;border-radius:6px;
 text-decoration:none;font-size:11.5px;line-height:16px;overflow-wrap:anywhere;overflow:hidden}
 .steps b{display:block;font-weight:600;letter-spacing:-.2px}
 .steps .bar{display:block;height:3px;border-radius:2px;background:currentColor}
@@ -79,7 +79,7 @@ def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
     elif step.elapsed_s is not None:
         more = duration(step.elapsed_s)
     elif step.state == "coming" and step.expected_s is not None:
-        more = "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
+        words = "to reuse" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
     name = f"{html.escape(stage)}" + (f" <span>{html.escape(use)}</span>" if use else "")
     page = f"{PAGES.get(stage, '')}?run={quote(run, safe='')}"
     css = step.state.replace(" ", "-")

@@ -86,34 +86,49 @@ def _figures(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, st
         f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
         help="Share of the problems of Table 1's benchmark that are right, strictly graded.",
     )
-    gain = _difference(chosen, climbed, folders)
+    gain, why = _difference(chosen, climbed, folders)
     columns[1].metric(
         "against the run before",
-        f"{100 * gain['lead']:+.1f} points" if gain else "nothing to compare",
-        f"95 % interval {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else None,
+        f"{100 * gain['lead']:+.1f} points" if gain else "none",
+        f"95 % interval {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
         delta_color="off",
         delta_arrow="off",
         help="Paired on the problems that both runs were asked after the same stage.",
     )
     columns[2].metric(*_speed(chosen), help="Of the stage at work, else of the last training.")
-    columns[3].metric(*_time(chosen), help="Time left: each step to come at what it took the last time.")
+    label, value, more = _time(chosen)
+    columns[3].metric(
+        label,
+        value,
+        more,
+        delta_color="off",
+        delta_arrow="off",
+        help="Time left: the longest way through what is left, each step to come at what it took the last time.",
+    )
     _money_figure(chosen, columns[4])
 
 
-def _difference(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]) -> dict[str, float] | None:
-    """The paired difference of the last score to that of the newest earlier run with an evaluation after that stage."""
+def _difference(
+    chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]
+) -> tuple[dict[str, float] | None, str]:
+    """The paired difference of the last score to that of the newest earlier run with an evaluation after that stage.
+
+    None, and why, if there is none.
+    """
     last = ladder.last_score(climbed)
     summaries = shared.run_summaries()
     places = [place for place, row in enumerate(summaries) if row["run"] == chosen.run]
     if climbed is None or last is None or not places:
-        return None
+        return None, "nothing was evaluated yet"
     earlier = [row["run"] for row in summaries[places[0] + 1 :]][:20]
     rows = {row["run"]: row for row in shared.ask(queries.RUN_SCORES, earlier) if row["label"] == f"evaluate:{last[0]}"}
     before = next((rows[run] for run in earlier if run in rows), None)
     folder = shared.artifact_folder(before["evaluation"]) if before else None
-    if folder is None or folder == folders[last[0]]:
-        return None
-    return ladder.difference(folder, folders[last[0]], climbed["benchmark"])
+    if folder is None:
+        return None, f"no earlier run has {last[0]}"
+    if folder == folders[last[0]]:
+        return None, "it reuses that evaluation"
+    return ladder.difference(folder, folders[last[0]], climbed["benchmark"]), "no problem is in both"
 
 
 def _speed(chosen: ChosenRun) -> tuple[str, str]:
@@ -132,13 +147,15 @@ def _speed(chosen: ChosenRun) -> tuple[str, str]:
 def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
     """Label, value and addition: the time left of a run at work, else what its steps took."""
     times = [row["seconds"] for row in chosen.stages if row["seconds"] is not None and not row["reused"]]
-    took = duration(sum(times)) if times else "none yet"
+    took = duration(sum(times)) if times else ""
     left = chosen.state.time_left() if chosen.state else None
     if left is None:
-        return "time in steps", took, None
+        return "time in steps", took or "none yet", None
     seconds, unknown = left
-    more = f"{took} so far" + (f"; {unknown} steps of unknown time" if unknown else "")
-    return "time left", f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known", more
+    parts = [f"{took} in ended steps"] if took else []
+    parts += [f"{unknown} steps of unknown time"] if unknown else []
+    value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
+    return "time left", value, "; ".join(parts) or None
 
 
 def _money_figure(chosen: ChosenRun, place: st.delta_generator.DeltaGenerator) -> None:
@@ -193,13 +210,15 @@ def _steps(chosen: ChosenRun) -> None:
         else [StepState(r["label"], r["stage"], r["state"], row=r) for r in chosen.stages]
     )
     frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
-    frame = frame.drop(columns=[name for name in ("calls", "cost, $", "now") if not frame[name].any()])
+    frame = frame.astype({"attempts": "Int64", "calls": "Int64"})
+    frame = frame.drop(columns=[name for name in ("calls", "cost, $", "now", "peak memory") if not frame[name].any()])
     st.dataframe(
         frame.style.map(table.colour, subset=["state"]),
         hide_index=True,
         width="stretch",
         height="content",
         column_config=_COLUMNS,
+        placeholder="",
     )
     st.caption(f"The log of a step: `nautile logs {chosen.run[:8]} --stage STEP`.")
 
@@ -236,7 +255,10 @@ _COLUMNS = {
     "cached": st.column_config.NumberColumn("cached", format="localized", help="Answered from the store, free."),
     "begun (UTC)": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)"),
-    "and": st.column_config.TextColumn("also made"),
+    "and": st.column_config.TextColumn("also made", width=260),
+    "now": st.column_config.TextColumn("now", width=320),
+    "time": st.column_config.TextColumn("time", width=110),
+    "attempts": st.column_config.NumberColumn("attempts", format="%d", width=75),
     "page": st.column_config.LinkColumn("curves", display_text="open"),
 }
 

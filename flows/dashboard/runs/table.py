@@ -10,6 +10,7 @@ import streamlit as st
 
 from common.text import visible
 from configs.changes import Change, describe_changes
+from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
 from flows.dashboard import queries, shared
 from store.catalog import CatalogRow
@@ -41,34 +42,43 @@ def show(chosen: str | None) -> None:
         st.caption("No run fits the search.")
         return
     frame = pd.DataFrame(rows)
-    frame = frame.drop(columns=[name for name in ("cost", "tags", "notes", "changed") if not frame[name].any()])
+    frame = frame.drop(
+        columns=[
+            name
+            for name in ("cost", "tags", "notes", "changed", "score", "difference", "after")
+            if not frame[name].any()
+        ]
+    )
     styled = frame.style.map(colour, subset=["state"])
-    st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=32)
+    st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=32, placeholder="")
     st.caption(
         "Score: share of the held-out problems (GSM8K where it was asked) that are right after the last stage that was "
-        "evaluated, and its difference to the run before. Cost: calls that the run paid for. "
+        "evaluated. Cost: calls that the run paid for. "
         "A click on a heading sorts; `nautile note RUN TEXT --tag NAME` writes notes."
     )
 
 
 _COLUMNS = {
-    "show": st.column_config.LinkColumn("run", display_text="open", width=60),
+    "show": st.column_config.LinkColumn("run", display_text="open", width=55),
     "state": st.column_config.TextColumn("state", width=100),
     "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm"),
     "score": st.column_config.NumberColumn("score, %", format="%.1f"),
-    "difference": st.column_config.NumberColumn("difference, points", format="%+.1f"),
+    "difference": st.column_config.NumberColumn(
+        "gain, points", format="%+.1f", help="Against the run before that was evaluated after the same stage."
+    ),
+    "after": st.column_config.TextColumn("evaluated after"),
     "seconds": st.column_config.NumberColumn("time, min", format="%.1f", help="Time in the run's own attempts."),
     "cost": st.column_config.NumberColumn("cost, $", format="%.4f"),
     "tags": st.column_config.ListColumn("tags"),
-    "notes": st.column_config.TextColumn("notes", width="medium"),
-    "changed": st.column_config.TextColumn("changed", width="medium"),
+    "notes": st.column_config.TextColumn("notes", width=220),
+    "changed": st.column_config.TextColumn("changed", width=220),
 }
 
 
 def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
     """A row for each run, newest first. `fields`: paths of settings, each of which becomes a column."""
     runs = [row["run"] for row in summaries]
-    scores = last_scores(shared.ask(queries.RUN_SCORES, runs))
+    scores = scores_by_stage(shared.ask(queries.RUN_SCORES, runs))
     costs = {row["run"]: row for row in shared.ask(queries.RUN_COSTS, runs)}
     notes = {row["run"]: row for row in shared.ask(queries.NOTES)}
     settings: dict[str, list[str | None]] = {}
@@ -78,8 +88,9 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     rows = []
     for place, row in enumerate(summaries):
         run = row["run"]
-        score = scores.get(run)
-        before = next((scores[other["run"]] for other in summaries[place + 1 :] if other["run"] in scores), None)
+        stage, score = next(reversed(scores.get(run, {}).items()), (None, None))
+        earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
+        before = next((known[stage] for known in earlier if stage in known), None)
         note, cost = notes.get(run, {}), costs.get(run, {})
         changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
         rows.append(
@@ -89,6 +100,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
                 "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
                 "begun": row["begun"],
                 "steps": f"{row['finished']} of {row['planned'] or row['stages']}",
+                "after": stage or "",
                 "score": None if score is None else 100 * score,
                 "difference": None if score is None or before is None else 100 * (score - before),
                 "seconds": None if cost.get("seconds") is None else cost["seconds"] / 60,
@@ -102,15 +114,15 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     return rows
 
 
-def last_scores(rows: Sequence[CatalogRow]) -> dict[str, float]:
-    """Run -> accuracy after its last evaluation, 0 to 1, on the first benchmark of Table 1 that it was asked."""
-    scores = {}
+def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
+    """Run -> stage of Table 1, in its order -> accuracy after it, 0 to 1, on the first benchmark that was asked."""
+    measured: dict[str, dict[str, float]] = {}
     for row in rows:
         accuracy = json.loads(row["accuracy"] or "{}")
         name = next((name for name in TABLE_1_BENCHMARKS if accuracy.get(name) is not None), None)
         if name is not None:
-            scores[row["run"]] = float(accuracy[name])
-    return scores
+            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(accuracy[name])
+    return {run: {stage: own[stage] for stage in TABLE_1 if stage in own} for run, own in measured.items()}
 
 
 def colour(state: str) -> str:

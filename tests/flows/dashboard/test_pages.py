@@ -7,7 +7,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from common.errors import ConfigError
-from common.files import write_json
 from common.processes import free_port
 from evals.tables.results import MISSING, ResultTable
 from flows.dashboard import queries
@@ -15,19 +14,14 @@ from flows.dashboard.artifacts.lineage import graph
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluation.evaluations import history, measured_only
 from flows.dashboard.pages import PAGES
-from flows.dashboard.shared import STATE_MARKS, split_thinking
+from flows.dashboard.shared import split_thinking
 from flows.dashboard.training import samples
 from flows.dashboard.training.charts import Display, Line, chart
-from flows.operate.questions import NOTES
 from flows.run_state import RUNS
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from store.manifest import host, now
 from store.schema import LINEAGE_WITH_CALLS
-from tasks.engine.attempt_log import write_attempt_row, write_row
-from tasks.engine.staging import LATE_S, write_retry_note
-from tests.support.stage_store import key_of
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -231,97 +225,6 @@ def test_every_page_is_drawn(made, page, monkeypatch):
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
     assert not shown.exception
     assert shown.title
-
-
-def planned(store, labels, run="r1", **fields):
-    """Record the start of a run of these steps, one after the other."""
-    steps = [
-        {"label": label, "stage": label.partition(":")[0], "key": key_of(label), "after": [*labels[max(0, i - 1) : i]]}
-        for i, label in enumerate(labels)
-    ]
-    row = {"id": run, "run": run, "config": "toy", "steps": steps, "started": now(), "host": host()}
-    write_row(store, "plan", row | {"state": "running", "resume": "nautile run toy"} | fields)
-
-
-def attempted(store, label, state, run="r1", **fields):
-    """Record an attempt that has ended, or is at work."""
-    row = {"id": f"{run}-{label}", "run": run, "stage": label.partition(":")[0], "label": label, "key": key_of(label)}
-    row |= {"execution": f"e-{label}", "attempt": 1, "state": state, "started": now(), "host": host()}
-    write_attempt_row(store, row | ({} if state == "running" else {"ended": now(), "seconds": 1.0}) | fields)
-
-
-def overview(store, monkeypatch):
-    Catalog(store).ingest()
-    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "overview"}, default_timeout=240).run()
-    assert not shown.exception
-    return shown
-
-
-def cards(shown):
-    """The titles of what needs a person."""
-    return [element.value for element in shown.markdown if element.value.startswith(("**✗", "**!", "**i"))]
-
-
-def steps_of(shown):
-    """Step -> its state in the table of steps."""
-    table = next(table.value for table in shown.dataframe if "step" in table.value)
-    return dict(zip(table["step"], table["state"], strict=True))
-
-
-def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure(store, monkeypatch):
-    planned(store, ["distill", "pretrain"])
-    attempted(store, "distill", "failed", error="no answer")
-    note = "trying again at 12:00:00, until 2026-11-23 12:00 (operation.distill.outage_hours), after: no *answer*"
-    with store.run_lock("r1").for_life():
-        for pause_s, card, state in (
-            (5.0, "**i distill waits**", "waiting"),
-            (-2 * LATE_S, "**✗ distill failed**", "failed"),
-        ):
-            write_retry_note(store.staging(key_of("distill")), note, pause_s)
-            shown = overview(store, monkeypatch)
-            assert cards(shown) == [card]
-            assert (note in [code.value for code in shown.code]) == (state == "waiting")
-            assert steps_of(shown) == {"distill": STATE_MARKS[state], "pretrain": STATE_MARKS["coming"]}
-
-
-def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command(store, monkeypatch):
-    planned(store, ["ingest", "pretrain"])
-    attempted(store, "ingest", "done")
-    note = {"run": "r1", "label": "pretrain", "message": "Expected cost: <b>$5</b>", "since": now(), "host": "other"}
-    (store.root / NOTES).mkdir()
-    write_json(store.root / NOTES / "r1.json", note | {"pid": 1, "api": None})
-    shown = overview(store, monkeypatch)
-    assert cards(shown) == ["**! pretrain waits for your answer**"]
-    assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= {code.value for code in shown.code}
-    assert steps_of(shown)["pretrain"] == STATE_MARKS["waiting"]
-    assert "… waiting" in shown.selectbox(key="run").options[0]
-
-
-def test_a_cancelled_run_has_its_way_on_and_a_budget_nearly_spent_is_named(store, monkeypatch):
-    planned(store, ["distill", "pretrain"], state="cancelled", settings={"distill": {"budget_dollars": 1.0}})
-    attempted(store, "distill", "cancelled")
-    emit = EventWriter(store.root / "events" / "calls.jsonl", "e-distill", stage="distill")
-    emit("call", endpoint="teacher", attempt=1, dollars=0.9, cached=False)
-    emit("call", endpoint="teacher", attempt=1, dollars=0.0, cached=True)
-    emit.close()
-    shown = overview(store, monkeypatch)
-    assert cards(shown) == ["**i distill cancelled**", "**! distill has used 90\\% of its budget**"]
-    assert "nautile run toy" in [code.value for code in shown.code]
-    calls = next(table.value for table in shown.dataframe if "cached" in table.value)
-    assert calls[["calls", "cached"]].to_numpy().tolist() == [[2, 1]]  # as lineage and SQL count
-    assert [metric.value for metric in shown.metric if metric.label == "paid for calls"] == ["$0.9000"]
-
-
-def test_a_plan_and_a_run_that_has_just_begun_do_not_take_over_the_page(store, monkeypatch):
-    planned(store, ["ingest", "pretrain"], state="done")
-    attempted(store, "ingest", "done")
-    attempted(store, "plan", "failed", run="plan-c12fdf13", error="no chips")
-    planned(store, ["ingest"], run="r2")
-    shown = overview(store, monkeypatch)
-    assert shown.selectbox(key="run").value == "r1"
-    assert shown.query_params["run"] == "r1"
-    assert shown.expander[0].label == "Estimates and single uses (1)"
 
 
 @pytest.mark.parametrize("page", PAGES)
