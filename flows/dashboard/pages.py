@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flows.dashboard.artifacts import lineage, storage
 from flows.dashboard.evaluation import classification, evaluations, extraction, surveys
-from flows.dashboard.runs import logs, overview, system
+from flows.dashboard.runs import compare, logs, overview, system
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import curves, distillation, samples, tuning
 
@@ -20,6 +20,7 @@ class Page(NamedTuple):
 
 PAGES = {  # address -> page
     "overview": Page("Runs", "Overview", overview.page),
+    "compare": Page("Runs", "Compare", compare.page),
     "logs": Page("Runs", "Logs", logs.page),
     "system": Page("Runs", "System", system.page),
     "training": Page("Training", "Training", curves.training),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import pytest
 from configs.load import load
 from configs.schema import RunConfig
 from flows.cli.main import main
+from store.artifacts import Store
 from tests.support.prefect_server import running_server
 from tests.support.sockets import watch_sockets
 from tests.support.toy_cli import nautile, start
 from tests.support.toy_dag import TOY_DAG
 from tests.support.toy_stages import TOY
+from tests.support.two_runs import add_second_run
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +112,11 @@ def bench(build_once) -> Iterator[Bench]:
 def _own_settings(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def two_runs(made, tmp_path_factory) -> Store:
+    """A store with the run `toy` of the toy chain, and one that shares its pretraining (`tests.support.two_runs`)."""
+    store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("two") / "store"))
+    add_second_run(store, made[1])
+    return store

@@ -1,0 +1,183 @@
+"""The page that compares: the chosen run with another, and the arms of a sweep."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.errors import ConfigError
+from configs.changes import Change, describe_changes
+from flows.cli.many.compare import gain_lines, step_cells
+from flows.cli.many.sweep import metric_cells, note, run_cells
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun, ReadOnlyCatalog
+from flows.dashboard.training import charts
+from flows.dashboard.training.charts import Display, Line
+from flows.sweep.report import saved_sweeps, sweep_report
+from flows.sweep.runs import compare_runs
+from store.catalog import CatalogBusy
+from store.mirror import open_store
+
+CACHE_S = 10.0  # files of answers are read for each comparison
+TWO_RUNS, SWEEP = "Two runs", "A sweep"
+
+
+def page(chosen: ChosenRun | None) -> None:
+    """Two runs beside each other, or a sweep's table."""
+    st.title("Compare")
+    sweeps = saved_sweeps(open_store())
+    views = [TWO_RUNS, *([SWEEP] if sweeps else [])]
+    view = TWO_RUNS
+    if len(views) > 1:
+        view = st.segmented_control("What", views, default=TWO_RUNS, key="view", bind="query-params") or TWO_RUNS
+    else:
+        st.caption("`nautile sweep FILE` makes many runs from one file; its table will be here as well.")
+    try:
+        if view == SWEEP:
+            _sweep(sweeps)
+        else:
+            _two_runs(chosen)
+    except CatalogBusy:
+        st.info("The catalog is being written to; this page will try again.")
+    except ConfigError as error:
+        st.error(shared.escaped(str(error)))
+
+
+def _two_runs(chosen: ChosenRun | None) -> None:
+    titles = {run: title for run, title in shared.run_titles().items() if chosen and run != chosen.run}
+    if chosen is None or not titles:
+        st.caption("There is no second run to compare with yet.")
+        return
+    requested = st.query_params.get("with", "")
+    first = list(titles).index(requested) if requested in titles else 0
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    other = left.selectbox(
+        "A: compared with", list(titles), index=first, format_func=lambda run: titles.get(run, run), key="other"
+    )
+    other = other if other in titles else next(iter(titles))
+    st.query_params["with"] = other
+    verdict = right.segmented_control("Verdict", ["strict", "lenient"], default="strict", key="graded") or "strict"
+    left.caption("B is the run that is chosen in the sidebar.")
+    comparison = _compared(str(open_store().root), other, chosen.run, verdict)
+    st.subheader("Settings")
+    settings = comparison["settings"]
+    if settings is None:
+        st.caption("Unknown: one of the runs was made before settings were recorded.")
+    elif not settings:
+        st.caption("None differs.")
+    else:
+        st.text(describe_changes([Change(**change) for change in settings], None))
+        _grid(["setting", "A", "B"], [[str(row[name]) for name in ("field", "before", "after")] for row in settings])
+    if comparison["scores"]:
+        st.subheader("Scores on the same questions")
+        for line in gain_lines(comparison):
+            st.text(line)
+        _grid(
+            ["after", "benchmark", "questions", "A", "B", "B leads by, points [95 %]", "p"],
+            [_score_cells(row) for row in comparison["scores"]],
+        )
+    _curves(comparison, other, chosen.run)
+    st.subheader("Time and cost")
+    st.caption("Of what each step made, whichever run made it.")
+    cells = [[label, *cells] for label, cells in step_cells(comparison)]
+    _grid(["step", "A, time", "B, time", "A, paid", "B, paid"], cells)
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
+def _compared(root: str, a: str, b: str, verdict: str) -> dict[str, Any]:
+    store = open_store(root)
+    catalog = ReadOnlyCatalog(store)
+    return compare_runs(store, lambda sql, *given: catalog.query(sql, given), a, b, verdict)
+
+
+def _score_cells(row: dict[str, Any]) -> list[str]:
+    lead = "" if row["same"] else f"{100 * row['lead']:+.1f} [{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]"
+    shares = [f"{100 * row[side]:.1f} %" for side in ("a", "b")]
+    p = "the same evaluation" if row["same"] else f"{row['p']:.3g}"
+    return [row["stage"], row["title"], f"{row['n']:,}", *shares, lead, p]
+
+
+def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
+    """The metrics of one step that both runs measured, drawn over each other."""
+    measured: dict[str, list[str]] = {}
+    for row in comparison["curves"]:
+        measured.setdefault(row["stage"], []).append(row["metric"])
+    if not measured:
+        return
+    st.subheader("Curves")
+    stages = list(measured)
+    stage = st.segmented_control("Step", stages, default=stages[0], key="curves") or stages[0]
+    metrics = measured.get(stage, [])
+    lines = {
+        row["execution"]: Line(f"{side}: {comparison['runs'][side.lower()]['name']}", run, stage)
+        for side, run in (("A", a), ("B", b))
+        for row in shared.ask(queries.STAGES, run)
+        if row["label"] == stage and row["execution"]
+    }
+    charts.draw({name: (name,) for name in metrics}, lines, Display())
+
+
+def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
+    requested = st.query_params.get("sweep", "")
+    first = list(sweeps).index(requested) if requested in sweeps else 0
+    name = st.selectbox("Sweep", list(sweeps), index=first, key="sweeps") or next(iter(sweeps))
+    name = name if name in sweeps else next(iter(sweeps))
+    st.query_params["sweep"] = name
+    report = _reported(str(open_store().root), name)
+    first_arm = report["arms"][0]["arm"]
+    st.caption(
+        shared.escaped(f"of {report['config']}, by {report['file']}; {report['verdict']}, after {report['after']}")
+    )
+    for metric in report["metrics"]:
+        st.subheader(shared.escaped(metric["title"]))
+        measured = [row for row in metric["arms"] if row["accuracy"] is not None]
+        if measured:
+            values = "; ".join(f"{row['arm']} {100 * row['accuracy']:.1f} %" for row in measured)
+            st.altair_chart(intervals(measured), width="stretch", alt=f"{metric['title']} with intervals: {values}")
+        _grid(
+            ["arm", "questions", "% [95 %]", f"against {first_arm}, points [95 %]", "p"],
+            [metric_cells(row, first_arm) for row in metric["arms"]],
+        )
+    if report["metrics"]:
+        st.caption(shared.escaped(note(report)))
+    st.subheader("Runs")
+    rows = [
+        dict(zip(("run", "state", "steps", "time (own)", "paid (own)"), run_cells(row), strict=False))
+        | {"settings": ", ".join(row["settings"]), "failed in": row["error"] or ""}
+        | {"open": f"/?run={row['run']}" if row["run"] else None}
+        for row in report["arms"]
+    ]
+    link = {"open": st.column_config.LinkColumn("open", display_text="open")}
+    st.dataframe(rows, hide_index=True, width="stretch", height="content", column_config=link)
+    st.caption("Own: of the steps that no run above has.")
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
+def _reported(root: str, name: str) -> dict[str, Any]:
+    store = open_store(root)
+    catalog = ReadOnlyCatalog(store)
+    return sweep_report(store, saved_sweeps(store)[name], lambda sql, *given: catalog.query(sql, given))
+
+
+def intervals(rows: Sequence[dict[str, Any]]) -> alt.LayerChart:
+    """A line for each arm: its accuracy with the 95 % interval, in the order of the sweep."""
+    table = pd.DataFrame(rows)
+    order = alt.Y("arm:N", sort=list(table["arm"]), title=None, axis=alt.Axis(labelLimit=320))
+    base = alt.Chart(table).encode(y=order)
+    percent = alt.Axis(format="%", title="accuracy, 95 % interval")
+    zero = alt.Scale(zero=False)
+    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=percent, scale=zero), x2="high:Q")
+    tooltip = [
+        alt.Tooltip("arm:N"),
+        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("accuracy", "low", "high")),
+        alt.Tooltip("n:Q", title="questions", format=",d"),
+    ]
+    dots = base.mark_point(filled=True, size=70, opacity=1).encode(x="accuracy:Q", tooltip=tooltip)
+    return alt.layer(bars, dots).properties(height=60 + 28 * len(table))
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of texts, none of which is read as markup."""
+    st.dataframe(pd.DataFrame(list(rows), columns=list(columns)), hide_index=True, width="stretch", height="content")

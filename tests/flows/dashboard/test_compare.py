@@ -1,0 +1,56 @@
+"""The page that compares: two runs beside each other, and the table of a sweep."""
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from flows.sweep.arms import read_sweep
+from store.catalog import Catalog
+from tests.support.toy_stages import TOY
+
+
+def _draw(run: str) -> None:
+    from flows.dashboard import shared
+    from flows.dashboard.runs import compare
+
+    compare.page(shared.chosen_run(run))
+
+
+@pytest.fixture
+def page(two_runs, monkeypatch):
+    Catalog(two_runs).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(two_runs.root))
+    return AppTest.from_function(_draw, kwargs={"run": "b0b0b0b0-1111"}, default_timeout=240)
+
+
+def test_two_runs_stand_beside_each_other(page):
+    shown = page.run()
+    assert not shown.exception
+    assert not shown.error
+    texts = [element.value for element in shown.text]
+    assert "steps 30 -> 3" in texts
+    assert any("B is better by" in text for text in texts)
+    settings, scores, steps = (element.value for element in shown.dataframe)
+    assert settings.iloc[0].tolist() == ["reason.policy.steps", "30", "3"]
+    assert scores["p"].tolist()[0] == "the same evaluation"
+    assert steps["step"].tolist()[-1] == "in all"
+    assert any("Reward" in element.value for element in shown.markdown)  # its curves
+    assert shown.query_params["with"] == "toy"
+
+
+def test_a_sweep_has_its_table_and_intervals(page, two_runs, tmp_path, toy_stages):
+    file = Path(tmp_path / "try.toml")
+    file.write_text(f'config = "{TOY}"\n[grid]\n"report.samples" = [4, 5]\n', encoding="utf-8")
+    read_sweep(file, two_runs).save(two_runs)
+    page.query_params["view"] = "A sweep"
+    shown = page.run()
+    shown.segmented_control(key="view").set_value("A sweep")
+    shown = shown.run()
+    assert not shown.exception
+    assert not shown.error
+    scores, runs = (element.value for element in shown.dataframe)
+    assert scores["arm"].tolist() == ["samples=4", "samples=5"]
+    assert scores["p"].tolist() == ["", "1"]
+    assert runs["state"].tolist() == ["done", "not made"]
+    assert any("McNemar" in element.value for element in shown.caption)
