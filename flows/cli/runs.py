@@ -171,10 +171,11 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
         table.add_row(row["label"], state, took, Text(_details(row)))
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), table]
     if run["question"]:
-        parts += [Text(), Text(f"{visible(run['question'])}\nAnswer with: {run['answer']}")]
+        parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted"):
-        command = f" Continue with: {run['resume']}" if run["resume"] else ""
-        parts += [Text(), Text(f"What was finished is kept.{command}")]
+        parts += [Text(), Text("What was finished is kept.")]
+        if run["resume"]:  # one line whatever its length, to be copied
+            parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 

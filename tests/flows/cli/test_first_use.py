@@ -203,10 +203,10 @@ def test_b12_a_run_joins_the_server_that_up_started(store, monkeypatch):
 @pytest.mark.parametrize("state", ["cancelled", "failed", "running"])
 def test_b20_a_run_that_was_stopped_shows_how_to_go_on(store, state):
     """Cancelled in Prefect's page, failed, or killed: then nobody recorded its end, and no process holds its lock."""
-    plan(store, state=state, ended=at(2), resume="nautile run my.toml --set seed=5")
+    plan(store, state=state, ended=at(2), resume=f"nautile run {'folder/' * 20}my.toml")
     attempt(store, "pretrain", "cancelled", 0)
     text = shown(store)
     assert text.startswith(f"run r1 (toy): {'interrupted' if state == 'running' else state}\n")
-    assert "Continue with: nautile run my.toml --set seed=5" in text
+    assert f"\nContinue with: nautile run {'folder/' * 20}my.toml\n" in text
     assert "left out" in text  # what it never came to
     assert Store(store.root).lost_runs() == []
