@@ -107,9 +107,10 @@ def run_titles() -> dict[str, str]:
 
 
 def _title(row: CatalogRow) -> str:
-    name = row["name"] or row["config"] or "run"
+    """The sign of its state and its name first: the picker is narrow."""
+    sign = LOOKS.get(row["stands"], ("?",))[0]
     changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
-    parts = [name, f"{row['begun']:%Y-%m-%d %H:%M}", STATE_MARKS.get(row["stands"], row["stands"]), changes]
+    parts = [f"{sign} {row['name'] or row['config'] or 'run'}", f"{row['begun']:%b %d %H:%M}", changes]
     return visible(" · ".join(part for part in parts if part))
 
 

@@ -225,7 +225,7 @@ def _steps(chosen: ChosenRun) -> None:
 
 def _step_row(step: StepState, run: str) -> CatalogRow:
     row: CatalogRow = step.row or {}
-    outputs = list(json.loads(row.get("outputs") or "{}").values())
+    outputs = json.loads(row.get("outputs") or "{}")
     stage_page = graph.PAGES.get(step.stage)
     return {
         "step": step.label,
@@ -237,8 +237,8 @@ def _step_row(step: StepState, run: str) -> CatalogRow:
         "calls": row.get("calls"),
         "cost, $": row.get("dollars"),
         "begun (UTC)": row.get("begun"),
-        "made": shared.lineage_link(outputs[0]) if outputs else None,
-        "and": ", ".join(outputs[1:]),
+        "made": shared.lineage_link(next(iter(outputs.values()))) if outputs else None,
+        "and": ", ".join(list(outputs)[1:]),
         "page": f"{stage_page}?run={run}" if stage_page and row else None,
     }
 
@@ -255,7 +255,7 @@ _COLUMNS = {
     "cached": st.column_config.NumberColumn("cached", format="localized", help="Answered from the store, free."),
     "begun (UTC)": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)"),
-    "and": st.column_config.TextColumn("also made", width=260),
+    "and": st.column_config.TextColumn("also made", help="Kinds with the same digits."),
     "now": st.column_config.TextColumn("now", width=320),
     "time": st.column_config.TextColumn("time", width=110),
     "attempts": st.column_config.NumberColumn("attempts", format="%d", width=75),

@@ -61,17 +61,20 @@ def show(chosen: str | None) -> None:
 _COLUMNS = {
     "show": st.column_config.LinkColumn("run", display_text="open", width=55),
     "state": st.column_config.TextColumn("state", width=100),
-    "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm"),
-    "score": st.column_config.NumberColumn("score, %", format="%.1f"),
+    "begun": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm", width=120),
+    "steps": st.column_config.TextColumn("steps", width=70),
+    "score": st.column_config.NumberColumn("score, %", format="%.1f", width=70),
     "difference": st.column_config.NumberColumn(
         "gain, points", format="%+.1f", help="Against the run before that was evaluated after the same stage."
     ),
-    "after": st.column_config.TextColumn("evaluated after"),
-    "seconds": st.column_config.NumberColumn("time, min", format="%.1f", help="Time in the run's own attempts."),
+    "after": st.column_config.TextColumn("after", width=85, help="The last stage that was evaluated."),
+    "seconds": st.column_config.NumberColumn(
+        "time, min", format="%.1f", width=75, help="Time in the run's own attempts."
+    ),
     "cost": st.column_config.NumberColumn("cost, $", format="%.4f"),
-    "tags": st.column_config.ListColumn("tags"),
-    "notes": st.column_config.TextColumn("notes", width=220),
-    "changed": st.column_config.TextColumn("changed", width=220),
+    "tags": st.column_config.ListColumn("tags", width=110),
+    "notes": st.column_config.TextColumn("notes", width=200),
+    "changed": st.column_config.TextColumn("changed", width=190),
 }
 
 
