@@ -2,7 +2,9 @@
 
 SubPOP (Suh et al. 2025, arXiv:2502.16761): one record a question and group, with the shares of those who answered; the
 last option is the refusal, which they leave out. OpinionQA (Santurkar et al. 2023, arXiv:2303.17548): a folder a wave,
-with `info.csv` (the questions) and `SEX_data.json` and the like (how many of each group took each option).
+with `info.csv` (the questions) and `SEX_data.json` and the like (how many of each group took each option). No file has
+everybody's answers; in three waves (26, 27, 29) the counts by party are called `NONE_data.json`, where the others have
+`POLPARTY_data.json` (the authors' repository tatsu-lab/opinions_qa at ed8c4e0).
 """
 
 import ast
@@ -28,6 +30,8 @@ WORDS = {
     "EDUCATION": "Education", "INCOME": "Yearly income", "MARITAL": "Marital status", "POLIDEOLOGY": "Political views",
     "POLPARTY": "Party", "RACE": "Race", "RELIG": "Religion", "RELIGATTEND": "Goes to religious services", "SEX": "Sex",
 }  # fmt: skip
+UNNAMED = {"NONE": "POLPARTY"}  # the field of a file of counts that is called otherwise
+REFUSED = "Refused"  # an option, and the group of those who did not say which they belong to
 TEMPLATE = {"preface": "Answer as this person would.", "persona": "{attribute}: {group}.", "words": WORDS}
 
 
@@ -70,15 +74,19 @@ def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfi
 def opinion_qa(folder: Path) -> SurveyConfig:
     """A survey of a wave of OpinionQA: the questions of which counts by group are there.
 
-    Everybody's shares are the sum over the groups of one field. Files of two fields (RACE_SEX) and refusals are left
-    out. Raises `ConfigError` naming the file for anything else that is not in that form.
+    Everybody's shares are the sum over the groups of one field, with those who did not say their group. That group,
+    files of two fields (RACE_SEX) and refusals are left out. Raises `ConfigError` naming the file for anything else
+    that is not in that form.
     """
     # pandas has written its index as a first column without a name, which a table of our own may not have.
     info = csv.DictReader(io.StringIO(read_bounded_text(folder / "info.csv"), newline=""))
     require_columns(folder / "info.csv", info.fieldnames or (), ["key", "question", "references", "option_ordinal"])
     counts: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}  # field -> question -> group -> option -> people
     for path in sorted(folder.glob("*_data.json")):
-        field = path.name.removesuffix("_data.json")
+        name = path.name.removesuffix("_data.json")
+        field = UNNAMED.get(name, name)
+        if field in counts:
+            raise ConfigError(f"{path}: has counts by {field}, and so has another file of the wave")
         if field in WORDS:
             questions_of_field = read_bounded_json(path)
             if not isinstance(questions_of_field, dict):
@@ -96,10 +104,13 @@ def opinion_qa(folder: Path) -> SurveyConfig:
         known = {field: by_question[row["key"]] for field, by_question in counts.items() if row["key"] in by_question}
         if not known:
             continue
-        options = [str(o) for o in _literal(row["references"], where) if str(o) != "Refused"]
+        options = [str(o) for o in _literal(row["references"], where) if str(o) != REFUSED]
         places = [float(place) for place in _literal(row["option_ordinal"], where)]
         taken = {f: {g: [float(c.get(o, 0)) for o in options] for g, c in by.items()} for f, by in known.items()}
-        groups = {f: {g: _shares(numbers) for g, numbers in by.items() if sum(numbers)} for f, by in taken.items()}
+        groups = {
+            f: {g: _shares(numbers) for g, numbers in by.items() if sum(numbers) and g != REFUSED}
+            for f, by in taken.items()
+        }
         everybody = [sum(column) for column in zip(*next(iter(taken.values())).values(), strict=True)]
         questions.append(
             {"name": _name(row["key"]), "text": row["question"], "options": options,

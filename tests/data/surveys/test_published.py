@@ -85,8 +85,9 @@ def wave(tmp_path):
     with (folder / "info.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(
             [
-                ["", "Unnamed: 0", "key", "option_mapping", "question", "references", "option_ordinal"],
+                ["", "Unnamed: 0.1", "Unnamed: 0", "key", "option_mapping", "question", "references", "option_ordinal"],
                 [
+                    0,
                     0,
                     0,
                     "SAFECRIME_W26",
@@ -95,8 +96,8 @@ def wave(tmp_path):
                     "['Safe', 'Not safe', 'Refused']",
                     "[1.0, 2.0]",
                 ],
-                [1, 1, "REASON_W26", yes, "Why?", "['Sport', 'Work', 'Refused']", "[1, 1]"],
-                [2, 2, "NOBODY_W26", yes, "Who?", "['Yes', 'No', 'Refused']", "[1.0, 2.0]"],
+                [1, 1, 1, "REASON_W26", yes, "Why?", "['Sport', 'Work', 'Refused']", "[1, 1]"],
+                [2, 2, 2, "NOBODY_W26", yes, "Who?", "['Yes', 'No', 'Refused']", "[1.0, 2.0]"],
             ]
         )
     entry = {"MC_options": ["Safe", "Not safe", "Refused"], "question_text": "How safe, if at all, is it?"}
@@ -116,6 +117,24 @@ def test_a_wave_of_opinion_qa_becomes_questions_with_counts(tmp_path):
     assert safe.groups == {"SEX": {"Female": (0.25, 0.75), "Male": (1.0, 0.0)}}
     assert (safe.humans, safe.respondents) == ((0.7, 0.3), 100)  # 70 of 100 who did not refuse
     assert reason.groups == {"SEX": {"Female": (0.25, 0.75)}}  # all the men refused
+
+
+def test_the_file_without_a_name_has_the_counts_by_party_and_there_is_none_of_everybody(tmp_path):
+    """As in the authors' waves 26, 27 and 29: a count by party of the same people as in every other file."""
+    folder = wave(tmp_path)
+    parties = {
+        "MC_options": ["Safe", "Not safe", "Refused"], "question_text": "How safe, if at all, is it?",
+        "Democrat": {"Not safe": 20.0, "Refused": 3.0, "Safe": 30.0}, "Refused": {"Safe": 10.0},
+        "Republican": {"Not safe": 10.0, "Refused": 2.0, "Safe": 30.0},
+    }  # fmt: skip
+    (folder / "NONE_data.json").write_text(json.dumps({"SAFECRIME_W26": parties}), encoding="utf-8")
+    safe = load_survey(folder).questions[0]
+    assert safe.groups["POLPARTY"] == {"Democrat": (0.6, 0.4), "Republican": (0.75, 0.25)}
+    # Those who named no party are among everybody.
+    assert (safe.humans, safe.respondents) == ((0.7, 0.3), 100)
+    (folder / "POLPARTY_data.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has counts by POLPARTY, and so has another file"):
+        load_survey(folder)
 
 
 def test_a_folder_without_counts_is_refused(tmp_path):

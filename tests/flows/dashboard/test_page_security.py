@@ -30,6 +30,7 @@ TITLES = {
     "distillation": "Distillation",
     "evaluations": "Evaluations",
     "tuning": "Tuning",
+    "classification": "Classification",
     "extraction": "Extraction",
     "surveys": "Surveys",
     "lineage": "Lineage",
@@ -41,6 +42,7 @@ LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART,
 LAST |= {"logs": "[data-testid=stCaptionContainer]", "system": ".plain-table"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
 LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}
+LAST |= {"classification": "text=No classification in the store yet"}
 # The elements that no text from outside may become, in the page's own part of the document.
 INJECTED = """() => {
   const page = document.querySelector('[data-testid=stMain]') || document.body;
