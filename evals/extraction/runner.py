@@ -25,8 +25,8 @@ from evals.running.rows import RowFile
 from model.decoding.constrained import Constraint
 from model.decoding.engine import Engine
 from model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
-from model.decoding.slot_programs import JaxSlots
-from model.weights.files import load_weights
+from model.exports.onnx.folder import is_onnx_export
+from model.runtimes.load import load_runtime
 
 KEPT_S = 2.0  # seconds between two writes
 AHEAD = 2  # requests for each slot, so that none is idle
@@ -35,13 +35,16 @@ SCHEMA_INSTRUCTIONS = "Write what the text says as JSON of this schema: {schema}
 
 
 class Extractor:
-    """A checkpoint in `folder` that extracts as `config` says. Raises `ConfigError` before anything is decoded where
-    the schema is none, cannot be met, or its shortest document does not fit."""
+    """A checkpoint or an ONNX export in `folder` that extracts as `config` says.
+
+    Raises `ConfigError` before anything is decoded where the schema is none, cannot be met, or its shortest document
+    does not fit.
+    """
 
     def __init__(self, folder: Path, config: ExtractConfig, schema: Schema) -> None:
         self._config = config
-        self._params, self._model, tokenizer = load_weights(folder)
-        self._tokenizer = tokenizer_for(tokenizer)
+        self._runtime = load_runtime("onnx" if is_onnx_export(folder) else "jax", folder)
+        self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
         marked = schema if config.spans == "marked" else with_spans(schema)
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
         self.unheld = self._constraint.unheld
@@ -104,9 +107,8 @@ class Extractor:
     def _decode(self, waiting: Sequence[tuple[int, str, DecodeRequest]], kept: RowFile, total: int, emit: Emit) -> None:
         tokenizer, slots = self._tokenizer, self._config.slots
         longest = max(len(request.prompt) for _, _, request in waiting)
-        programs = JaxSlots(
-            self._params, self._model, (tokenizer.im_end, tokenizer.end_of_text), tokenizer.think_end, slots, longest
-        )
+        stops = (tokenizer.im_end, tokenizer.end_of_text)
+        programs = self._runtime.slots(stops, tokenizer.think_end, slots, longest)
         engine, events = Engine(programs, AHEAD * slots), SimpleQueue[tuple[Handle, EngineEvent]]()
 
         def listen(batch: list[tuple[Handle, EngineEvent]]) -> None:

@@ -11,16 +11,18 @@ from data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set
 from data.labelled.prompts import cut
 from data.tokenizer import Tokenizer, tokenizer_for
 from evals.labelling.calibration import probabilities
-from evals.labelling.verbalised import label_logprobs
+from evals.labelling.verbalised import ContinuationScorer, label_logprobs
 from model.decoding.shared_prefix import SharedPrefixScorer
+from model.exports.onnx.folder import is_onnx_export
 from model.layers.common import Params
+from model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
 from model.tuning.features import pooled_states
 from model.tuning.head import load_head
-from model.weights.files import load_weights
+from model.weights.files import CONFIG, load_weights, read_config
 
 
 class LabelPredictor:
-    """A tuned checkpoint's folder as a classifier, `rows` texts at once.
+    """A tuned checkpoint's folder, or its export for onnxruntime, as a classifier, `rows` texts at once.
 
     `labels`: what it was tuned for; given, what it is asked instead, by likelihood. Raises `ConfigError` for a folder
     that is no checkpoint, or not tuned for labels.
@@ -32,18 +34,30 @@ class LabelPredictor:
             kind = f"was tuned for {labels.form}" if labels else f"has no {LABELS}"
             raise ConfigError(f"{folder}: {kind}, so it gives no labels; `nautile tune` makes a checkpoint that does")
         self.labels = labels
-        self._params, self._model, tokenizer = load_weights(folder)
-        self._tokenizer, self._rows = tokenizer_for(tokenizer), rows
-        self._head = self._scorer = None
-        if labels.method == "head":
-            self._head = load_head(folder / HEAD, self._model.width, len(labels.labels))
+        self._head = (
+            load_head(folder / HEAD, read_config(folder / CONFIG)[0].width, len(labels.labels))
+            if labels.method == "head"
+            else None
+        )
+        self._scorer: ContinuationScorer | None = None
+        if is_onnx_export(folder):
+            runtime = OnnxRuntime(folder)
+            self._model, tokenizer = runtime.config, runtime.tokenizer
+            self._pooled = runtime.pooled_states
+            if self._head is None:
+                self._scorer = OnnxScorer(runtime, rows)
         else:
-            self._scorer = SharedPrefixScorer(self._params, self._model, rows)
+            params, self._model, tokenizer = load_weights(folder)
+            self._pooled = lambda ids, pooling: pooled_states(params, self._model, ids, rows, pooling)
+            if self._head is None:
+                self._scorer = SharedPrefixScorer(params, self._model, rows)
+        self._tokenizer = tokenizer_for(tokenizer)
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Calibrated probabilities of `labels.labels`, float64 [texts, labels]."""
         if self._head is not None:
-            features = text_features(self._params, self._model, self._tokenizer, self.labels, texts, self._rows)
+            ids = feature_ids(self._model, self._tokenizer, self.labels, texts)
+            features = self._pooled(ids, self.labels.pooling)
             logits = self._head.logits(features)
         else:
             assert self._scorer is not None
@@ -61,14 +75,18 @@ def text_features(
     done: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
     """Features of texts for a head, float32 [texts, D]: of the text alone, with the end-of-text marker before it."""
+    return pooled_states(params, model, feature_ids(model, tokenizer, labels, texts), rows, labels.pooling, done)
+
+
+def feature_ids(model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of texts that features are computed from."""
     longest = min(labels.longest, model.context - 1)
     ids = [[tokenizer.end_of_text, *tokenizer.encode(cut(tokenizer, text, longest))] for text in texts]
-    ids = [text[: model.context] for text in ids]  # a text that was cut may have other tokens than it had
-    return pooled_states(params, model, ids, rows, labels.pooling, done)
+    return [text[: model.context] for text in ids]  # a text that was cut may have other tokens than it had
 
 
 def likelihood_logits(
-    scorer: SharedPrefixScorer, model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]
+    scorer: ContinuationScorer, model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]
 ) -> np.ndarray:
     """log p(label | text) less the label's bias, in nats, float64 [texts, labels]."""
     logprobs = label_logprobs(

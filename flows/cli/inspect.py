@@ -194,15 +194,28 @@ def garbage(
 
 
 def add(store: Store, folder: Path, kind: str) -> CatalogRow:
-    """Bring a checkpoint's folder into the store as an artifact; its row. Raises `ConfigError` if it is none."""
-    from model.weights.files import CONFIG, WEIGHTS, load_weights  # imports JAX, which the other commands do not need
+    """Bring a checkpoint's folder or an ONNX export into the store as an artifact; its row.
 
-    if kind != "checkpoint":
-        raise ConfigError(f"--kind {kind}: only a checkpoint can be added")
-    load_weights(folder)
+    Raises `ConfigError` if it is none.
+    """
+    # Imports JAX, which the other commands do not need.
+    from data.labelled.label_set import HEAD, LABELS
+    from model.weights.digests import DIGESTS, read_digests
+    from model.weights.files import CONFIG, WEIGHTS, load_weights
+
+    if kind == "checkpoint":
+        load_weights(folder)
+        names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if (folder / name).is_file())]
+    elif kind == "export":
+        from model.runtimes.load import load_runtime
+
+        load_runtime("onnx", folder)
+        names = [DIGESTS, *read_digests(folder)]
+    else:
+        raise ConfigError(f"--kind {kind}: only a checkpoint or an export can be added")
     store.prepare()
     store.refresh()
-    return row_of(add_files(store, kind, folder, (CONFIG, WEIGHTS), {"stand_ins": []}))
+    return row_of(add_files(store, kind, folder, names, {"stand_ins": []}))
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
@@ -270,11 +283,12 @@ def checkpoint_name(folder: Path) -> str:
 
 
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
-    """The artifact of a checkpoint and its folder; None for a folder that is not in the store."""
-    folder = checkpoint_folder(name)
-    for _, key, number, path in store.folders("checkpoint"):
-        if path.resolve() == folder.resolve():
-            return store.read("checkpoint", key, number, path), folder
+    """The artifact of a checkpoint or an export, and its folder; None for a folder that is not in the store."""
+    folder = named_or_newest(store, "export", name).path if name.startswith("export/") else checkpoint_folder(name)
+    for kind in ("checkpoint", "export"):
+        for _, key, number, path in store.folders(kind):
+            if path.resolve() == folder.resolve():
+                return store.read(kind, key, number, path), folder
     return None, folder
 
 

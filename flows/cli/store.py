@@ -120,11 +120,14 @@ def gc(
 
 @store_app.command()
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint, as `nautile import` writes it.")],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="The artifact's kind.")] = "checkpoint",
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A checkpoint, as `nautile import` writes it, or an ONNX export."),
+    ],
+    kind: Annotated[str, typer.Option(metavar="KIND", help="checkpoint or export.")] = "checkpoint",
     as_json: Json = False,
 ) -> None:
-    """Bring a checkpoint that no run here has made into the store, as an artifact with a manifest."""
+    """Bring a checkpoint or an export that no run here has made into the store, as an artifact with a manifest."""
     from flows.cli import inspect
     from flows.cli.tables import artifact_table
 

@@ -35,5 +35,5 @@ class JaxRuntime:
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> JaxSampler:
         return JaxSampler(self.params, Generator(self.config, sampling, rows, prompt_length))
 
-    def slots(self, stops: tuple[int, ...], think_end: int, count: int) -> JaxSlots:
-        return JaxSlots(self.params, self.config, stops, think_end, count)
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> JaxSlots:
+        return JaxSlots(self.params, self.config, stops, think_end, count, longest)

@@ -14,6 +14,12 @@ RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": Onn
 
 def load_runtime(name: str, folder: Path) -> Runtime:
     """Load what is in `folder`: a checkpoint for jax, an export for onnx. Raises ConfigError where that fails."""
+    check_runtime(name, folder)
+    return RUNTIMES[name](folder)
+
+
+def check_runtime(name: str, folder: Path) -> None:
+    """Raise ConfigError unless a runtime of this name takes what is in `folder`."""
     if name not in RUNTIMES:
         raise ConfigError(f"--runtime {name}: is not one of {', '.join(RUNTIMES)}")
     exported = is_onnx_export(folder)
@@ -21,4 +27,3 @@ def load_runtime(name: str, folder: Path) -> Runtime:
         raise ConfigError(f"{folder}: is an ONNX export: add `--runtime onnx`")
     if name == "onnx" and not exported:
         raise ConfigError(f"{folder}: is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx` makes one")
-    return RUNTIMES[name](folder)

@@ -11,11 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import log_softmax
 
 from common.errors import ConfigError
 from model.decoding.generate import Sampled
 from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import Sampling, likeliest, only_allowed
+from model.decoding.scoring import refuse_unscorable
+from model.decoding.shared_prefix import Group
 from model.decoding.slots import (
     MAX_PROMPT_ALTERNATIVES,
     PrefilledPrompts,
@@ -28,8 +31,9 @@ from model.decoding.slots import (
     slots_without_caches,
 )
 from model.exports.onnx.folder import check_digests
-from model.exports.onnx.signature import PAST
+from model.exports.onnx.signature import HIDDEN, PAST
 from model.runtimes.onnx_sessions import load_sessions
+from model.tuning.features import Pooling, refuse_unreadable
 from model.weights.files import CONFIG, read_config
 
 STREAMED = 4  # tokens between two parts of a streamed reply
@@ -67,16 +71,33 @@ class OnnxRuntime:
             )
         return OnnxSampler(self, sampling, rows, prompt_length)
 
-    def slots(self, stops: tuple[int, ...], think_end: int, count: int) -> "OnnxSlots":
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> "OnnxSlots":
         return OnnxSlots(self, stops, think_end, count)
 
     def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, wanted_RW: np.ndarray) -> tuple[Any, State]:
         """Logits [R, W, V] of the wanted columns of prompts that are padded on the right, and their state."""
         inputs = {"tokens": tokens_RP, "lengths": lengths_R, "wanted": wanted_RW}
-        names = [output.name for output in self.prompt.get_outputs()]
+        names = [output.name for output in self.prompt.get_outputs() if output.name != HIDDEN]
         arrays = self.prompt.run(names, {name: array.astype(np.int64) for name, array in inputs.items()})
         state = dict(zip(names, arrays, strict=True))
         return state.pop("logits"), state
+
+    def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
+        """As `model.tuning.features.pooled_states`: features for a head, float32 [texts, D].
+
+        Each text by itself: a matrix product of its tokens keeps the cores busy already. Raises ConfigError for a text
+        that is empty or over the context, and where the graphs give no hidden states.
+        """
+        if not any(output.name == HIDDEN for output in self.prompt.get_outputs()):
+            raise ConfigError(f"{self.name}: gives no hidden states for a head; export the tuned checkpoint again")
+        features_ND = np.zeros((len(texts), self.config.width), np.float32)
+        for row, ids in enumerate(texts):
+            refuse_unreadable(row + 1, len(ids), self.config)
+            inputs = {"tokens": [ids], "lengths": [len(ids)], "wanted": [[len(ids) - 1]]}
+            feeds = {name: np.array(values, np.int64) for name, values in inputs.items()}
+            [[hidden_SD]] = self.prompt.run([HIDDEN], feeds)
+            features_ND[row] = hidden_SD[: len(ids)].mean(axis=0) if pooling == "mean" else hidden_SD[len(ids) - 1]
+        return features_ND
 
 
 class OnnxSlots:
@@ -116,7 +137,12 @@ class OnnxSlots:
 
     def fill(self, prefilled: PromptState, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
         kept = into_R < self.count
-        source, into = source_R[kept], into_R[kept]
+        self.place(prefilled, source_R[kept], into_R[kept])
+        rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
+        self._slots = fill_slots(self._slots, rows, source_R, into_R, settings)
+
+    def place(self, prefilled: PromptState, source: np.ndarray, into: np.ndarray) -> None:
+        """Copy the logits and the state of prompt `source[r]` to slot `into[r]`."""
         self._logits_BV[into] = prefilled.logits_RV[source]
         for name, array in prefilled.state.items():
             if name.startswith(("keys", "values")):
@@ -124,8 +150,6 @@ class OnnxSlots:
                 self._state[name][into, :, :columns] = array[source, :, :columns]
             else:
                 self._state[name][:, into] = array[:, source]
-        rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
-        self._slots = fill_slots(self._slots, rows, source_R, into_R, settings)
 
     def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         slots = self._slots._replace(active_B=self._slots.active_B & kept_B)
@@ -138,14 +162,14 @@ class OnnxSlots:
             moved += active_B
             # The logits after a sample's last token are not needed.
             if np.asarray(slots.active_B).any():
-                self._run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
+                self.run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
         self._slots = slots
         if not steps:
             return SlotOutput(moved, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
         return SlotOutput(moved, np.asarray(slots.active_B), *(np.stack(part) for part in zip(*steps, strict=True)))
 
-    def _run(self, ids_B: np.ndarray, positions_B: np.ndarray, rows: int) -> None:
-        """Run a token of each of the first `rows` slots."""
+    def run(self, ids_B: np.ndarray, positions_B: np.ndarray, rows: int) -> np.ndarray:
+        """Run a token of each of the first `rows` slots; the logits after it, float32 [slots, V]."""
         # An idle slot's position may be behind the last column; what it writes is overwritten when it is filled.
         positions = np.minimum(positions_B[:rows], self.config.context - 1).astype(np.int64)
         binding = self._runtime.step.io_binding()
@@ -167,6 +191,43 @@ class OnnxSlots:
         self._logits_BV[:rows] = logits[:, 0]
         for name, array in zip(sums, arrays, strict=True):
             self._state[name][:, :rows] = array
+        return self._logits_BV
+
+
+class OnnxScorer:
+    """As `model.decoding.shared_prefix.SharedPrefixScorer`, `rows` continuations at once: a context is read once, its
+    state copied to each continuation, and those are run token by token."""
+
+    def __init__(self, runtime: OnnxRuntime, rows: int) -> None:
+        self._slots, self._rows = runtime.slots((), 0, rows), rows
+        self._slots.start()
+
+    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
+        """Σ log p(continuation | beginning + context) of each group, float64 [continuations], in nats.
+
+        Raises ConfigError for a group that is over the model's context.
+        """
+        return [self._group([*beginning, *context], continuations) for context, continuations in groups]
+
+    def _group(self, prompt: list[int], continuations: Sequence[Sequence[int]]) -> np.ndarray:
+        refuse_unscorable("a context", len(prompt) + max(map(len, continuations)), len(prompt), self._slots.config)
+        prefilled, _ = self._slots.prefill(np.array([prompt]), np.array([len(prompt)]), score=False)
+        first_V = log_softmax(prefilled.logits_RV[0].astype(np.float64))
+        sums = np.array([first_V[ids[0]] if ids else 0.0 for ids in continuations], np.float64)
+        longer = [place for place, ids in enumerate(continuations) if len(ids) > 1]
+        for start in range(0, len(longer), self._rows):
+            batch = longer[start : start + self._rows]
+            self._slots.place(prefilled, np.zeros(len(batch), int), np.arange(len(batch)))
+            for step in range(max(len(continuations[place]) for place in batch) - 1):
+                # A continuation that has ended runs its last token again, whose logits nobody reads.
+                columns = [min(step, len(continuations[place]) - 2) for place in batch]
+                ids_B = np.array([continuations[place][column] for place, column in zip(batch, columns, strict=True)])
+                positions_B = len(prompt) + np.array(columns)
+                logprobs_BV = log_softmax(self._slots.run(ids_B, positions_B, len(batch))[: len(batch)], axis=-1)
+                for row, place in enumerate(batch):
+                    if step + 1 < len(continuations[place]):
+                        sums[place] += logprobs_BV[row, continuations[place][step + 1]]
+        return sums
 
 
 class OnnxSampler:

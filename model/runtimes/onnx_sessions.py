@@ -17,7 +17,17 @@ from common.text import first_line
 from configs.model import ModelConfig
 from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS
 from model.exports.onnx.scan import check_graph
-from model.exports.onnx.signature import CHUNK, PAST, SUMS, Shape, logits_shape, state_shapes, token_shapes
+from model.exports.onnx.signature import (
+    CHUNK,
+    HIDDEN,
+    PAST,
+    SUMS,
+    Shape,
+    hidden_shape,
+    logits_shape,
+    state_shapes,
+    token_shapes,
+)
 
 FREE_BYTES, THREAD_BYTES = 2**30, 2**27  # that loading may take beside the weights: in all, and for each core's threads
 _SILENT = 4  # onnxruntime raises its errors as well as logging them
@@ -61,8 +71,9 @@ def load_sessions(folder: Path, config: ModelConfig, threads: int) -> Sessions:
 def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, graph: str) -> None:
     """Raise ValueError unless names, types and shapes are those of this model."""
     taken, given = session.get_inputs(), session.get_outputs()
+    has_hidden = graph == "prompt" and any(output.name == HIDDEN for output in given)
     # First, because a configuration may claim any number of blocks.
-    if len(given) != 1 + 2 * config.blocks + (len(SUMS) if config.sca_per_block else 0):
+    if len(given) != 1 + has_hidden + 2 * config.blocks + (len(SUMS) if config.sca_per_block else 0):
         raise ValueError(f"the {graph} graph has {len(given)} outputs, not those of {config.blocks} blocks")
     state = state_shapes(config)
     inputs = {name: ("tensor(int64)", shape) for name, shape in token_shapes(graph).items()}
@@ -71,6 +82,8 @@ def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig,
     outputs = {
         name: ("tensor(float)", shape) for name, shape in {"logits": logits_shape(config, graph), **state}.items()
     }
+    if has_hidden:
+        outputs[HIDDEN] = ("tensor(float)", hidden_shape(config))
     for kind, values, expected in (("input", taken, inputs), ("output", given, outputs)):
         actual = {value.name: (value.type, tuple(value.shape)) for value in values}
         for name in sorted(expected.keys() | actual.keys()):

@@ -34,6 +34,6 @@ class Runtime(Protocol):
         """Sample at most `rows` at a time. Raises ConfigError where prompt and reply do not fit the context."""
         ...
 
-    def slots(self, stops: tuple[int, ...], think_end: int, count: int) -> SlotPrograms:
-        """The slots of a batching engine."""
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> SlotPrograms:
+        """The slots of a batching engine. `longest`: of the prompts, in tokens, if that is known."""
         ...

@@ -32,8 +32,7 @@ def pooled_states(
     text without tokens or over the model's context.
     """
     for number, ids in enumerate(texts, 1):
-        if not 0 < len(ids) <= config.context:
-            raise ConfigError(f"text {number} has {len(ids)} tokens, and the model reads 1 to {config.context}")
+        refuse_unreadable(number, len(ids), config)
     features_ND = np.zeros((len(texts), config.width), np.float32)
     floor, finished = 0, 0
     for length in length_buckets(config.context):
@@ -48,6 +47,12 @@ def pooled_states(
             finished += len(batch)
             done(finished)
     return features_ND
+
+
+def refuse_unreadable(number: int, tokens: int, config: ModelConfig) -> None:
+    """Raise `ConfigError` for a text without tokens or over the model's context."""
+    if not 0 < tokens <= config.context:
+        raise ConfigError(f"text {number} has {tokens} tokens, and the model reads 1 to {config.context}")
 
 
 @partial(jax.jit, static_argnames=("config", "pooling"))

@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from flows.cli.terminal import Json, show_as, the_store
+from flows.cli.terminal import Json, RuntimeOption, show_as, the_store
 
 if TYPE_CHECKING:
     from configs.base import Section
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from store.artifacts import Artifact, Store
     from tasks.engine.stage import Stage
 
-CheckpointOfStore = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id, or its folder.")]
+CheckpointOfStore = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="An artifact id of a checkpoint or an export, or its folder.")
+]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A table of texts: .csv, .tsv, .jsonl or .parquet.")]
 ColumnOption = Annotated[str, typer.Option("--text", metavar="COLUMN", help="The column of the texts.")]
 OutOption = Annotated[
@@ -56,6 +58,7 @@ def extract(
     temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     slots: Annotated[int, typer.Option(min=1, max=1024, help="Replies that are decoded at the same time.")] = 16,
+    runtime: RuntimeOption = "jax",
     force: ForceOption = False,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +75,7 @@ def extract(
     from tasks.extract import extract as stage
 
     store = the_store()
-    artifact = _checkpoint(store, checkpoint)
+    artifact = _checkpoint(store, checkpoint, runtime)
     if schema is not None:
         shape = read_bounded_json(schema)
         tokenizer = TokenizerConfig.model_validate(read_bounded_json(artifact.path / "config.json")["tokenizer"])
@@ -116,6 +119,7 @@ def classify(
         float | None, typer.Option(min=0, max=1, help="Abstain below this probability. Default: as tuned.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Texts of one forward pass.")] = 16,
+    runtime: RuntimeOption = "jax",
     force: ForceOption = False,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +130,7 @@ def classify(
     from tasks.classify import classify as stage
 
     store = the_store()
-    artifact = _checkpoint(store, checkpoint)
+    artifact = _checkpoint(store, checkpoint, runtime)
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
         raise ConfigError("--labels: are needed, because this checkpoint was not tuned for labels")
@@ -154,13 +158,16 @@ def classify(
     _show(made, out, as_json, lines)
 
 
-def _checkpoint(store: "Store", name: str) -> "Artifact":
-    """The artifact of a checkpoint: a step's inputs are artifacts, so that its lineage is known."""
+def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
+    """The artifact of a checkpoint, or of an export: a step's inputs are artifacts, so that its lineage is known."""
     from flows.cli.inspect import checkpoint_artifact
+    from model.runtimes.load import check_runtime
 
     artifact, folder = checkpoint_artifact(store, name)
+    check_runtime(runtime, folder)
     if artifact is None:
-        raise ConfigError(f"{folder} is not in the store; `nautile store add {shlex.quote(str(folder))}` brings it in")
+        words = [str(folder), *(["--kind", "export"] if runtime == "onnx" else [])]
+        raise ConfigError(f"{folder} is not in the store; `nautile store add {shlex.join(words)}` brings it in")
     return artifact
 
 

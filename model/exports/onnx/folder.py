@@ -12,6 +12,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_json, sha256_of, write_text
 from configs.model import ModelConfig
 from data.chat_template import encode_prompt
+from data.labelled.label_set import HEAD, LABELS, read_label_set
 from model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
 from model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
 from model.weights.files import CONFIG, FORMAT, refuse_occupied
@@ -34,6 +35,8 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         raise ConfigError(f"--bits {bits}: is not one of {', '.join(map(str, BITS))}")
     refuse_occupied(out)
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
+    labels = read_label_set(checkpoint)
+    has_head = labels is not None and labels.method == "head"
     if model.attention_head_dim % HEAD_MULTIPLE:
         raise ConfigError(
             f"{checkpoint}: --format onnx: onnxruntime's attention needs heads of a multiple of {HEAD_MULTIPLE}, and "
@@ -52,8 +55,10 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     with WeightFile(out / WEIGHTS, bits) as weights:
         write_weights(weights, params, model)
-    for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
-        onnx.save(graph(weights, model, INT8_ACTIVATIONS), out / name)
+    onnx.save(prompt_graph(weights, model, INT8_ACTIVATIONS, has_head), out / PROMPT)
+    onnx.save(step_graph(weights, model, INT8_ACTIVATIONS), out / STEP)
+    for name in (LABELS, HEAD) if has_head else (LABELS,) if labels else ():
+        shutil.copyfile(checkpoint / name, out / name)
     write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
     weights_sha256 = sha256_of(out / WEIGHTS)
     settings = {
@@ -125,7 +130,8 @@ decayed sums and the last inputs of the convolution, whose size does not grow, a
     pip install onnxruntime numpy tokenizers
     python chat.py "What is 2 + 2?"
 
-`digests.json` has the sha256 of every file but this one. In the project: `nautile chat FOLDER --runtime onnx`.
+`digests.json` has the sha256 of every file but this one. In the project: `nautile chat FOLDER --runtime onnx`, and with
+`labels.json`, of a tuned checkpoint, `nautile classify` after `nautile store add FOLDER --kind export`.
 
 {MEASURED}
 Nothing yet: `nautile evaluate FOLDER --runtime onnx --against CHECKPOINT` adds the change in accuracy.

@@ -6,12 +6,21 @@ import onnx
 from configs.model import ModelConfig
 from model.exports.onnx.graph import Graph, WeightFile
 from model.exports.onnx.layers import ChunkValues, Layers, SCAStepValues, SCAValues
-from model.exports.onnx.signature import CHUNK, PAST, SUMS, logits_shape, state_shapes, token_shapes
+from model.exports.onnx.signature import (
+    CHUNK,
+    HIDDEN,
+    PAST,
+    SUMS,
+    hidden_shape,
+    logits_shape,
+    state_shapes,
+    token_shapes,
+)
 from model.nautile import sca_names
 
 
-def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.ModelProto:
-    """The graph that reads whole prompts."""
+def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_hidden: bool = False) -> onnx.ModelProto:
+    """The graph that reads whole prompts. `with_hidden`: it also gives the residual stream after the last block."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
     tokens, lengths, wanted = (graph.input(name, np.int64, shape) for name, shape in token_shapes("prompt").items())
@@ -32,6 +41,9 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onn
         x = layers.attention(x, f"block_{block}.attention", ("", ""), seen, into)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
+    if with_hidden:
+        graph.output(HIDDEN, hidden_shape(config))
+        graph.op("Identity", x, into=HIDDEN)
     for index, part in enumerate(SUMS if states else ()):
         graph.op("Concat", *(state[index] for state in states), into=part, axis=0)
     return _finished(graph, config, "prompt")

@@ -9,6 +9,8 @@ columns of the context; M and H in that order):
     prompt  tokens [B, L], lengths [B], wanted [B, P] -> logits [B, P, V], state with S = L rounded up to 32
     step    tokens [B, 1], positions [B], past state  -> logits [B, 1, V], state
 
+The prompt graph of a checkpoint that was tuned with a head also gives hidden [B, S, D]: what the head is computed from.
+
 Prompts are padded on the right with any id; `wanted` are the columns whose logits are computed. `positions` are those
 of the tokens: how many came before. A model without SCA layers has no sums and no history.
 """
@@ -16,6 +18,7 @@ of the tokens: how many came before. A model without SCA layers has no sums and 
 from configs.model import ModelConfig
 from model.layers.sca import projected
 
+HIDDEN = "hidden"  # the output of the prompt graph for a head
 SUMS = ("sums_re", "sums_im", "sums_z", "history")
 CHUNK = 32  # columns that a prompt is computed in
 PAST = "past."  # before the names of a step's inputs of state
@@ -44,3 +47,7 @@ def token_shapes(graph: str) -> dict[str, Shape]:
 
 def logits_shape(config: ModelConfig, graph: str) -> Shape:
     return ("B", "P" if graph == "prompt" else 1, config.vocabulary)
+
+
+def hidden_shape(config: ModelConfig) -> Shape:
+    return ("B", "S", config.width)
