@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-# What tells how long something took, and what is written of it, differs between any two runs.
+# What tells how long something took, and what is written of it, differs between any two runs; so does what a failing
+# endpoint may have charged (dollars_unknown).
 TIMED_KINDS = ("report", "data_card", "evaluation")
-TIMED_METRICS = r"second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
+TIMED_METRICS = r"dollars_unknown|second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
 TIMED_FIELDS = ("latency_s",)  # of a sample
 LIVE = (
     "JOIN artifacts a ON a.execution = t.execution AND a.superseded = 0 AND a.id = (SELECT min(b.id) FROM artifacts b"

@@ -32,7 +32,8 @@ from store.manifest import MIRRORED
 RENEW_S, EXPIRES_S = "5", "15"
 RECOVERY_S, STALLED_S, LOOK_S = 300.0, 900.0, 1.5
 ENDPOINT = "smollm2"  # whose place the counting teacher takes
-SLOW_S, QUICK_S = 0.5, 0.02  # a teacher's answer in the distillation, where it meets faults, and elsewhere
+SLOW_S, QUICK_S = 1.5, 0.02  # a teacher's answer in the distillation, where it meets faults, and elsewhere
+KILLS = re.compile(r"kill|torn|holder|stand")  # faults that end a process which may ask
 STATUSES = {"429": ("429",), "500": ("500",)}  # of the fault, as the ledger calls it; the others have several names
 
 
@@ -179,7 +180,7 @@ class LocalChaos(Chaos):
     def _strike_and_recover(
         self, scene: LocalRound, planned: Planned, rows: list[dict[str, Any]]
     ) -> dict[str, Any] | None:
-        at, mark, since = scene.at(), scene.mark(), scene.log_sizes()
+        at, mark, since, failed = scene.at(), scene.mark(), scene.log_sizes(), scene.failed_calls()
         row: dict[str, Any] = {
             "number": planned.number, "fault": planned.fault, "where": planned.where, "at": at,
             "at_s": round(time.monotonic() - self.started, 1), "in_flight": self.counting.in_flight,
@@ -199,8 +200,11 @@ class LocalChaos(Chaos):
             time.sleep(0.3)
         row["machine"] = scene.machine
         lines = scene.telling_lines(since)
-        offered = row.pop("said")
-        row["evidence"] = next((line for line in lines if planned.label in line), next(iter(lines), offered))
+        more = ", ".join(f"{status} ({count})" for status, count in (scene.failed_calls() - failed).items())
+        evidence = [f"rows of calls without an answer: {more}"] if more else []
+        lines.sort(key=lambda line: planned.label not in line)
+        row["evidence"] = "; ".join([*evidence, *lines[:1]]) or row["said"]
+        del row["said"]
         return row
 
     def _stay_alive(self, scene: Any, rows: list[dict[str, Any]]) -> bool:
@@ -251,8 +255,7 @@ class LocalChaos(Chaos):
         by_status = {call["status"]: call["n"] for call in calls}
         dollars = sum(call["dollars"] for call in calls)
         answered, asked = sum(totals["answers"].values()), len(totals["answers"])
-        alone = [row for row in rows if row["fault"].startswith("the teacher") and "killed" not in row["fault"]]
-        on_the_way = sum(row["in_flight"] for row in rows if row not in alone)
+        on_the_way = sum(row["in_flight"] for row in rows if KILLS.search(f"{row['fault']} {row['hit']}"))
         failed_rows = sum(count for status, count in by_status.items() if status != "ok")
         faults = sum(totals["faults"].values())
         self.account = {

@@ -76,15 +76,17 @@ def kill_again(when: Literal["starts", "resumes"]) -> Strike:
 
 
 def teacher_answers(kind: str, count: int) -> Strike:
-    """The next `count` requests meet that fault."""
+    """The next `count` requests meet that fault; it is over once the rows of their failures are written."""
 
     def strike(scene: LocalRound, draw: random.Random) -> str | None:
         assert scene.counting
         coming = scene.counting.coming
+        before = scene.failed_calls().total()
         coming.extend([kind] * count)
         scene.wait_until(lambda: not coming or not scene.alive(), 90.0)
         met = count - len(coming)
         coming.clear()
+        scene.wait_until(lambda: scene.failed_calls().total() >= before + met or not scene.alive(), 15.0)
         return f"{met} requests" if met else None
 
     return strike

@@ -1,11 +1,13 @@
 """The scene of the local chaos run: machines that share an S3 server, and what can be seen of a run on one of them."""
 
+import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -178,6 +180,16 @@ class LocalRound(Round):
                 text = log.read_bytes()[since.get(log, 0) :].decode(errors="replace")
                 lines += text.replace(str(self.store), "STORE").splitlines()
         return [line.strip() for line in lines if TELLING.search(line) and " INFO " not in line and line[0] != "$"]
+
+    def failed_calls(self) -> Counter[str]:
+        """The rows of this machine's calls that got no answer, by status. Read off the event files: quick."""
+        statuses: Counter[str] = Counter()
+        for path in (self.store / "events").glob("*.jsonl"):
+            for line in path.read_bytes().splitlines():
+                with suppress(ValueError, KeyError):
+                    if b'"call"' in line and (status := json.loads(line)["fields"]["status"]) != "ok":
+                        statuses[status] += 1
+        return statuses
 
     def in_its_store(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of `nautile` that is not `run`, on this machine."""

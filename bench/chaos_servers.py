@@ -102,6 +102,7 @@ class CountingTeacher(FakeOpenAI):
         super().__init__(faults=self._next_fault, port=port, per_million=PRICES)
         self.log = log
         self.coming: deque[str] = deque()
+        self._hung = 0
         self.answered_ever = sum(self.totals()["answers"].values())
 
     def _next_fault(self, arrival: int) -> str | None:
@@ -110,6 +111,7 @@ class CountingTeacher(FakeOpenAI):
         except IndexError:
             return None
         self._write({"fault": fault})
+        self._hung += fault == "hang"
         return fault
 
     def _count(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -125,8 +127,8 @@ class CountingTeacher(FakeOpenAI):
 
     @property
     def in_flight(self) -> int:
-        """Requests that have arrived and are not answered yet."""
-        return self._at_once
+        """Requests that have arrived and are not answered yet, but will be."""
+        return self._at_once - self._hung
 
     def totals(self) -> dict[str, Any]:
         """Of the whole log: answers by request, faults by kind, and what the answers cost in dollars."""
