@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from common.errors import ConfigError, Retryable
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
-from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
+from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
 from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
@@ -44,6 +44,7 @@ from flows.cli.terminal import (
 from flows.cli.uses.labelling import classify, extract
 from flows.cli.uses.simulate import simulate
 from flows.cli.watch import logs, runs, status
+from flows.operate.secret_files import read_secret_files
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
 LONGEST_NAME = 100  # characters of a run's name
@@ -464,6 +465,7 @@ PANELS = {
         "deploy": deploy,
         "up": up,
         "down": down,
+        "server": server,
         "approve": approve,
         "reconcile": reconcile,
         "store": store_app,
@@ -538,6 +540,7 @@ def script() -> NoReturn:
 def _run_command() -> int:
     """Run the command; its exit code."""
     try:
+        read_secret_files()
         app()
     except SystemExit as ending:  # Typer ends this way, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1

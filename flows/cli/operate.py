@@ -1,4 +1,4 @@
-"""Commands that operate runs and services: dashboard, deploy, up, down, approve, reconcile."""
+"""Commands that operate runs and services: dashboard, server, deploy, up, down, approve, reconcile."""
 
 import contextlib
 import os
@@ -20,6 +20,20 @@ def dashboard(
 
     console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (Ctrl-C stops it)")
     serve(host, port)
+
+
+def server(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 4200,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Beyond this machine it needs PREFECT_API_AUTH_STRING.")
+    ] = "127.0.0.1",
+) -> None:
+    """Serve Prefect's API and page until stopped, in the foreground, as containers and service managers want it."""
+    from flows.operate import prefect_server
+
+    prefect_server.prepare_to_serve(the_store(), host, port)
+    console_for(stderr=True).print(f"Prefect's server is at http://{host}:{port} (Ctrl-C stops it)", soft_wrap=True)
+    prefect_server.serve(port)
 
 
 def deploy(

@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 
 from common.errors import ConfigError
-from common.processes import collector_paused, die_with_parent, free_port
+from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen
 from flows.operate.own_page import OwnPageOnly
 from flows.operate.prefect_calls import call, wants_login
 from store.artifacts import Store
@@ -43,6 +43,7 @@ _QUIET = {
 }
 _SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 _SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # Prefect's settings, a password among them
 
 
 def configure_prefect(store: Store) -> Path:
@@ -58,6 +59,41 @@ def configure_prefect(store: Store) -> Path:
     os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_FILE_FILENAME", str(log_file))
     return log_file
+
+
+def without_database(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is no server: the password of the database is none of its business."""
+    return {name: value for name, value in environment.items() if not name.startswith(_DATABASE)}
+
+
+def server_settings(host: str, port: int, login: str | None) -> dict[str, str]:
+    """The environment of a server that people use: where it listens, for which pages, with which login."""
+    name = f"[{host}]" if ":" in host else host
+    settings = {
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_PORT": str(port),
+        # Its page calls it by the first name; `flows.operate.own_page` keeps all other pages out.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{name}:{port},http://localhost:{port}",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT__SERVER_FINAL": "1",
+    }
+    return settings | ({"PREFECT_SERVER_API_AUTH_STRING": login} if login else {})
+
+
+def prepare_to_serve(store: Store, host: str, port: int) -> None:
+    """Set what `serve` reads. The login of this machine's clients (PREFECT_API_AUTH_STRING) is the one that it wants.
+
+    Raises `ConfigError` if it cannot listen there, or would beyond this machine without a login.
+    """
+    login = os.environ.get("PREFECT_API_AUTH_STRING")
+    if not login and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: whoever reaches the server may start runs, so it needs a login: set "
+            "PREFECT_API_AUTH_STRING to user:password, or PREFECT_API_AUTH_STRING_FILE to a file with it"
+        )
+    listen(host, port).close()  # refuses at once what the server would fail at after ten seconds
+    configure_prefect(store)
+    os.environ.update(server_settings(host, port, login))
 
 
 def require_api() -> str:
@@ -96,6 +132,8 @@ def prefect_api() -> Iterator[str]:
         port = free_port()
         url = f"http://127.0.0.1:{port}/api"
         environment = {**os.environ, **_SERVER}
+        for name in os.environ.keys() - without_database(os.environ).keys():
+            del os.environ[name]  # else the processes of all stages would have them
         process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
@@ -196,8 +234,8 @@ def _drain() -> None:
         EventsWorker.drain_all(timeout=5)
 
 
-def _serve(port: int, parent: int | None) -> None:
-    """The server's process. With `parent` it ends with the run that started it, however that ends.
+def serve(port: int, parent: int | None = None) -> None:
+    """Be the server, until stopped. With `parent` it ends with the run that started it, however that ends.
 
     PREFECT_SERVER_API_HOST is the address it listens on.
     """
@@ -212,4 +250,4 @@ def _serve(port: int, parent: int | None) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None)
+    serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None)

@@ -7,6 +7,7 @@ and kept in a file that only its owner can read.
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -33,6 +34,7 @@ DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"
+_ERROR = re.compile(r"[\w.]+Error: ")  # the line of an exception at the end of its traceback
 
 
 @dataclass(frozen=True)
@@ -83,24 +85,17 @@ def up(
     api = f"http://{name}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
-    server = {
-        "PREFECT_SERVER_API_HOST": host,
-        "PREFECT_SERVER_API_PORT": str(server_port),
-        # Its page calls it by the first name; `flows.operate.own_page` keeps all other pages out.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{name}:{server_port},http://localhost:{server_port}",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        "PREFECT__SERVER_FINAL": "1",
-    }
     named = {"PREFECT_API_URL": api}
+    login = None
     if "server" not in running:
         if host in ("0.0.0.0", "::"):
             raise ConfigError(f"--host {host}: name the one address at which other machines reach this one")
         listen(host, server_port).close()  # refuses at once what the server would fail at after ten seconds
         if not is_loopback(host):
-            login = _login(store, api)
-            server["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = login
+            login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
     start_server = [sys.executable, "-m", "flows.operate.prefect_server", str(server_port)]
+    server = prefect_server.server_settings(host, server_port, login)
     wanted = [
         _Launch("server", start_server, server, api, _server_answers),
         _Launch(
@@ -112,11 +107,13 @@ def up(
         if launch.name in running:
             continue
         report(f"starting {launch.name}")
-        service = _start(store, launch)
+        log = store.root / "logs" / f"{launch.name}.log"
+        earlier = log.stat().st_size if log.exists() else 0
+        service = _start(store, launch, log)
         running[launch.name] = service
         # Written before the wait, so that `down` ends also a service that never came up.
         write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
-        _wait(service, launch.ready)
+        _wait(service, launch.ready, earlier)
     return [running[launch.name] for launch in wanted]
 
 
@@ -183,12 +180,12 @@ def _login_file(store: Store) -> Path:
     return store.root / "prefect" / "login.json"
 
 
-def _start(store: Store, launch: _Launch) -> Service:
-    log = store.root / "logs" / f"{launch.name}.log"
+def _start(store: Store, launch: _Launch, log: Path) -> Service:
+    inherited = os.environ if launch.name == "server" else prefect_server.without_database(os.environ)
     with log.open("ab") as output:
         process = subprocess.Popen(
             launch.command,
-            env={**os.environ, "NAUTILE_STORE": str(store.root), **launch.environment},
+            env={**inherited, "NAUTILE_STORE": str(store.root), **launch.environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -197,12 +194,15 @@ def _start(store: Store, launch: _Launch) -> Service:
     return Service(launch.name, process.pid, psutil.Process(process.pid).create_time(), launch.url, str(log))
 
 
-def _wait(service: Service, ready: Callable[[Service], bool]) -> None:
+def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> None:
+    """Wait until it is ready. `earlier`: the bytes of its log that a process before it has written."""
     deadline = time.monotonic() + STARTUP_S
     while not ready(service):
         if not service.alive():
-            lines = Path(service.log).read_text(encoding="utf-8", errors="replace").splitlines()
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+            written = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
+            lines = [line.strip() for line in reversed(written) if line.strip()]
+            # Uvicorn's own last line ("Application startup failed") comes after the error.
+            last = next(filter(_ERROR.match, lines), next(iter(lines), "its log is empty"))
             raise ConfigError(f"{service.name} did not come up: {last} (its log is {service.log})")
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
