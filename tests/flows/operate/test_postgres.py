@@ -9,8 +9,9 @@ import pytest
 from common.errors import ConfigError
 from common.processes import free_port
 from configs.load import load
-from flows.operate import approval, services
+from flows.operate import services
 from flows.operate.deployments import deployments
+from flows.operate.questions import approve, waiting
 from store.artifacts import Store
 from tests.support.postgres import DATABASE, PASSWORD, binary, postgres
 from tests.support.prefect_calls import fetch
@@ -73,19 +74,19 @@ def end_of(api: str, run: str) -> str:
 
 def test_a_run_waits_for_approval_and_goes_on(running, folder):
     api, store = running["server"].url, Store(folder / "store")
-    assert len(fetch(f"{api}/deployments/filter", {})) == len(deployments(load(str(TOY))))
-    run = begin(api, "held_out/toy")
-    (note,) = until(lambda: approval.waiting(store))
+    assert len(fetch(f"{api}/deployments/filter", {})) == len(deployments(load(str(TOY)), str(TOY)))
+    run = begin(api, "held_out/held_out-toy")
+    (note,) = until(lambda: waiting(store))
     assert note["run"] == run
     assert fetch(f"{api}/flow_runs/{run}")["state"]["type"] == "PAUSED"
-    approval.approve(store, run[:8], None)
+    approve(store, run[:8], None)
     assert end_of(api, run) == "COMPLETED"
     assert {artifact.manifest["run"] for artifact in store.list("questions")} == {run}
 
 
 def test_a_run_is_cancelled_and_retried(running, folder):
     api, store = running["server"].url, Store(folder / "store")
-    run = begin(api, "ingest/toy")
+    run = begin(api, "ingest/ingest-toy")
     until((folder / "reached").exists)
     fetch(f"{api}/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert end_of(api, run) == "CANCELLED"
