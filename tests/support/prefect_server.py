@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,14 +23,15 @@ _LEAN = {
 
 
 @contextmanager
-def running_server(home: Path, login: str = "") -> Iterator[str]:
+def running_server(home: Path, login: str = "", settings: Mapping[str, str] = {}) -> Iterator[str]:
     """The address of the API, for the length of the block. Its files are in `home`; it wants `login` (user:password).
 
-    The calls of `tests.support.prefect_calls` send that login.
+    The calls of `tests.support.prefect_calls` send that login. `settings`: more variables of its environment.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     more = {"PREFECT_HOME": str(home), **_LEAN}
+    more |= settings
     if login:
         more["PREFECT_SERVER_API_AUTH_STRING"] = LOGINS[url] = login
     server = subprocess.Popen(
