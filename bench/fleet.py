@@ -59,8 +59,8 @@ def requests(run: str | None) -> dict[str, tuple[str, dict[str, Any]]]:
         "the newest task runs": ("/task_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 10}),
     }
     if run:
-        one = {"flow_runs": {"id": {"any_": [run]}}}
-        pages["a run's task runs"] = ("/task_runs/filter", {**one, "sort": "EXPECTED_START_TIME_DESC", "limit": 100})
+        only = {"flow_runs": {"id": {"any_": [run]}}}
+        pages["a run's task runs"] = ("/task_runs/filter", {**only, "sort": "EXPECTED_START_TIME_DESC", "limit": 100})
         pages["a run's log"] = ("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
     return pages
 

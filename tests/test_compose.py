@@ -114,9 +114,9 @@ def test_secrets_come_from_files_or_from_names_and_the_database_s_reaches_its_cl
 def test_each_command_is_one_of_the_command_line(name):
     command, *arguments = parsed()["services"][name]["command"]
     group = typer.main.get_command(app)
-    found = group.get_command(click.Context(group), command)
-    assert found
-    found.make_context(command, list(arguments))  # parses, and refuses what it does not know
+    parser = group.get_command(click.Context(group), command)
+    assert parser
+    parser.make_context(command, list(arguments))  # parses, and refuses what it does not know
 
 
 def instructions() -> list[tuple[str, str]]:
