@@ -13,11 +13,12 @@ from store.mirror import open_store
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 from tasks.reporting.data import collect, read_inputs
+from tasks.reporting.opening import about_line
 from tasks.reporting.render import html_page, markdown, write_table
 from tasks.reporting.sections import compose, paper_tables
 
 
-@stage("report", version=3, outputs=("report",))
+@stage("report", version=4, outputs=("report",))
 def report(job: Job) -> None:
     """Collect the data of the run, compose the sections, render them as a page and as Markdown."""
     if not job.inputs:
@@ -28,12 +29,12 @@ def report(job: Job) -> None:
     data = collect(store, inputs, config.samples)
     sections = compose(data)
     kinds = Counter(item.artifact.kind for item in inputs)
-    newest = inputs[-1].artifact.manifest["created"][:19]
-    subtitle = f"From {len(inputs)} artifacts, the newest created {newest} UTC."
+    configuration = data["about"].get("configuration")
+    title, subtitle = f"{config.title}: {configuration}" if configuration else config.title, about_line(data["about"])
     folder = job.output("report")
     write_json(folder / "report.json", {"title": config.title, **data})
     for name, table in zip(("table1", "table2"), paper_tables(data["scores"]), strict=True):
         write_table(folder, name, table)
-    write_text(folder / "report.md", markdown(config.title, subtitle, sections))
-    write_text(folder / "report.html", html_page(config.title, subtitle, sections))
+    write_text(folder / "report.md", markdown(title, subtitle, sections))
+    write_text(folder / "report.html", html_page(title, subtitle, sections))
     job.describe("report", sections=[section.title for section in sections], inputs=dict(sorted(kinds.items())))

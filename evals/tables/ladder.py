@@ -115,6 +115,27 @@ def gains_in_words(ladder: Ladder) -> str:
     return " ".join(parts)
 
 
+def verdict(ladder: Ladder) -> str:
+    """Two sentences: how far it came from the first stage to the last, and which stages gained beyond chance."""
+    measured = [entry for entry in ladder["stages"] if entry["score"]]
+    if len(measured) < 2:
+        return "Fewer than two stages were evaluated. Whether training helped is not known."
+    first, last = measured[0], measured[-1]
+    total = ladder["total"] or {"test": last["test"]}
+    shares = f"{100 * first['score']['accuracy']:.1f} % after {first['stage']}"
+    shares += f" and {100 * last['score']['accuracy']:.1f} % after {last['stage']}"
+    gain = f" ({gain_with_interval(total['test'])} points on the same problems)" if total["test"] else ""
+    gains = [entry for entry in measured if entry["over"]]
+    above = [entry["stage"] for entry in gains if entry["test"] and entry["test"]["low"] > 0]
+    below = [entry["stage"] for entry in gains if entry["test"] and entry["test"]["high"] < 0]
+    rest = [entry["stage"] for entry in gains if entry["stage"] not in (*above, *below)]
+    groups = {"gained beyond chance": above, "lost beyond chance": below, "within chance or not compared": rest}
+    parts = [f"{words}: {', '.join(stages)}" for words, stages in groups.items() if stages]
+    beside = f", on a stand-in ({ladder['title']})" if ladder["stand_in"] else ""
+    second = "; ".join(parts)
+    return f"{ladder['title']} solved: {shares}{gain}. {second[:1].upper()}{second[1:]}{beside}."
+
+
 def _named(entry: Mapping[str, Any]) -> str:
     return f"{entry['stage']} {gain_with_interval(entry['test'])}" if entry["test"] else str(entry["stage"])
 

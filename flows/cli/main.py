@@ -326,15 +326,21 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a report, and the path of its HTML page."""
+    """Print a report, whose it is, and the path of its HTML page."""
+    from common.files import read_json
+    from common.text import visible
     from flows.cli import inspect
     from flows.cli.tables import relative
+    from tasks.reporting.opening import about_line
 
     folder = inspect.named_or_newest(the_store(), "report", artifact).path
     if as_json:
         print((folder / "report.json").read_text(encoding="utf-8"))
         return
     print_markdown((folder / "report.md").read_text(encoding="utf-8"))
+    # Again at the end, which stays in view: the newest report may be of another configuration than one expects.
+    about = about_line((read_json(folder / "report.json") or {}).get("about") or {})
+    console_for().print(visible(f"this report: {about or folder.name[:12]}"), soft_wrap=True, markup=False)
     console_for().print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
 
 

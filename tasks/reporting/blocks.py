@@ -123,5 +123,8 @@ ReportBlock = (
 
 @dataclass(frozen=True)
 class ReportSection:
+    """`folded`: the page shows its title alone until it is opened; a print has what is open."""
+
     title: str
     blocks: tuple[ReportBlock, ...]
+    folded: bool = False

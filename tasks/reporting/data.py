@@ -47,6 +47,10 @@ SELECT execution, name, coalesce(source, '') AS source, list([step, value] ORDER
 FROM metrics WHERE list_contains(?, execution) AND isfinite(value) AND NOT starts_with(name, 'system/')
 GROUP BY ALL ORDER BY ALL
 """
+# The run that used these artifacts last, reused ones included, and the name of its configuration. (executions)
+_NEWEST_RUN = """
+SELECT run, config FROM runs WHERE list_contains(?, execution) AND run IS NOT NULL ORDER BY started DESC LIMIT 1
+"""
 _ROLLOUTS = """
 WITH drawn AS (
     SELECT id, fields, (fields->>'step')::BIGINT AS step, (fields->>'reward')::DOUBLE AS reward
@@ -86,6 +90,7 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     climbed = ladder(by_stage, rows)
     return {
+        "about": _about(catalog, inputs),
         "ladder": climbed,
         "problems": changed_problems(climbed, rows) if climbed else [],
         "stages": _stages(inputs, spent),
@@ -98,6 +103,25 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
         "stand_ins": stand_ins(inputs),
         "lineage": [_lineage(item) for item in inputs],
     }
+
+
+def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
+    """Whose results these are. What is not known is absent; where artifacts differ, all values are there."""
+    manifests = [item.artifact.manifest for item in inputs]
+    newest = catalog.query(_NEWEST_RUN, [[item.artifact.execution for item in inputs]])
+    dirty = "-dirty"
+    commits = [
+        commit[:12] + (dirty if commit.endswith(dirty) else "") for row in manifests if (commit := row["commit"])
+    ]
+    lists = {
+        "seeds": [row["config"]["seed"] for row in manifests if "seed" in row["config"]],
+        "commits": commits,
+        "machines": [row["host"] for row in manifests if row.get("host")],
+    }
+    about: Facts = {name: list(dict.fromkeys(values)) for name, values in lists.items() if values}
+    if newest:
+        about |= {"run": newest[0]["run"]} | ({"configuration": newest[0]["config"]} if newest[0]["config"] else {})
+    return about | {"artifacts": len(inputs), "newest": max(row["created"] for row in manifests)[:19].replace("T", " ")}
 
 
 def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Facts], list[Facts], Facts]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common.text import amount, dollars, duration
-from evals.tables.ladder import gains_in_words, ladder_table
+from evals.tables.ladder import gains_in_words, ladder_table, verdict
 from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
 from tasks.reporting.data import stand_ins_by_note
 
@@ -22,9 +22,28 @@ def opening(data: Facts) -> list[ReportSection]:
     ]
 
 
+def about_line(about: Facts) -> str:
+    """Whose results these are, in one line: configuration, seed, commit, machine, run and time, as far as known."""
+    names = {
+        "configuration": "configuration",
+        "seeds": "seed",
+        "commits": "commit",
+        "machines": "machine",
+        "run": "run",
+    }
+    parts = []
+    for name, words in names.items():
+        value = about.get(name)
+        values = [value] if isinstance(value, str) else value or []
+        parts += [f"{words} {', '.join(str(entry) for entry in values)}"] if values else []
+    parts += [f"{about['artifacts']} artifacts, the newest of {about['newest']} UTC"] if "newest" in about else []
+    return " · ".join(parts)
+
+
 def _ladder(ladder: Facts | None) -> Iterator[ReportBlock]:
     if ladder is None:
         return
+    yield Paragraph(verdict(ladder))
     measured = {entry["stage"]: entry["score"] for entry in ladder["stages"] if entry["score"]}
     ours = {
         stage: (100 * score["accuracy"], *(100 * bound for bound in score["interval"]))
@@ -38,10 +57,10 @@ def _ladder(ladder: Facts | None) -> Iterator[ReportBlock]:
         {"the paper: GSM8K, 371 M parameters": papers},
         "% right (strict)",
     )
+    yield ladder_table(ladder)
     yield Paragraph(gains_in_words(ladder))
     if missing := [stage for stage in papers if stage not in measured]:
         yield Paragraph(f"Not measured: {', '.join(missing)}.")
-    yield ladder_table(ladder)
 
 
 def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[ReportBlock]:

@@ -73,8 +73,8 @@ REINFORCEMENT = (
 
 def compose(data: Facts) -> list[ReportSection]:
     """The sections that have any content, from the data of `tasks.reporting.data.collect`."""
-    sections = [
-        *opening(data),
+    # The first page says what came of it; all that it rests on is there to be opened.
+    details = [
         ReportSection("The run", tuple(_run(data["stages"]))),
         ReportSection("Results", tuple(_results(data["scores"]))),
         ReportSection("Pretraining", (*_charts(data["curves"], TRAINING), *_counts(data["stages"], ("pretrain",)))),
@@ -95,6 +95,7 @@ def compose(data: Facts) -> list[ReportSection]:
         ReportSection(STAND_INS, tuple(_stand_ins(data["stand_ins"]))),
         ReportSection("Lineage", tuple(_lineage(data["lineage"]))),
     ]
+    sections = [*opening(data), *(replace(section, folded=True) for section in details)]
     return [section for section in sections if section.blocks]
 
 

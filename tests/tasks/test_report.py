@@ -44,7 +44,7 @@ def data(folder):
 
 _EMPTY = {
     "stages": [], "scores": {}, "curves": {}, "calls": [], "cost": {"calls": 0}, "screening": screening([]),
-    "samples": [], "stand_ins": [], "lineage": [], "ladder": None, "problems": [],
+    "samples": [], "stand_ins": [], "lineage": [], "ladder": None, "problems": [], "about": {},
 }  # fmt: skip
 
 

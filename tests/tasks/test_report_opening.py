@@ -7,11 +7,11 @@ from markdown_it import MarkdownIt
 
 from evals.running.rows import digest
 from evals.scoring.scores import summarise
-from evals.tables.ladder import gains_in_words, ladder, ladder_table
+from evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
 from evals.tables.results import MISSING
 from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, SideBySide
 from tasks.reporting.charts import svg
-from tasks.reporting.opening import opening
+from tasks.reporting.opening import about_line, opening
 from tasks.reporting.problems import changed_problems
 from tasks.reporting.render import html_page, markdown
 from tests.support.toy_stages import HOSTILE
@@ -72,6 +72,23 @@ def test_a_gain_is_of_the_same_problems_with_what_became_right_and_wrong(data):
     assert cells["reason"][2].startswith("+37.5 [")
     assert cells["reason"][3:6] == ("<0.0001", "15", "0")
     assert cells["self_distill"][2].startswith("+0.0 [-")
+
+
+def test_the_verdict_is_two_sentences_from_the_first_stage_to_the_last(data, rows):
+    text = verdict(data["ladder"])
+    assert text.startswith("Held-out problems solved: 25.0 % after pretrain and 65.0 % after self_distill (+40.0 [")
+    first, second = text.split(". ")
+    assert first.endswith("points on the same problems)")
+    assert second.startswith("Gained beyond chance: reason; within chance or not compared: align, self_distill")
+    assert verdict(made({"align": rows["align"]})["ladder"]).startswith("Fewer than two stages")
+
+
+def test_the_line_below_the_title_says_whose_results_these_are():
+    about = {"configuration": "local", "seeds": [1], "commits": ["abc", "def-dirty"], "machines": ["vm"]}
+    line = about_line(about | {"run": "r1", "artifacts": 3, "newest": "2026-11-22 22:14:48"})
+    assert line.startswith("configuration local · seed 1 · commit abc, def-dirty · machine vm · run r1")
+    assert line.endswith("3 artifacts, the newest of 2026-11-22 22:14:48 UTC")
+    assert about_line({}) == ""
 
 
 def test_the_sentence_names_only_gains_whose_interval_is_above_zero(data, rows):

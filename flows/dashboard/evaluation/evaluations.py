@@ -169,9 +169,10 @@ def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
     ]
     dots = base.mark_point(filled=True, size=70, opacity=1)
     linked = {"href": "link:N"} if "link" in table else {}
-    chance = alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q")
-    marks = dots.encode(y="accuracy:Q", tooltip=tooltip, color=colors, **linked)
-    return alt.layer(line, bars, marks, chance).properties(height=300)
+    layers = [line, bars, dots.encode(y="accuracy:Q", tooltip=tooltip, color=colors, **linked)]
+    if table["chance"].notna().any():  # a mark without any value would be a nameless group to a screen reader
+        layers.append(alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q"))
+    return alt.layer(*layers).properties(height=300)
 
 
 def _problems(row: CatalogRow) -> None:

@@ -1,4 +1,7 @@
-"""Every page over a store of hostile texts, in a real browser: no text runs, none makes a request to another host."""
+"""Every page over a store of hostile texts, in a real browser: no text runs, none makes a request to another host.
+
+And every page is usable by keyboard, with a screen reader and on a phone.
+"""
 
 import shutil
 import subprocess
@@ -14,6 +17,7 @@ from common.processes import free_port
 from evals.tables.results import table_1, table_2, to_html
 from flows.operate.prefect_server import STARTUP_S
 from store.artifacts import Store
+from tests.support.axe import axe_source, serious_violations
 from tests.support.browser import chromium, save_screenshot, wait_for_page, watch
 from tests.support.hostile_store import FORMS, NAME, make_hostile
 from tests.support.toy_cli import ROOT, environment
@@ -36,6 +40,7 @@ TITLES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
+TABS = 70  # more than a page has controls
 CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
@@ -50,6 +55,14 @@ INJECTED = """() => {
                  'image', `[src*="elsewhere"]`, 'a[href*="elsewhere"]', '[*|href^="javascript:" i]'];
   return forbidden.filter(selector => page.querySelector(selector)).concat(window.struckBy || []);
 }"""
+# The controls of a page, other than those that are switched off, that had the focus at no time.
+WATCH_FOCUS = """() => document.addEventListener('focusin', event =>
+  event.target.closest('[data-testid=stElementContainer]')?.setAttribute('data-reached', ''))"""
+UNREACHED = """() => [...document.querySelectorAll('[data-testid=stMain] [data-testid=stElementContainer]')]
+  .filter(box => box.querySelector('button:enabled, input:enabled, [role=slider], [data-testid=stLinkButton] a'))
+  .filter(box => !box.hasAttribute('data-reached')).map(box => box.innerText.slice(0, 80))"""
+WIDTHS = """() => [document.documentElement, document.querySelector('[data-testid=stMain]')]
+  .map(element => element.scrollWidth - element.clientWidth)"""
 STRUCK = "window.struckBy = []; window.struck = () => window.struckBy.push('a script of the text ran');"
 
 
@@ -92,13 +105,17 @@ def window():
         yield context
 
 
+def open_page(page, base, address, title):
+    page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
+    page.locator(LAST.get(address, CARDS)).first.wait_for(state="attached")
+    wait_for_page(page, title)
+
+
 def test_the_dashboard_shows_no_text_as_markup(hostile, base, window):
     violations = watch(window)
     page = window.new_page()
     for address, title in TITLES.items():
-        page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
-        page.locator(LAST.get(address, CARDS)).first.wait_for(state="attached")
-        wait_for_page(page, title)
+        open_page(page, base, address, title)
         if address == "rollouts":
             page.get_by_text(FORMS[0]).first.wait_for()  # shown literally
         assert page.evaluate(INJECTED) == [], title
@@ -123,6 +140,24 @@ def test_only_its_own_page_may_use_the_dashboard(base):
     for headers in ({"host": "elsewhere.example"}, framed):
         assert httpx.get(base, headers=headers).status_code == 403
     assert httpx.get(base, headers=framed | {"sec-fetch-dest": "document"}).is_success  # a link in Prefect's page
+
+
+def test_every_page_serves_a_screen_reader_a_keyboard_and_a_phone(base, window):
+    script = axe_source()
+    page = window.new_page()
+    for address, title in TITLES.items():
+        open_page(page, base, address, title)
+        assert serious_violations(page, script) == [], title
+        page.evaluate(WATCH_FOCUS)
+        page.locator("h1").first.click()
+        for _ in range(TABS):
+            page.keyboard.press("Tab")
+        assert page.evaluate(UNREACHED) == [], title
+        page.set_viewport_size({"width": 390, "height": 844})
+        open_page(page, base, address, title)
+        assert page.evaluate(WIDTHS) == [0, 0], title
+        save_screenshot(page, f"phone {title}")
+        page.set_viewport_size({"width": 1440, "height": 1100})
 
 
 def test_written_pages_show_no_text_as_markup(hostile, window):
