@@ -40,7 +40,7 @@ TITLES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
-TABS = 70  # more than a page has controls
+TABS = 90  # more than a page has controls
 CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
