@@ -48,11 +48,10 @@ WITH source AS ({source})
 SELECT "index", fields, count(*) OVER () AS total FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
-# Sources of `texts` and `groups`: the samples of a set (executions, name of the set), of those sets whose names begin
-# alike (executions, beginning), and the first lines of a JSON Lines file in the store (`file_pattern` of its path,
-# number of lines).
+# Sources of `texts` and `groups`: the samples of a set (executions, name of the set), those of all sets (executions),
+# and the first lines of a JSON Lines file in the store (`file_pattern` of its path, number of lines).
 SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
-SAMPLES_LIKE = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND starts_with("set", ?)'
+ALL_SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution)'
 FILE_LINES = """
 SELECT row_number() OVER () - 1 AS "index", json AS fields
 FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL LIMIT ?)

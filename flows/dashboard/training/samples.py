@@ -62,18 +62,16 @@ def training_samples(chosen: ChosenRun | None) -> None:
     step = left.text_input("Up to step", placeholder="all", key="step", bind="query-params").strip()
     search = right.text_input("Search", placeholder="any text in the record", key="search", bind="query-params")
     last = max((at for at in steps if step.isdigit() and at <= int(step)), default=None)
-    st.caption(
-        "Samples were taken after step " + ", ".join(f"{at:,}" for at in steps) + "."
-        if last is None
-        else f"The samples of step {last:,}, the last before step {step}."
-    )
+    if last is not None:
+        st.caption(f"The samples of step {last:,}, the last taken by step {step}.")
+    elif steps:
+        st.caption(f"Samples were taken after step {', '.join(f'{at:,}' for at in steps)}.")
 
     def show(rows: Sequence[CatalogRow]) -> None:
         cards.show(_sample_group(row, last) for row in rows)
 
-    sql = queries.groups(queries.SAMPLES_LIKE, "oldest step first", by_step=False)
-    parameters = (executions, f"{SAMPLED}-", "", "", search, search)
-    show_pages("samples", show, sql, *parameters, unit="prompts")
+    sql = queries.groups(queries.ALL_SAMPLES, "oldest step first", by_step=False)
+    show_pages("samples", show, sql, executions, "", "", search, search, unit="prompts")
 
 
 def documents(chosen: ChosenRun) -> None:
