@@ -115,7 +115,10 @@ def test_the_report_opens_with_the_ladder_and_replies_of_every_stage(page, data,
     assert 1.5 <= data["cost"]["wall_seconds"] < data["cost"]["seconds"]
     linked = re.findall(r'<a href="(#s\d+)">(Cost|Stand-ins)</a>', page.partition("</nav>")[2])
     assert [title for _, title in linked] == ["Cost", "Stand-ins"]
-    assert all(f'<h2 id="{anchor[1:]}">{title}</h2>' in page for anchor, title in linked)
+    # A link goes into the folded part, which a browser then opens.
+    folded = '<details><summary><h2>{}</h2></summary>\n<div id="{}">'
+    assert all(folded.format(title, anchor[1:]) in page for anchor, title in linked)
+    assert "seed 0 · commit " in page.partition("<nav>")[0]
     assert "[Cost](#cost)" in (folder / "report.md").read_text(encoding="utf-8")
 
 
