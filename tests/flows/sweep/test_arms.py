@@ -6,6 +6,8 @@ from common.errors import ConfigError
 from configs.load import changed
 from flows.cli.many.sweep import planned
 from flows.sweep.arms import read_sweep, toml_value
+from tests.support.evaluations import checkpoint
+from tests.support.toy_cli import ROOT
 from tests.support.toy_stages import TOY
 
 GRID = '[grid]\n"reason.policy.steps" = [3, 30]\n'
@@ -99,3 +101,16 @@ def test_many_runs_are_wanted_by_yes(read):
 )
 def test_a_value_of_a_grid_passes_through_set_unchanged(value):
     assert changed({}, [f"x={toml_value(value)}"]) == {"x": value}
+
+
+def test_the_sweep_of_the_benchmark_begins_from_one_checkpoint(store):
+    checkpoint(store, "start")
+    sweep = read_sweep(ROOT / "bench" / "table1_rates.toml", store)
+    assert [run.arm for run in sweep.runs][:2] == [
+        "learning_rate=3e-05, balance=off",
+        "learning_rate=3e-05, balance=equalise",
+    ]
+    assert {tuple(step.label for step in run.prepared.steps) for run in sweep.runs} == {
+        ("held_out", "reason", "evaluate:reason")
+    }
+    assert len({run.prepared.steps[1].inputs["checkpoint"] for run in sweep.runs}) == 1
