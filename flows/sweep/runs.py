@@ -57,10 +57,14 @@ def compare_runs(
         config = plans[side].get("config") or next((row["config"] for row in own if row["config"]), None)
         begun = min(row["begun"] for row in own).isoformat()
         runs[side] = {"run": run, "config": config, "name": plans[side].get("name") or config or "run", "begun": begun}
+    scores = {label: _scores(store, label, steps, verdict, way) for label in labels if label.startswith(EVALUATE)}
     return {
         "runs": runs,
         "settings": _settings(plans),
-        "scores": [row for label in labels for row in _scores(store, label, steps, verdict, way)],
+        "scores": [row for rows, _ in scores.values() for row in rows],
+        "not_compared": [
+            {"stage": label.removeprefix(EVALUATE), "why": why} for label, (_, why) in scores.items() if why
+        ],
         "curves": _curves(ask, labels, steps),
         "steps": _steps(ask, labels, steps),
     }
@@ -76,28 +80,32 @@ def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
 
 def _scores(
     store: Store, label: str, steps: Mapping[str, Mapping[str, CatalogRow]], verdict: str, way: str
-) -> list[dict[str, Any]]:
-    """A row for each benchmark of an evaluation that both runs have, and for the means."""
-    rows = [steps[side].get(label) for side in ("a", "b")]
-    if not label.startswith(EVALUATE) or not all(rows):
-        return []
+) -> tuple[list[dict[str, Any]], str | None]:
+    """A row for each benchmark of an evaluation of both runs, and for the means; or why there is none."""
     paths = []
-    for row in rows:
+    for side in ("a", "b"):
+        row = steps[side].get(label)
+        if row is None:
+            return [], f"run {side.upper()} has not begun it"
         try:
-            artifact = store.find("evaluation", row["key"]) if row else None
-        except ConfigError:
-            artifact = None  # damaged
+            artifact = store.find("evaluation", row["key"])
+        except ConfigError as error:
+            return [], str(error)
         if artifact is None or not (artifact.path / WAYS[way]).is_file():
-            return []
+            return [], f"run {side.upper()} has no answers of the way {way!r}"
         paths.append(artifact.path / WAYS[way])
-    comparison = compare(*map(read_rows, paths), verdict)
+    try:
+        comparison = compare(*map(read_rows, paths), verdict)
+    except ConfigError as error:
+        return [], str(error)
     same = paths[0] == paths[1]
-    return [
+    rows = [
         {"stage": label.removeprefix(EVALUATE), "benchmark": name, "title": title_of(name), "same": same}
         | {field: test[field] for field in ("n", "a", "b", "lead", "low", "high", "p")}
         | {"gain": "the same evaluation" if same else whose_gain(test)}
         for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items())
     ]
+    return rows, None
 
 
 def _curves(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:

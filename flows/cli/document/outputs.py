@@ -204,10 +204,16 @@ class ComparedStep(Output):
     b: StepCost | None
 
 
+class NotCompared(Output):
+    stage: str  # after which one run or both were evaluated
+    why: str
+
+
 class RunComparison(Output):
     runs: dict[Literal["a", "b"], ComparedRun]
     settings: list[ChangedSetting] | None  # null: a run was made before settings were recorded
     scores: list[ComparedScore]
+    not_compared: list[NotCompared]
     curves: list[ComparedCurve]
     steps: list[ComparedStep]
 

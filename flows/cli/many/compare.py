@@ -159,14 +159,15 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
         if table.rows:
             parts += [Text(), Text(heading, "bold"), table]
         if table is scores:
-            parts += [Text(line, "bold") for line in gain_lines(comparison)]
+            parts += [Text(visible(line), "bold") for line in gain_lines(comparison)]
     return Group(*parts)
 
 
 def gain_lines(comparison: dict[str, Any]) -> list[str]:
-    """A sentence for each score that two runs do not share: which run is better, and by how much."""
+    """A sentence for each score that two runs do not share: which run is better, and by how much, or why none is."""
     rows = [row for row in comparison["scores"] if not row["same"]]
-    return [f"after {row['stage']}, {row['title']}: {row['gain']}" for row in rows]
+    gains = [f"after {row['stage']}, {row['title']}: {row['gain']}" for row in rows]
+    return [*gains, *(f"after {row['stage']}: not compared, {row['why']}" for row in comparison["not_compared"])]
 
 
 def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -70,10 +70,10 @@ def _two_runs(chosen: ChosenRun | None) -> None:
     else:
         st.text(describe_changes([Change(**change) for change in settings], None))
         _grid(["setting", "A", "B"], [[str(row[name]) for name in ("field", "before", "after")] for row in settings])
+    st.subheader("Scores on the same questions")
+    for line in gain_lines(comparison):
+        st.text(line)
     if comparison["scores"]:
-        st.subheader("Scores on the same questions")
-        for line in gain_lines(comparison):
-            st.text(line)
         _grid(
             ["after", "benchmark", "questions", "A", "B", "B leads by, points [95 %]", "p"],
             [_score_cells(row) for row in comparison["scores"]],

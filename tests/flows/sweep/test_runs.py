@@ -5,10 +5,14 @@ import json
 import pytest
 from pydantic import TypeAdapter
 
+from evals.running.rows import read_rows
 from evals.scoring.comparison import whose_gain
 from flows.cli.document.outputs import OUTPUTS
 from flows.cli.many.compare import runs_named
+from flows.sweep import runs
 from store.artifacts import Store
+from store.catalog import Catalog
+from tests.support.two_runs import RUN
 
 
 @pytest.fixture
@@ -25,6 +29,9 @@ def test_two_runs_by_the_first_digits_of_their_ids(compare):
     TypeAdapter(OUTPUTS["compare RUN RUN"]).validate_json(out, strict=True)
     assert comparison["settings"] == [{"field": "reason.policy.steps", "before": 30, "after": 3}]
     shared, own = comparison["scores"]
+    assert {row["stage"]: row["why"] for row in comparison["not_compared"]} == dict.fromkeys(
+        ("align", "self_distill"), "run B has not begun it"
+    )
     assert (shared["stage"], shared["same"], shared["gain"]) == ("pretrain", True, "the same evaluation")
     assert (own["stage"], own["b"], own["same"]) == ("reason", 1.0, False)
     assert own["gain"].startswith("B is better by ")
@@ -37,6 +44,26 @@ def test_two_runs_by_the_first_digits_of_their_ids(compare):
     assert (steps["reason"]["a"]["seconds"], steps["reason"]["b"]["seconds"]) == (1.5, 60.0)
     assert steps["distill"]["b"] is None
     assert steps["distill"]["a"]["dollars"] == pytest.approx(0.03)
+
+
+def test_runs_that_were_asked_other_questions_are_compared_in_all_else(two_runs, monkeypatch):
+    catalog = Catalog(two_runs)
+    catalog.ingest()
+
+    def other_questions(path):
+        return [row | {"prompt_digest": f"{path} {row['index']}"} for row in read_rows(path)]
+
+    monkeypatch.setattr(runs, "read_rows", other_questions)
+    comparison = runs.compare_runs(two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN)
+    whys = {row["stage"]: row["why"] for row in comparison["not_compared"]}
+    assert "no question in common" in whys["reason"]
+    assert [row["stage"] for row in comparison["scores"]] == ["pretrain"]
+    assert len(comparison["steps"]) == 14
+    monkeypatch.undo()
+    by_options = runs.compare_runs(
+        two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN, way="likelihood"
+    )
+    assert by_options["scores"] == []
 
 
 def test_it_is_shown_within_eighty_columns(compare):
