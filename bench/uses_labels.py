@@ -3,17 +3,20 @@
     python bench/uses_labels.py --checkpoint FOLDER [--work FOLDER] [--seeds 3] [--asked 400] [--write docs]
 
 Eleven topics, articles held out; the shots and the order of the rows are drawn anew for each seed, and all arms learn
-from the same rows of a seed. Intervals: 95 %, over seeds and test rows. Arms that are done are kept in the work folder,
-so a run that was stopped continues. Rows per second: of processor time, which is one core's, after a first call.
-Writes results-uses-labels.md and .json.
+from the same rows of a seed. Intervals: 95 %, over seeds and test rows. An arm that is done is a file of the work
+folder with its scores, its speed and the conditions that it ran under (load, processor seconds), so that a run that was
+stopped continues, and an arm is measured again by removing its file. Rows per second: of processor time, which is one
+core's, after a first call. Writes results-uses-labels.md and .json.
 """
 
 import json
+import os
 import time
 from pathlib import Path
 
 from measure import options
 
+from common.files import write_json
 from common.text import markdown_table
 from configs.tune import TuneConfig
 from data.labelled.splits import read_splits
@@ -40,42 +43,62 @@ def main():
     parser = options(__doc__, checkpoint=None, work=Path("uses-labels"), seeds=3, asked=400, write=None)
     asked = parser.parse_args()
     params, model, tokenizer = load_weights(Path(asked.checkpoint))
-    rows, speeds = [], {}
+    arms = []
     for name, fields in ARMS.items():
-        config = TuneConfig.model_validate(
-            {"data": "wikipedia_topics", "longest": 96, "shots": SHOTS, "seeds": asked.seeds, "most_asked": asked.asked,
-             "baselines": (), **fields}
-        )  # fmt: skip
         work = Path(asked.work) / name.replace(" ", "-")
         work.mkdir(parents=True, exist_ok=True)
-        splits = read_splits(config, work, {})
-        run = LabelTuning(params, model, tokenizer, config, splits, work, {"bench": name})
-        tuner = LabelTuner(run, work / "checkpoint")
-        runs = tuner.arms()
-        tuner.finish(runs)
-        for scores in tuner.scores(runs):
-            own = scores["arm"] == config.method
-            rows.append({"title": f"this model: {name}" if own else TITLES[scores["arm"]], **scores})
-            print(rows[-1]["title"], scores["shots"], interval(scores["accuracy"]), flush=True)
-        texts = [row.text for row in tuner.test[:TIMED]]
-        predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
-        size = sum(file.stat().st_size for file in (work / "checkpoint").glob("*.safetensors"))
-        speeds[f"this model: {name}"] = (*timed(predictor.probabilities, texts), size)
-        for other in config.baselines:
-            fitted = baseline(other, None)
-            learnt = draw_shots(splits.train, max(SHOTS), 0)
-            fitted.fit([row.text for row in learnt], tuner.targets(learnt), len(splits.labels))
-            speeds[TITLES[other]] = (*timed(fitted.logits, texts), fitted.size)
+        kept = work / "arm.json"
+        if not kept.is_file():
+            write_json(kept, measured(name, fields, params, model, tokenizer, work, asked))
+        arms.append(json.loads(kept.read_text(encoding="utf-8")))
+        print(name, arms[-1]["conditions"], flush=True)
     result = {
-        "rows": rows,
-        "speeds": speeds,
-        "splits": {name: len(getattr(splits, name)) for name in ("train", "test")},
+        "rows": [row for arm in arms for row in arm["rows"]],
+        "speeds": {title: speed for arm in arms for title, speed in arm["speeds"].items()},
+        "conditions": {name: arm["conditions"] for name, arm in zip(ARMS, arms, strict=True)},
+        "splits": arms[0]["splits"],
     }
     page = report(result, asked.seeds)
     print(page)
     if asked.write:
         (Path(asked.write) / "results-uses-labels.json").write_text(json.dumps(result, indent=1) + "\n")
         (Path(asked.write) / "results-uses-labels.md").write_text(page)
+
+
+def measured(name, fields, params, model, tokenizer, work, asked):
+    """The scores and speeds of one arm, with its baselines, and what the machine did meanwhile."""
+    began = time.time(), time.process_time(), os.getloadavg()[0]
+    config = TuneConfig.model_validate(
+        {"data": "wikipedia_topics", "longest": 96, "shots": SHOTS, "seeds": asked.seeds, "most_asked": asked.asked,
+         "baselines": (), **fields}
+    )  # fmt: skip
+    splits = read_splits(config, work, {})
+    run = LabelTuning(params, model, tokenizer, config, splits, work, {"bench": name})
+    tuner = LabelTuner(run, work / "checkpoint")
+    runs = tuner.arms()
+    tuner.finish(runs)
+    rows, speeds = [], {}
+    for scores in tuner.scores(runs):
+        own = scores["arm"] == config.method
+        rows.append({"title": f"this model: {name}" if own else TITLES[scores["arm"]], **scores})
+        print(rows[-1]["title"], scores["shots"], interval(scores["accuracy"]), flush=True)
+    texts = [row.text for row in tuner.test[:TIMED]]
+    predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
+    size = sum(file.stat().st_size for file in (work / "checkpoint").glob("*.safetensors"))
+    speeds[f"this model: {name}"] = (*timed(predictor.probabilities, texts), size)
+    for other in config.baselines:
+        fitted = baseline(other, None)
+        learnt = draw_shots(splits.train, max(SHOTS), 0)
+        fitted.fit([row.text for row in learnt], tuner.targets(learnt), len(splits.labels))
+        speeds[TITLES[other]] = (*timed(fitted.logits, texts), fitted.size)
+    conditions = {
+        "cores": os.cpu_count(),
+        "load": [round(began[2], 1), round(os.getloadavg()[0], 1)],
+        "wall_s": round(time.time() - began[0]),
+        "cpu_s": round(time.process_time() - began[1]),
+    }
+    counts = {part: len(getattr(splits, part)) for part in ("train", "test")}
+    return {"rows": rows, "speeds": speeds, "conditions": conditions, "splits": counts}
 
 
 def timed(call, texts):
@@ -100,6 +123,11 @@ def report(result, seeds):
         for row in ordered
     ]  # fmt: skip
     speeds = [[title, f"{cpu:,.0f}", f"{size / 2**20:,.2f}"] for title, (cpu, _, size) in result["speeds"].items()]
+    conditions = [
+        [name, *(f"{load:.1f}" for load in arm["load"]), f"{arm['wall_s']:,}", f"{arm['cpu_s']:,}"]
+        for name, arm in result["conditions"].items()
+    ]
+    cores = next(iter(result["conditions"].values()))["cores"]
     counts = result["splits"]
     return f"""# Topics of articles: the tuned model and its baselines
 
@@ -113,10 +141,13 @@ was pretrained on.
 
 {markdown_table(columns, lines)}
 
-Rows per second of processor time (one core), {TIMED} articles after a first call, with other programs beside it; and
-what has to be kept to answer:
+Rows per second of processor time (one core), {TIMED} articles after a first call, and what has to be kept to answer:
 
 {markdown_table(["Arm", "Rows / s", "MiB"], speeds)}
+
+What each arm ran under, on {cores} cores; the first has the baselines:
+
+{markdown_table(["Arm", "Load before", "Load after", "Seconds", "CPU s"], conditions)}
 """
 
 

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from data.labelled.prompts import beginning_ids, context_ids, instructions_for, 
 from data.labelled.rows import LabelledRow
 from data.shuffle import permute
 from data.tokenizer import Tokenizer, tokenizer_for
-from evals.labelling.tuner import LabelTuning, asked_rows, tuning_settings
+from evals.labelling.settings import kept_losses, searched_settings
+from evals.labelling.tuner import LabelTuning, asked_rows
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.layers.common import Params
-from model.tuning.fine_tune import TuningRow, fine_tune, mean_loss
+from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune, mean_loss
 from model.weights.files import save_weights
 
 MOST_GENERATED = 200  # test rows whose entities are generated
@@ -51,7 +53,6 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         longest=config.longest if config.form == "entities" else run.model.context,
         instructions=instructions_for(config.form, config.instructions, kinds),
     )  # fmt: skip
-    settings = tuning_settings(config, loss)
     parts = {
         "validation": asked_rows(run.splits.validation, config.most_asked),
         "test": asked_rows(run.splits.test, config.most_asked),
@@ -67,6 +68,19 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
             figures["spans"] = span_scores(_written(run, tokenizer, params, examples["test"][: len(shown)]), shown)
         return figures
 
+    def tuned(shots: int, seed: int, settings: TuningSettings, states: str) -> tuple[Params, list[float], int]:
+        """The parameters, the loss of each epoch, and the number of rows learnt from."""
+        order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")
+        rows = _examples(tokenizer, labels, [ordered[i] for i in order[: shots or len(ordered)]])
+        identity = {**run.identity, "learning_rate": settings.optimizer.learning_rate}
+        params, losses = fine_tune(run.params, run.model, rows, settings, seed, run.work / states, identity, run.emit)
+        return params, losses, len(rows)
+
+    def loss_at(shots: int, settings: TuningSettings, rate: str) -> float:
+        params, _, _ = tuned(shots, 0, settings, states := f"states-{shots}-rate-{rate}")
+        shutil.rmtree(run.work / states)
+        return mean_loss(params, run.model, examples["validation"], loss, config.rows_at_once)
+
     states = run.work / "arms.json"
     ordered = asked_rows(run.splits.train, None)
     done: dict[str, Any] = read_json(states) or {}
@@ -77,31 +91,20 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     for number, (shots, seed) in enumerate(arms, 1):
         name = f"{shots}-{seed}"
         if name not in done:
-            order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")
-            rows = [ordered[i] for i in order[: shots or len(ordered)]]
-            folder = run.work / f"states-{name}"
-            learnt = _examples(tokenizer, labels, rows)
-            params, losses = fine_tune(
-                run.params,
-                run.model,
-                learnt,
-                settings,
-                seed,
-                folder,
-                run.identity,
-                run.emit,
-            )
-            figures = {"shots": shots, "seed": seed, "rows": len(rows), "train": losses[-1], **measured(params)}
+            settings = searched_settings(config, loss, run.work, shots, partial(loss_at, shots))
+            params, losses, count = tuned(shots, seed, settings, f"states-{name}")
+            figures = {"shots": shots, "seed": seed, "rows": count, "train": losses[-1], **measured(params)}
             earlier = [arm["validation"] for arm in done.values() if "shots" in arm]
             if figures["validation"] < min(earlier, default=float("inf")):
                 save_weights(checkpoint, params, run.model, run.tokenizer)
             done[name] = figures
             write_json(states, done)
-            shutil.rmtree(folder)
+            shutil.rmtree(run.work / f"states-{name}")
         run.emit("progress", done=number, total=len(arms), unit="arms")
     write_label_set(checkpoint, labels)
     result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
     result["before"] = done.pop("before")
+    result["learning_rates"] = kept_losses(config, run.work)
     result["arms"] = [
         {
             "arm": config.method,

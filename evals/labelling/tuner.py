@@ -8,13 +8,13 @@ import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax
 
-from common.errors import ConfigError
 from common.events import Emit, silent
 from common.files import atomic_path, read_json, write_json
 from configs.model import ModelConfig, TokenizerConfig
@@ -31,6 +31,7 @@ from evals.labelling.baselines import BASELINES, baseline
 from evals.labelling.calibration import expected_calibration_error, fit_temperature, probabilities
 from evals.labelling.predictor import likelihood_logits, text_features
 from evals.labelling.scores import score_seeds
+from evals.labelling.settings import searched_settings
 from evals.labelling.verbalised import label_bias
 from model.decoding.shared_prefix import SharedPrefixScorer
 from model.layers.common import Params
@@ -184,7 +185,9 @@ class LabelTuner:
             bias_C = label_bias(validation_VC)
             np.save(self.run.work / f"bias-{shots}-{seed}.npy", bias_C)
             return validation_VC - bias_C, test_TC - bias_C
-        params = self._fine_tuned(rows, shots, seed)
+        search = partial(self._loss_at, shots)
+        settings = searched_settings(self.run.config, "reply", self.run.work, shots, search)
+        params = self._fine_tuned(rows, shots, seed, settings, f"states-{shots}-{seed}")
         validation_VC, test_TC = (
             self._likelihoods(params, self.label_set, part) for part in (self.validation, self.test)
         )
@@ -243,8 +246,18 @@ class LabelTuner:
         scorer = SharedPrefixScorer(params, self.run.model, self.run.config.rows_at_once)
         return likelihood_logits(scorer, self.run.model, self._tokenizer, labels, [row.text for row in rows])
 
-    def _fine_tuned(self, rows: Sequence[LabelledRow], shots: int, seed: int) -> Params:
-        run, config = self.run, self.run.config
+    def _loss_at(self, shots: int, settings: TuningSettings, rate: str) -> float:
+        """The calibrated loss on the validation rows with a learning rate, in nats. No test row is read."""
+        states = f"states-{shots}-rate-{rate}"
+        params = self._fine_tuned(draw_shots(self.run.splits.train, shots, 0), shots, 0, settings, states)
+        logits_VC = self._likelihoods(params, self.label_set, self.validation)
+        shutil.rmtree(self.run.work / states)
+        return self._calibrated(self.run.config.method, shots, 0, logits_VC, logits_VC).validation_loss
+
+    def _fine_tuned(
+        self, rows: Sequence[LabelledRow], shots: int, seed: int, settings: TuningSettings, states: str
+    ) -> Params:
+        run = self.run
         examples = [
             TuningRow(prompt_ids(self._tokenizer, self.label_set, row.text), [reply_ids(self._tokenizer, row.target)])
             for row in rows
@@ -256,17 +269,7 @@ class LabelTuner:
             run.emit(event, **fields)
 
         params, _ = fine_tune(
-            run.params, run.model, examples, tuning_settings(config, "reply"), seed,
-            run.work / f"states-{shots}-{seed}", run.identity, emit,
+            run.params, run.model, examples, settings, seed, run.work / states,
+            {**run.identity, "learning_rate": settings.optimizer.learning_rate}, emit,
         )  # fmt: skip
         return params
-
-
-def tuning_settings(config: TuneConfig, loss: Any) -> TuningSettings:
-    """The settings of `fine_tune` in a section. Raises `ConfigError` for a method that trains no weights."""
-    if config.method not in ("full", "lora"):
-        raise ConfigError(f"tune.method {config.method!r} trains no weights")
-    return TuningSettings(
-        config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank, config.lora_alpha,
-        config.save_every,
-    )  # fmt: skip

@@ -12,6 +12,7 @@ from common.files import atomic_path, write_json
 from evals.labelling.calibration import probabilities, reliability
 from evals.labelling.replies import tune_replies
 from evals.labelling.scores import confusion, lead
+from evals.labelling.settings import kept_losses
 from evals.labelling.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
@@ -40,6 +41,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         labels, chosen = tuner.finish(runs)
         report |= {
             "arms": tuner.scores(runs),
+            "learning_rates": kept_losses(config, run.work),
             "leads": _leads(tuner, runs, chosen),
             "chosen": {
                 "shots": chosen.shots,
@@ -67,6 +69,11 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
             pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
     else:
         report |= tune_replies(run, checkpoint)
+    for shots, losses in report["learning_rates"].items():
+        tried = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
+        best = min(losses, key=losses.__getitem__)
+        which = f"Learning rate at {shots if shots != '0' else 'all'} shots"
+        report["notes"].append(f"{which}: {best}, by the loss on the validation rows ({tried} nats).")
     write_json(folder / TUNING, report)
     return report
 

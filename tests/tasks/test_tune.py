@@ -93,6 +93,39 @@ def test_all_weights_learn_the_labels_and_what_is_done_is_kept(tmp_path, checkpo
     assert {"loss, all shots, seed 0", "loss, all shots, seed 1"} <= {f.get("name") for _, f in events}
 
 
+def test_the_learning_rate_is_chosen_by_the_validation_rows_alone(tmp_path, checkpoint, table, monkeypatch):
+    """The trained weights are stood for by their rate, so that nothing is trained; a killed search repeats no rate."""
+    sharpness, trained, asked = {0.1: 0.5, 0.01: 5.0, 0.001: 0.1}, [], []
+
+    def fine_tune(params, model, rows, settings, seed, folder, identity, emit):
+        if len(trained) == 1:
+            trained.append("killed")
+            raise KeyboardInterrupt
+        trained.append((settings.optimizer.learning_rate, seed))
+        folder.mkdir(parents=True)
+        return settings.optimizer.learning_rate, [0.0]
+
+    def likelihoods(self, params, labels, rows):
+        asked.append(len(rows))
+        wrong = np.arange(len(rows)) % 7 == 0  # so that a sharper answer is not better without end
+        return np.eye(2)[(self.targets(rows) + wrong) % 2] * sharpness[params] + 1e-3
+
+    monkeypatch.setattr(tuner, "fine_tune", fine_tune)
+    monkeypatch.setattr(tuner.LabelTuner, "_likelihoods", likelihoods)
+    monkeypatch.setattr(tuner, "save_weights", lambda *_: None)
+    done = job(tmp_path, checkpoint, table, method="full", shots=[4], learning_rates=list(sharpness), **TRAINED)
+    with pytest.raises(KeyboardInterrupt):
+        tune.work(done)
+    tune.work(done)
+    report = report_of(done)
+    losses = report["learning_rates"]["4"]
+    best = float(min(losses, key=losses.__getitem__))
+    assert trained == [(0.1, 0), "killed", (0.01, 0), (0.001, 0), (best, 0), (best, 1)]
+    counts = report["rows"]
+    assert asked == [counts["validation"]] * 3 + [counts["validation"], counts["test"]] * 2
+    assert any(f"Learning rate at 4 shots: {best:g}" in note for note in report["notes"])
+
+
 def test_labels_by_likelihood_with_and_without_examples(tmp_path, checkpoint, table):
     done = job(tmp_path, checkpoint, table, method="verbalised", shots=[0, 1], longest=8, most_asked=8)
     tune.work(done)
