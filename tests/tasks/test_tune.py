@@ -165,9 +165,11 @@ def test_shares_of_people_beside_uniform_and_mean(tmp_path, checkpoint):
         for who in ("cat", "oak")
     ]
     table = write_records(tmp_path / "rows.jsonl", records)
-    done = job(tmp_path, checkpoint, table, form="opinions", method="full", shots=[0], seeds=1, **TRAINED)
+    fields = {"form": "opinions", "method": "full", "shots": [0], "seeds": 1, "learning_rates": [1e-6, 0.02], **TRAINED}
+    done = job(tmp_path, checkpoint, table, **fields)
     tune.work(done)
     report = report_of(done)
+    assert report["learning_rates"]["0"]["0.02"] < report["learning_rates"]["0"]["1e-06"]
     assert report["arms"][0]["loss"] < report["before"]["test"]
     assert report["baselines"]["mean_human"] < report["baselines"]["uniform"]
     assert report["unit"] == "nats per question (KL)"
