@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError
-from common.text import visible
+from common.files import read_json
+from common.text import amount, visible
 from data.chat_template import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
 from flows.serve.token_stream import Part, StreamedText, TokenStream
 from model.decoding.sampling import Sampling
 from model.runtimes.load import load_runtime
+from store.manifest import MANIFEST
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class ChatAnswer:
     tokens: int = 0
     finished: bool = False
     seconds: float = field(default=0.0, compare=False)
+    first_seconds: float = field(default=0.0, compare=False)  # until the first tokens: the prompt, and compilation
+    first_tokens: int = 0
+
+    def speed(self) -> str:
+        """Tokens a second once it writes; empty if all came at once, for that would be no speed."""
+        later, seconds = self.tokens - self.first_tokens, self.seconds - self.first_seconds
+        return f", {amount(later / seconds)} tokens/s" if later > 0 and seconds > 0 else ""
 
 
 class Chat:
@@ -86,11 +96,22 @@ class Chat:
         for completion in self._sampler.stream(prompt, (self._seed, self._questions)):
             added = completion.ids[len(ids) :].tolist()
             ids += added
+            if not answer.first_tokens:
+                answer.first_tokens, answer.first_seconds = len(ids), time.perf_counter() - started
             yield stream.write(added)
         yield stream.finish()
         reply = parse_completion(self._tokenizer, ids)
         answer.thinking, answer.answer, answer.finished = reply.reasoning, reply.answer, reply.finished
         answer.tokens, answer.seconds = len(ids), time.perf_counter() - started
+
+
+def heading(folder: Path, name: str) -> str:
+    """What a conversation is held with: the checkpoint's name, and for an artifact its step and when it was made."""
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict):
+        return name
+    made = datetime.fromisoformat(manifest["created"]).astimezone()
+    return f"{name}, made by {manifest['label']} on {made:%Y-%m-%d at %H:%M}"
 
 
 _HELP = """Type a question; each stands alone, for the model knows no conversations. Ctrl-C stops a reply.
@@ -101,7 +122,7 @@ _HELP = """Type a question; each stands alone, for the model knows no conversati
 def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> None:
     """Answer questions from standard input until it ends. Ctrl-C stops a reply, not the conversation.
 
-    On a terminal `/help` and `/exit` are commands. `name`: what the checkpoint is called.
+    On a terminal `/help` and `/exit` are commands. `name`: what the checkpoint is called (`heading`).
     """
     interactive = sys.stdin.isatty()
     if interactive:
@@ -143,7 +164,7 @@ def stream_answer(chat: Chat, query: str, console: Console, show_thinking: bool)
             previous = part
             console.print(Text(visible(text), style="dim" if part == "thinking" else ""), end="", soft_wrap=True)
     cut = "" if answer.finished else ", cut at --max-tokens"
-    note = f"[{answer.tokens} tokens, {answer.tokens / answer.seconds:.1f}/s{cut}]"
+    note = f"[{answer.tokens} tokens in {answer.seconds:.2f} s{answer.speed()}{cut}]"
     console.print(f"\n{note}" if console.is_terminal else "", style="dim")
 
 
@@ -152,4 +173,4 @@ def answer_as_json(chat: Chat, query: str) -> dict[str, Any]:
     answer = ChatAnswer(query)
     for _ in chat.ask(answer):
         pass
-    return asdict(answer)
+    return {name: value for name, value in asdict(answer).items() if not name.startswith("first_")}

@@ -186,14 +186,14 @@ def chat(
     """Talk to a checkpoint. Its reasoning and its answer are shown as they are generated."""
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: a conversation is printed as text only")
-    from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, stream_answer
+    from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
     from flows.cli.inspect import checkpoint_folder, checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)
     session = Chat(folder, settings, runtime)
     if prompt is None:
-        converse(session, console_for(), not hide_thinking, checkpoint_name(folder))
+        converse(session, console_for(), not hide_thinking, heading(folder, checkpoint_name(folder)))
     elif as_json:
         print(json.dumps(answer_as_json(session, prompt), indent=1, ensure_ascii=False))
     else:

@@ -6,13 +6,15 @@ seconds to finish.
 
 import os
 import signal
+import sys
+import threading
 import time
 from typing import Annotated
 
 import typer
 
 from common.errors import ConfigError
-from common.processes import collector_paused, is_loopback, listen
+from common.processes import ExitCode, collector_paused, is_loopback, listen
 from flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
 
 
@@ -74,9 +76,21 @@ def serve(
     raise_descriptor_limit()
     console = console_for()
     shown = f"[{address}]" if ":" in address else address
-    console.print(f"serving {name} at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)", soft_wrap=True)
+    where = f"at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)"
+    console.print(f"compiling {name}, to be served {where}", soft_wrap=True)
     if key is None and not is_loopback(host):
         console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)
+
+    def announce() -> None:
+        engine.ready.wait()
+        console.print(f"serving {name} {where}", soft_wrap=True)
+
+    threading.Thread(target=announce, daemon=True).start()
+    server = uvicorn.Server(server_config)
     # uvicorn raises the signal again after its shutdown; without a handler that would end us with its exit status.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(server_config).run(sockets=[listener])
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    server.run(sockets=[listener])
+    if not engine.close():
+        # It still compiles, which takes up to half a minute and which nothing interrupts.
+        sys.stdout.flush()
+        os._exit(ExitCode.DONE)

@@ -14,12 +14,16 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as StarletteError
 
 from data.tokenizer import Tokenizer
+from flows.serve import documented as bodies
+from flows.serve.documented import described, documented
 from flows.serve.engine_bridge import EngineBridge, RequestEvents
+from flows.serve.metrics import CLIENT_CLOSED_REQUEST, MeasuredRequests, ServerMetrics
 from flows.serve.protocol import (
     ApiError,
     ChatCompletionRequest,
@@ -36,7 +40,7 @@ from model.decoding.engine import Engine
 from model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20
-CLIENT_CLOSED_REQUEST = 499  # nobody receives it
+_OF_BODY = (400, 401, 413, 415)  # the errors of every request with a body
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ class GuardedRoute(APIRoute):
 
 def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI], Any] | None = None) -> FastAPI:
     """An application of `router` (of `GuardedRoute`) whose every error has OpenAI's form."""
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    # Its pages of documentation would fetch scripts from elsewhere: the description alone is served.
+    app = FastAPI(title="nautile serve", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.key = key
     app.include_router(router)
 
@@ -112,7 +117,8 @@ def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI]
             if error.status_code == 400:
                 error = ApiError(400, "the body is not JSON", code="invalid_json")
             else:
-                error = ApiError(error.status_code, f"no {request.method} {request.url.path} here")
+                headers = dict(error.headers or {})  # of a 405: the methods that are allowed
+                error = ApiError(error.status_code, f"no {request.method} {request.url.path} here", headers=headers)
         return JSONResponse(error.body(), error.status_code, error.headers)
 
     for kind in (RequestValidationError, StarletteError, Exception):
@@ -123,7 +129,7 @@ def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI]
 def application(served: ServedModel) -> FastAPI:
     """The server's application. It starts and closes the engine."""
     engine, tokenizer = served.engine, served.tokenizer
-    bridge = EngineBridge(engine)
+    bridge, metrics = EngineBridge(engine), ServerMetrics(engine)
     api = APIRouter(route_class=GuardedRoute)
 
     @contextlib.asynccontextmanager
@@ -132,68 +138,89 @@ def application(served: ServedModel) -> FastAPI:
         yield
         await asyncio.to_thread(engine.close)
 
-    @api.get("/v1/models")
+    @api.get("/v1/models", responses=documented(bodies.ModelList, 401))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [_model_object(served)]})
 
-    @api.get("/v1/models/{name:path}")
+    @api.get("/v1/models/{name:path}", responses=documented(bodies.ModelObject, 401, 404))
     async def model(name: str) -> Response:
-        _check_name(name, served)
+        _served_name(name, served)
         return JSONResponse(_model_object(served))
 
-    @api.post("/v1/completions")
+    @api.post("/v1/completions", responses=documented(bodies.TextCompletion, *_OF_BODY, 404, 429, 503, streams=True))
     async def completions(connection: Request, request: CompletionRequest) -> Response:
-        _check_name(request.model, served)
-        return await _respond(
-            connection, request, CompletionResponse(request, tokenizer, engine.config.context), bridge
-        )
+        name = _served_name(request.model, served)
+        response = CompletionResponse(request, tokenizer, engine.config.context, name)
+        return await _respond(connection, request, response, bridge, metrics)
 
-    @api.post("/v1/chat/completions")
+    @api.post(
+        "/v1/chat/completions", responses=documented(bodies.ChatCompletion, *_OF_BODY, 404, 429, 503, streams=True)
+    )
     async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
-        _check_name(request.model, served)
+        name = _served_name(request.model, served)
         constraint = await asyncio.to_thread(constraint_for, tokenizer, request.response_format)
-        response = ChatCompletionResponse(request, tokenizer, engine.config.context, constraint)
-        return await _respond(connection, request, response, bridge)
+        response = ChatCompletionResponse(request, tokenizer, engine.config.context, name, constraint)
+        return await _respond(connection, request, response, bridge, metrics)
 
     # The next three are vLLM's routes, by which evaluation harnesses learn the tokenizer.
 
-    @api.get("/tokenizer_info")
+    @api.get("/tokenizer_info", responses=documented(bodies.TokenizerInfo, 401))
     async def tokenizer_info() -> Response:
         special = {"eos_token": "<|endoftext|>", "bos_token": None, "pad_token": "<|endoftext|>"}
         context = engine.config.context
         return JSONResponse({**special, "model_max_length": context, "fingerprint": tokenizer.fingerprint})
 
-    @api.post("/tokenize")
+    @api.post("/tokenize", responses=documented(bodies.TokenizeResponse, *_OF_BODY, 404))
     async def tokenize(request: TokenizeRequest) -> Response:
+        _served_name(request.model, served)
         # A prompt that is exactly the name of a special token gives its id, as harnesses expect; inside a longer text
         # such a name is text.
         special = tokenizer.specials.get(request.prompt)
         ids = tokenizer.encode(request.prompt) if special is None else [special]
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.config.context})
 
-    @api.post("/detokenize")
+    @api.post("/detokenize", responses=documented(bodies.DetokenizeResponse, *_OF_BODY, 404))
     async def detokenize(request: DetokenizeRequest) -> Response:
+        _served_name(request.model, served)
         text = b"".join(bytes_of(tokenizer, token) for token in request.tokens).decode("utf-8", "replace")
         return JSONResponse({"prompt": text})
 
     app = guarded_app(api, served.key, lifespan)
+    app.openapi = lambda: described(app)  # type: ignore[method-assign]
+    app.add_middleware(MeasuredRequests, metrics=metrics)
 
-    @app.get("/health")  # neither of these needs the key
+    # None of these needs the key.
+
+    state = {
+        200: {"model": bodies.ServerState},
+        503: {"model": bodies.ServerState, "description": "Not yet, or failed"},
+    }
+
+    @app.get("/health", responses=state)
     async def health() -> Response:
         return _state(served)
 
-    @app.get("/ready")
+    @app.get("/ready", responses=state)
     async def ready() -> Response:
         return _state(served, ready=True)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
 async def _respond(
-    connection: Request, request: SamplingRequest, response: ResponseBuilder, bridge: EngineBridge
+    connection: Request,
+    request: SamplingRequest,
+    response: ResponseBuilder,
+    bridge: EngineBridge,
+    metrics: ServerMetrics,
 ) -> Response:
     """Submit the samples of a completion request, and answer with a stream or with one body."""
     events = bridge.submit([choice.request for choice in response.choices])
+    metrics.prompt_tokens.inc(response.usage()["prompt_tokens"])
     if request.stream:
         return EventStream(_stream(response, events, request.include_usage), events)
     try:
@@ -263,9 +290,11 @@ async def _unless_disconnected(connection: Request, work: Awaitable[None]) -> bo
                 await task
 
 
-def _check_name(name: str, served: ServedModel) -> None:
-    if name != served.name:
+def _served_name(name: str | None, served: ServedModel) -> str:
+    """The name of the model that answers a request; one without a name gets the model that is here."""
+    if name not in (None, served.name):
         raise ApiError(404, f"model: {name!r} is not served here, {served.name!r} is", "model", "model_not_found")
+    return served.name
 
 
 def _model_object(served: ServedModel) -> dict[str, Any]:

@@ -75,9 +75,12 @@ class StreamOptions(_Body):
 
 
 class SamplingRequest(_Body):
-    """The fields that both completion routes share. `user` and `metadata` are accepted and have no effect."""
+    """The fields that both completion routes share. `user` and `metadata` are accepted and have no effect.
 
-    model: str
+    Without `model`, the model that is served answers; another name is refused.
+    """
+
+    model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None

@@ -67,9 +67,13 @@ class ResponseBuilder(ABC):
     kind = chunk_kind = prefix = ""
 
     def __init__(
-        self, request: CompletionRequest | ChatCompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]
+        self,
+        request: CompletionRequest | ChatCompletionRequest,
+        tokenizer: Tokenizer,
+        prompts: list[list[int]],
+        model: str,
     ) -> None:
-        self._request, self._tokenizer, self._prompts = request, tokenizer, prompts
+        self._request, self._tokenizer, self._prompts, self._model = request, tokenizer, prompts, model
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.choices: list[Choice] = []
@@ -114,7 +118,7 @@ class ResponseBuilder(ABC):
         return self._body([choice], self.chunk_kind, None)
 
     def _body(self, choices: Sequence[dict[str, Any]], kind: str, usage: dict[str, Any] | None) -> dict[str, Any]:
-        head = {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
         return {**head, "choices": list(choices), "usage": usage}
 
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
@@ -170,12 +174,17 @@ class ChatCompletionResponse(ResponseBuilder):
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __init__(
-        self, request: ChatCompletionRequest, tokenizer: Tokenizer, context: int, constraint: Constraint | None = None
+        self,
+        request: ChatCompletionRequest,
+        tokenizer: Tokenizer,
+        context: int,
+        model: str,
+        constraint: Constraint | None = None,
     ) -> None:
         prompt = encode_prompt(tokenizer, request.query)
         limit = request.max_tokens or request.max_completion_tokens
         check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
-        super().__init__(request, tokenizer, [prompt])
+        super().__init__(request, tokenizer, [prompt], model)
         limit = limit or context - len(prompt)
         for decode_request in self._decode_requests(limit, False, request.top_logprobs or 0):
             if constraint is not None:
@@ -232,11 +241,11 @@ class CompletionResponse(ResponseBuilder):
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int, model: str) -> None:
         prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
         max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         check_lengths(prompts, max_tokens, context, tokenizer.vocabulary, "prompt")
-        super().__init__(request, tokenizer, prompts)
+        super().__init__(request, tokenizer, prompts, model)
         self._echo = bool(request.echo)
         # The engine takes no request that neither generates nor scores: one with `max_tokens` 0 is always scored, and
         # the scores are left out of the response unless they were asked for.

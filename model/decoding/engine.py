@@ -69,12 +69,20 @@ class Engine:
         self._listener = listener
         self._thread.start()
 
-    def close(self) -> None:
-        """Reject new requests, drop the present ones, and end the thread."""
+    def close(self) -> bool:
+        """Reject new requests, drop the present ones, and end the thread.
+
+        False while it compiles: that cannot be interrupted, and the thread ends after the present program.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread.is_alive() and not self.ready.is_set():
+            self._fail_all("the server is stopping")
+            return False
+        if self._thread.ident is not None:
+            self._thread.join()
+        return True
 
     def submit(self, requests: Sequence[DecodeRequest]) -> list[Handle]:
         """Queue all of them or none. Raises `QueueFull`, `EngineStopped`, or `ConfigError` where one does not fit."""
@@ -130,7 +138,8 @@ class Engine:
         try:
             self._programs.start()
             self._compile()
-            self.ready.set()
+            if not self._stopping:
+                self.ready.set()
             while self._wait_for_work():
                 self._iterate()
             self._fail_all("the server is stopping")
@@ -143,6 +152,8 @@ class Engine:
         """Run every program once on empty input, except those that score prompts, which many servers never need."""
         for length in self._programs.lengths:
             for rows in (1, ROWS):
+                if self._stopping:
+                    return
                 prefilled, _ = self._prefill({(row,): row for row in range(rows)}, length, score=False)
                 self._fill(prefilled, [], [], [])
         self._programs.advance(np.zeros(self.capacity, bool), STRIDE)
@@ -284,7 +295,8 @@ class Engine:
             left = [handle for handle in [*self._active, *self._waiting] if handle and not handle.cancelled]
             self._waiting.clear()
             self._active = [None] * self.capacity
-        self._listener([(handle, RequestFailed(reason)) for handle in left])
+        if left:
+            self._listener([(handle, RequestFailed(reason)) for handle in left])
 
 
 def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:

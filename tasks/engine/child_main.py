@@ -26,6 +26,7 @@ from store.events import EventWriter
 from tasks.engine.errors import NotWritable
 from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
 from tasks.engine.job import Job
+from tasks.engine.progress_log import LoggedProgress
 from tasks.engine.stage import Stage
 from tasks.engine.usage import usage_reported
 
@@ -51,6 +52,7 @@ def begin(parent: int) -> None:
         obey_launcher()
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it notes each kind of device that this machine has not
 
 
 def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
@@ -140,7 +142,7 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
         with usage_reported(request):
-            stage.work(_job(request, stage, emit, 0, remote_files))
+            stage.work(_job(request, stage, LoggedProgress(emit), 0, remote_files))
         outputs = _written_outputs(stage, staging)
         write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
     finally:

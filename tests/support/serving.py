@@ -74,13 +74,15 @@ def serving(
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        match = re.search(r"at (http://\S+)/v1", line)
+        match = re.match(rf"compiling {NAME}, to be served at (http://\S+)/v1", line)
         assert match, (line, Path(log.name).read_text())
         deadline = time.monotonic() + 280
         while httpx.get(f"{match[1]}/ready", timeout=60).status_code != 200:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        line = process.stdout.readline()
+        assert line.startswith(f"serving {NAME} at {match[1]}/v1"), line
         yield Server(process, match[1])
     finally:
         process.kill()

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from datetime import datetime
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors.numpy import save_file
 from common.text import visible
 from configs.model import TokenizerConfig
 from flows.cli import main as cli
-from flows.cli.chat import converse
+from flows.cli.chat import ChatAnswer, converse, heading
 from flows.cli.terminal import console_for
 from model.nautile import initialise
 from model.weights.author_layout import author_shapes
@@ -108,6 +109,21 @@ def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("/exit\n"))
     converse(None, console_for(), True, "checkpoint/0123456789ab")
     assert asked == ["2 + 2", "/exit"]  # in a pipe everything is a question
+
+
+def test_a_conversation_names_its_checkpoint_its_step_and_when_it_was_made(tmp_path):
+    assert heading(tmp_path, "somewhere") == "somewhere"
+    made = datetime(2026, 11, 22, 13, 5).astimezone()
+    (tmp_path / "manifest.json").write_text(json.dumps({"created": made.isoformat(), "label": "reason"}))
+    assert heading(tmp_path, "checkpoint/0123456789ab") == (
+        "checkpoint/0123456789ab, made by reason on 2026-11-22 at 13:05"
+    )
+
+
+def test_the_speed_is_that_of_writing_and_a_reply_at_once_has_none():
+    """A first token waits for the compilation, and 40 tokens that come together in 19 ms are no 2,118 a second."""
+    assert ChatAnswer("?", tokens=44, seconds=22.0, first_seconds=20.0, first_tokens=4).speed() == ", 20 tokens/s"
+    assert ChatAnswer("?", tokens=40, seconds=0.019, first_seconds=0.019, first_tokens=40).speed() == ""
 
 
 @pytest.mark.parametrize(

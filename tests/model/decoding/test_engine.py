@@ -236,6 +236,28 @@ def test_closing_answers_waiting_requests(config, params):
         client.engine.submit([DecodeRequest((5,), 5)])
 
 
+def test_closing_waits_for_no_compilation(config, params, monkeypatch):
+    client = Client(Engine(JaxSlots(params, config, STOPS, THINK_END, SLOTS), QUEUE))
+    compiling, compiled, programs = threading.Event(), threading.Event(), []
+
+    def prefill(*_):
+        programs.append(compiling.set())
+        compiled.wait(60)
+        return None, None
+
+    monkeypatch.setattr(client.engine._programs, "prefill", prefill)
+    monkeypatch.setattr(client.engine._programs, "fill", lambda *_: None)
+    client.engine.start(client.listen)
+    assert compiling.wait(60)
+    [handle] = client.submit([DecodeRequest((5,), 5)])
+    assert client.engine.close() is False
+    assert client.outcome(handle) == RequestFailed("the server is stopping")
+    compiled.set()
+    client.engine._thread.join(60)
+    assert (len(programs), client.engine.ready.is_set()) == (1, False)  # no program after the one at work
+    assert client.engine.close() is True
+
+
 @pytest.mark.parametrize(("slots", "queue"), [(0, 5), (5, 0)])
 def test_settings_out_of_range_are_refused(config, params, slots, queue):
     with pytest.raises(ConfigError, match="must be 1 or more"):

@@ -1,0 +1,85 @@
+"""What `GET /metrics` shows, in Prometheus' text format: requests, their latency, tokens, slots and the queue."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from model.decoding.engine import Engine
+
+BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+CLIENT_CLOSED_REQUEST = 499  # nobody receives it
+_MEASURED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+
+Message = MutableMapping[str, Any]
+Application = Callable[[Message, Any, Any], Awaitable[None]]
+
+
+class ServerMetrics:
+    """The metrics of one server; those of the engine are read when they are asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        of_request = ["route", "status"]
+        self.requests = Counter(
+            "nautile_requests", "Requests by route and status.", of_request, registry=self._registry
+        )
+        self.seconds = Histogram(
+            "nautile_request_seconds",
+            "Seconds from a request's head to the end of its response.",
+            ["route"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self.prompt_tokens = Counter("nautile_prompt_tokens", "Tokens of prompts.", registry=self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's state now, for the registry."""
+        engine = self._engine
+        busy, waiting = engine.load()
+        for name, text, value in (
+            ("slots", "Completions that can be generated at the same time.", engine.capacity),
+            ("slots_busy", "Completions that are being generated.", busy),
+            ("queue_limit", "Completions that may wait.", engine.queue),
+            ("queue_waiting", "Completions that wait for a slot.", waiting),
+            ("ready", "1 once the programs are compiled, 0 before and after a failure.", engine.ready.is_set()),
+        ):
+            usable = value if name != "ready" or not engine.failure else 0
+            yield GaugeMetricFamily(f"nautile_{name}", text, float(usable))
+        yield CounterMetricFamily("nautile_generated_tokens", "Tokens that were generated.", float(engine.tokens))
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+
+class MeasuredRequests:
+    """An ASGI application around another, which counts the requests and times their responses, streams to the end."""
+
+    def __init__(self, app: Application, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.perf_counter(), 500
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            # Paths that clients invent would each be a series of its own.
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, status).inc()
+            if route in _MEASURED:
+                self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
