@@ -70,13 +70,13 @@ class ReasoningDetails(_Response):
     reasoning_tokens: int
 
 
-class Usage(_Response):
+class TextUsage(_Response):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class ChatUsage(Usage):
+class ChatUsage(TextUsage):
     completion_tokens_details: ReasoningDetails
 
 
@@ -139,7 +139,7 @@ class TextCompletion(_Response):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage
+    usage: TextUsage
 
 
 _ERRORS = {
