@@ -8,14 +8,17 @@ from flows.dashboard import shared
 from flows.dashboard.pages import PAGES
 
 EVERY_S = 5
-# No empty band on top, and headings and figures in sizes that leave the first screen to content. On a narrow screen
-# columns stand below each other, and their figures side by side in pairs.
+# No empty band on top, the choice of a run before the list of pages, and headings and figures in sizes that leave the
+# first screen to content. On a narrow screen columns stand below each other, and their figures side by side in pairs.
 STYLE = """<style>
 [data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
 [data-testid=stHeader]{background:transparent;height:2.2rem;pointer-events:none}
 [data-testid=stHeader] *{pointer-events:auto}
 [data-testid=stMain] h1{font-size:1.5rem;padding:0}
 [data-testid=stMain] h2,[data-testid=stMain] h3{font-size:1.2rem;padding:.6rem 0 .2rem}
+[data-testid=stSidebarContent]{display:flex;flex-direction:column}
+[data-testid=stSidebarHeader]{order:0}[data-testid=stSidebarUserContent]{order:1;padding-bottom:.5rem}
+[data-testid=stSidebarNav]{order:2}[data-testid=stSidebarNavSeparator]{display:none}
 [data-testid=stMetricValue]{font-size:1.35rem}
 [data-testid=stMetricLabel] p,[data-testid=stMetricDelta]{white-space:normal;overflow-wrap:anywhere}
 [data-testid=stMetric] *{text-overflow:clip}

@@ -106,20 +106,20 @@ def picture(climbed: Ladder) -> alt.LayerChart:
     spans = spans.encode(y="low:Q", y2="high:Q", tooltip=tooltip)
     paper = base.mark_tick(color="#7a4b00", thickness=2, width=44).encode(y="paper:Q", tooltip=tooltip)
     texts = base.transform_filter(measured).mark_text(dy=-7, fontWeight="bold", fontSize=12)
-    return alt.layer(bars, spans, paper, texts.encode(y="high:Q", text="text:N")).properties(height=180)
+    return alt.layer(bars, spans, paper, texts.encode(y="high:Q", text="text:N")).properties(height=170)
 
 
 def show(climbed: Ladder | None) -> None:
-    """The picture and what it shows."""
+    """The picture and what it shows; the page has the verdict above."""
     st.markdown("##### Did it get better?")
-    st.markdown(f"**{shared.escaped(verdict(climbed))}**")
     if climbed is None:
+        st.caption("The ladder appears once a stage was evaluated on the held-out problems or GSM8K.")
         return
     st.altair_chart(picture(climbed), width="stretch")
     stand_in = f" Stand-in: {climbed['stand_in']}." if climbed["stand_in"] else ""
     st.caption(
         shared.escaped(
-            f"{climbed['title']}: share that is right after each stage, with its 95 % interval. "
-            f"Brown: the paper's model of 371 M parameters on GSM8K.{stand_in}"
+            f"{climbed['title']}: right after each stage, with 95 % intervals. Brown: the paper's 371 M model on "
+            f"GSM8K.{stand_in}"
         )
     )

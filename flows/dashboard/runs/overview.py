@@ -30,6 +30,7 @@ def page(chosen: ChosenRun | None) -> None:
     climbed = ladder.ladder_of(folders)
     if chosen.state:
         st.html(_heading(chosen.state))
+    st.markdown(f"**{shared.escaped(ladder.verdict(climbed))}**")
     actions.controls(chosen)
     _figures(chosen, climbed, folders)
     for item in attention(chosen):
