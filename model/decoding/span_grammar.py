@@ -89,10 +89,16 @@ class SpanGrammar:
                     return self._span(schema.get("minLength", 0), schema.get("maxLength"))
                 case "array":
                     return self._array(schema, path)
-                case "object" if set(schema.get("required", ())) <= schema.get("properties", {}).keys():
+                case "object" if self._has_named_members(schema):
                     return self._object(schema, path)
         self.unheld.append(path or "/")
         return self._rule(_compiled(schema, self._root))
+
+    def _has_named_members(self, schema: Schema) -> bool:
+        """Whether its required members are named, and none that is not named may have a marked string."""
+        others = schema.get("additionalProperties", True)
+        named = set(schema.get("required", ())) <= schema.get("properties", {}).keys()
+        return named and not has_spans(others, self._root)
 
     def _span(self, least: int, most: int | None) -> str | None:
         if least > len(self._text) or (most is not None and most < least):

@@ -101,10 +101,14 @@ def test_what_the_text_cannot_meet_is_left_out_or_refused(change, reply):
 def test_strings_under_other_keywords_are_named_because_they_are_only_checked():
     schema = {
         "type": "object",
-        "properties": {"code": {"type": "string", "pattern": "^[a-z]+$", "x-span": True}, "a/b": {"allOf": [NAME]}},
+        "properties": {
+            "code": {"type": "string", "pattern": "^[a-z]+$", "x-span": True},
+            "a/b": {"allOf": [NAME]},
+            "map": {"type": "object", "additionalProperties": NAME},
+        },
     }
     constraint = Constraint(TOKENIZER, schema)
-    assert constraint.unheld == ("/properties/a~1b", "/properties/code")
+    assert constraint.unheld == ("/properties/a~1b", "/properties/code", "/properties/map")
     assert constraint.within("x") is not None
     plain = Constraint(TOKENIZER, {"type": "object"})
     assert plain.within("x") is plain
