@@ -121,13 +121,23 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
     """A table for each benchmark that an arm was asked, and for the means, in the order of the record or by name."""
     votes = _votes_by_arm(store, record)
     arms = list(votes)
+    evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
+    for run in record["runs"]:
+        evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == record["after"]]
+    same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
     asked = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
     means = mean_weights(asked)
     names = record["benchmarks"] or [*sorted(asked), *means]
     tables = []
     for name in names:
         weights = means.get(name, {name: 1.0})
-        rows = [_metric_row(arm, votes[arm], votes[arms[0]], weights, arm == arms[0]) for arm in arms]
+        rows = [
+            {
+                "same": same[arm],
+                **_metric_row(arm, votes[arm], votes[arms[0]], weights, arm != arms[0] and not same[arm]),
+            }
+            for arm in arms
+        ]
         tables.append({"benchmark": name, "title": title_of(name), "arms": rows})
     tests = {
         (table["benchmark"], row["arm"]): row["p"] for table in tables for row in table["arms"] if row["p"] is not None
@@ -177,9 +187,9 @@ def _metric_row(
     own: Mapping[int | None, Mapping[str, Votes]],
     first: Mapping[int | None, Mapping[str, Votes]],
     weights: Mapping[str, float],
-    is_first: bool,
+    tested: bool,
 ) -> dict[str, Any]:
-    """An arm's accuracy on a benchmark, or on a mean of several, and its lead over the first arm."""
+    """An arm's accuracy on a benchmark, or on a mean of several, and if it is `tested`, its lead over the first arm."""
     row: dict[str, Any] = {"arm": arm, "seeds": 0, "n": 0}
     row |= dict.fromkeys(("accuracy", "low", "high", "common", "lead", "lead_low", "lead_high", "p"))
     groups = [list(_pooled(own, own, name).values()) for name in weights]
@@ -193,7 +203,7 @@ def _metric_row(
         low, high = bootstrap_mean(groups, weights=shares)
     row |= {"seeds": len(own), "n": sum(map(len, groups)), "accuracy": accuracy, "low": low, "high": high}
     seeds = [seed for seed in own if seed in first]
-    if is_first or not seeds:
+    if not tested or not seeds:
         return row
     pairs = []
     for name in weights:

@@ -239,6 +239,7 @@ class ArmScore(Output):
     """An arm under one benchmark, all its seeds together; its lead over the first arm on the questions of both."""
 
     arm: str
+    same: bool  # what it sets does not reach the evaluation, which is the first arm's
     seeds: int
     n: int
     accuracy: float | None

@@ -150,6 +150,8 @@ def metric_cells(row: dict[str, Any], first: str) -> list[str]:
     if row["lead"] is not None:
         lead = f"{100 * row['lead']:+.1f} [{100 * row['lead_low']:+.1f}, {100 * row['lead_high']:+.1f}]"
         p = f"{row['p']:.3g}" + (" *" if row["significant"] else "")
+    elif row["same"]:
+        lead = "the same evaluation"
     elif row["arm"] != first:
         lead = "no question in common"
     return [row["arm"], f"{row['n']:,}", score, lead, p]
