@@ -44,6 +44,8 @@ NAMES = ("loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_
 HEALTH = ("reward", "reward_deviation", "kl", "entropy", "grad_norm", "length", "sampler_gap", "truncated_share")
 PAGES = {
     "": "Overview",
+    "logs": "Logs",
+    "system": "System",
     "training": "Training",
     "reinforcement": "Reinforcement",
     "rollouts": "Rollouts and traces",
@@ -52,6 +54,8 @@ PAGES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
+# What shows that a page has its content; a page that draws its texts as cards is there with the first of them.
+CARDS = ".group"
 SETTLED = "[data-testid=stVegaLiteChart] svg, [data-testid=stDataFrame] canvas, [data-testid=stCode], \
 [data-testid=stGraphVizChart] svg, [data-testid=stCaptionContainer]"
 
@@ -227,7 +231,8 @@ def time_paint(store: Store, repeats: int) -> bool:
                     before = time.perf_counter()
                     tab.goto(f"{base}/{page}", wait_until="commit")
                     tab.get_by_role("heading", name=title, exact=True, level=1).wait_for()
-                    tab.locator(SETTLED).first.wait_for(state="attached")
+                    shown = CARDS if page == "rollouts" else SETTLED
+                    tab.locator(shown).first.wait_for(state="attached")
                     if repeat:
                         taken[page][window].append(time.perf_counter() - before)
                     tab.close()
