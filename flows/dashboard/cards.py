@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"<\|([A-Za-z0-9_]{1,40})\|>")
 _LAST_TOKEN = re.compile(r"\s+(<\|[A-Za-z0-9_]{1,40}\|>)\s*$")  # its badge stands on the line of the last word
 _STYLE = """<style>
 .group { border: 1px solid #c9ccd3; border-radius: .5rem; padding: .6rem .7rem; margin: 0 0 1rem; background: #fbfbfc; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: .6rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .6rem; }
 .cards, .card-head { font-size: .875rem; color: #262730; }
 .cards article { border: 1px solid #d5d8de; border-left: .3rem solid #8a8f98; border-radius: .4rem;
   padding: .4rem .6rem; min-width: 0; background: #fff; }

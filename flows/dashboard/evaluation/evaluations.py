@@ -157,7 +157,7 @@ def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
         axis=alt.Axis(format="%d %b %H:%M", labelAngle=0, labelOverlap=True, tickCount=4),
         scale=alt.Scale(type="utc", padding=16),
     )
-    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=2)
     colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
     base = alt.Chart(table).encode(x=time_axis)
     line = base.mark_line(opacity=0.4, color="#888888").encode(y="accuracy:Q", detail="run:N")

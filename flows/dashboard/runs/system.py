@@ -63,7 +63,7 @@ def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> alt.Chart:
             detail="line:N",
             tooltip=["line:N", "when:T", alt.Tooltip("value:Q", format=form), alt.Tooltip("high:Q", format=form)],
         )
-        .properties(height=340)
+        .properties(height=380)
     )
 
 
