@@ -87,14 +87,13 @@ def cost_chart(rows: list[CatalogRow], budget: float | None) -> alt.LayerChart:
             tooltip=["endpoint:N", "purpose:N", alt.Tooltip("sum(dollars):Q", title="dollars", format="$.4f")],
         )
     )
-    limit = pd.DataFrame([{"budget": budget, "label": "budget"}] if budget else [], columns=["budget", "label"])
-    rule = alt.Chart(limit).mark_rule(color="#b00020", strokeDash=[4, 3]).encode(x="budget:Q")
-    label = (
-        alt.Chart(limit)
-        .mark_text(color="#b00020", align="right", dx=-4, baseline="top")
-        .encode(x="budget:Q", y=alt.value(0), text="label:N")
-    )
-    return alt.layer(bars, rule, label).properties(height=alt.Step(28))
+    layers: list[alt.Chart] = [bars]
+    if budget:  # marks without a value would be nameless groups to a screen reader
+        limit = alt.Chart(pd.DataFrame([{"budget": budget, "label": "budget"}]))
+        layers.append(limit.mark_rule(color="#b00020", strokeDash=[4, 3]).encode(x="budget:Q"))
+        label = limit.mark_text(color="#b00020", align="right", dx=-4, baseline="top")
+        layers.append(label.encode(x="budget:Q", y=alt.value(0), text="label:N"))
+    return alt.layer(*layers).properties(height=alt.Step(28))
 
 
 def _mix(facts: dict[str, Any]) -> None:

@@ -46,7 +46,6 @@ CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
 LAST |= {"logs": "[data-testid=stCaptionContainer]", "system": ".plain-table"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
-LAST |= {"classification": "[data-testid=stCaptionContainer]"}
 LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}
 LAST |= {"classification": "text=No classification in the store yet"}
 # The elements that no text from outside may become, in the page's own part of the document.
