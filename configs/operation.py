@@ -93,14 +93,15 @@ class ResourcesConfig(Section):
 
 Deployed = Literal[
     "pipeline", "held_out", "ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate",
-    "report", "evaluation", "regression",
+    "report", "evaluation", "regression", "accelerator", "cpu", "network",
 ]  # fmt: skip
 
 
 class DeployConfig(Section):
     """The work pool of one deployment, `[deploy.NAME]`, and what its stage uses there.
 
-    The `pipeline` runs all of its stages where its own pool says; a stage's pool is that of the stage's own deployment.
+    Where NAME is a resource it is the pool of all stages that use it, unless a stage's own section says otherwise. The
+    `pipeline` runs all of its stages where its own pool says; a stage's pool is that of the stage's own deployment.
     """
 
     pool: str = Field(default="nautile", pattern=r"^[^/%&><\n]+$")  # the name of a Prefect work pool, of any type

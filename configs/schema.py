@@ -77,6 +77,11 @@ class RunConfig(Section):
             for other in with_fallbacks([name], self.endpoints):
                 if self.endpoints[other].kind == "checker":
                     raise ValueError(f"{field}: {other!r} is of kind 'checker', which marks answers and writes none")
+        for name in self.resources.limits():
+            if self.deployment(name).resource:
+                raise ValueError(
+                    f"deploy.{name}.resource: this section is of a resource; a stage's own may use another"
+                )
         if self.tokenizer.vocabulary > self.model.vocabulary:
             raise ValueError(
                 f"model.vocabulary {self.model.vocabulary} is smaller than the tokenizer's {self.tokenizer.vocabulary}"

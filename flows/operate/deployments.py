@@ -31,6 +31,7 @@ from configs.forms import WORKER, ServedConfig
 from configs.load import load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
+from flows.dag import pipeline_steps
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
 from flows.operate import automations, concurrency
@@ -92,9 +93,32 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
     """
     if pool_type not in POOL_TYPES:
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
-    entries = [(entry, config.deployment(entry.flow_name)) for entry in deployments(config, argument)]
+    settings = deploy_settings(config)
+    entries = [
+        (entry, settings.get(entry.flow_name) or config.deployment(entry.flow_name))
+        for entry in deployments(config, argument)
+    ]
     worker = {WORKER: _served_text(config, argument)}
     return asyncio.run(_register(config.name, entries, POOL_TYPES[pool_type], step_limits(config, limit), worker))
+
+
+def deploy_settings(config: RunConfig) -> dict[str, DeployConfig]:
+    """Stage -> its `[deploy.STAGE]`, with the fields of `[deploy.RESOURCE]` that this does not set.
+
+    The resource is that of the stage's steps; of several, the one that `[resources]` has first.
+    """
+    used: dict[str, set[str]] = {}
+    for step in pipeline_steps(config):
+        resource = config.deployment(step.stage.name).resource or step.resource
+        used.setdefault(step.stage.name, set()).add(resource)
+    settings = {}
+    for stage, resources in used.items():
+        resource = min(resources, key=list(config.resources.limits()).index)
+        fields: dict[str, Any] = {}
+        for section in (config.deployment(resource), config.deployment(stage)):
+            fields |= {name: getattr(section, name) for name in section.model_fields_set}
+        settings[stage] = DeployConfig(**fields)
+    return settings
 
 
 def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> dict[str, Any]:
