@@ -9,7 +9,8 @@ import time
 from common.files import write_json
 from configs.schema import RunConfig
 from flows.dag import Step
-from tasks.engine.fanout import prefect_executor
+from flows.operate.prefect_server import configure_prefect
+from store.mirror import open_store
 from tasks.engine.fanout.items import FanOut, Markers, finished_items
 from tasks.engine.fanout.work_item import ItemResult, WorkItem
 from tasks.engine.job import Job
@@ -27,9 +28,6 @@ def stand_in(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     return ItemResult()
 
 
-prefect_executor.run_item = stand_in
-
-
 def names(job: Job) -> list[str]:
     return [f"item-{number:04d}" for number in range(int(os.environ[ITEMS]))]
 
@@ -42,5 +40,9 @@ def work(job: Job) -> None:
 
 
 def dag(config: RunConfig) -> list[Step]:
-    """The one step of a run; its key differs by the seed."""
+    """The one step of a run; its key differs by the seed. Called in the flow's process, which runs the items."""
+    configure_prefect(open_store())
+    from tasks.engine.fanout import prefect_executor  # imports Prefect, which the stage's own process has no use for
+
+    prefect_executor.run_item = stand_in
     return [Step("ingest:work", work, {"seed": config.seed}, {})]
