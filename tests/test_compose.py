@@ -163,6 +163,7 @@ def test_the_image_has_all_code_and_no_tests_history_or_secrets():
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(1800)  # it fetches and compiles all packages
 def test_the_steps_of_the_image_leave_a_working_command_line(tmp_path):
     """All RUN steps but the two that need root (packages of Debian's, the user)."""
     image, ran = tmp_path / "opt" / "nautile", []
