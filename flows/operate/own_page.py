@@ -4,13 +4,16 @@ The server takes any request that reaches it, and a browser sends some for every
 (CORS) keep such a page from reading answers, and not from starting runs: a POST whose body has no content type is sent
 without asking, and Prefect takes it for JSON. They do not hold for WebSockets at all, over which events are read.
 Prefect's own protection writes a token for each client into its database (docs/log.md); this one reads headers.
+
+The page itself may ask nobody else: its newer form starts Amplitude's client, which fetches a configuration from its
+vendor whatever PREFECT_SERVER_ANALYTICS_ENABLED says. A content security policy keeps the browser from it.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
 from common.processes import is_loopback
@@ -36,11 +39,24 @@ class OwnPageOnly:
         self.application = application
         self.local = is_loopback(host)
         self.origins = {f"http://{name}:{port}" for name in _LOOPBACK} if self.local else set()
+        # By one name of this machine the page may call its server by another; events come over WebSockets.
+        # A policy cannot name an address of IPv6.
+        names = sorted({f"{name}:{port}" for name in (*_LOOPBACK[: 2 * self.local], host) if ":" not in name})
+        others = [f"{kind}://{name}" for kind in ("http", "ws") for name in names]
+        # The page writes styles into itself, and its editor and its tables compile functions and start workers.
+        own = "'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+        self.policy = f"default-src {own}; connect-src {' '.join([own, *others])}; form-action 'self'; base-uri 'self'"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self.refusal(scope) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
-            await self.application(scope, receive, send)
+
+            async def restricted(message: MutableMapping[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message)["Content-Security-Policy"] = self.policy
+                await send(message)
+
+            await self.application(scope, receive, restricted if scope["type"] == "http" else send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})  # the handshake gets 403
         else:

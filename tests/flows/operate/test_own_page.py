@@ -1,12 +1,18 @@
 """Which requests get past the check of origins, as browsers and as other programs send them."""
 
 import asyncio
+import contextlib
+import threading
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import httpx
 import pytest
+import uvicorn
 from starlette.responses import JSONResponse
 
+from common.processes import listen
 from flows.operate.own_page import OwnPageOnly
+from tests.support.browser import chromium, playwright
 
 OWN, ELSEWHERE = "http://127.0.0.1:4200", "http://elsewhere.example"
 JSON = {"content-type": "application/json"}
@@ -98,3 +104,52 @@ def test_a_websocket_of_another_origin_is_closed_before_it_opens():
     asyncio.run(connect(ELSEWHERE))
     asyncio.run(connect(OWN))
     assert [message["type"] for message in sent] == ["websocket.close", "websocket.accept"]
+
+
+def test_the_page_may_connect_to_its_own_server_alone():
+    async def ask(listening: str, url: str) -> str:
+        guarded = OwnPageOnly(application, listening, 4200)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=guarded)) as client:
+            return (await client.get(f"{url}/")).headers["content-security-policy"]
+
+    local = asyncio.run(ask("127.0.0.1", OWN))
+    connect = next(rule.split()[1:] for rule in local.split("; ") if rule.startswith("connect-src"))
+    hosts = [f"{kind}://{name}:4200" for kind in ("http", "ws") for name in ("127.0.0.1", "localhost")]
+    assert connect == ["'self'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:", *hosts]
+    elsewhere = asyncio.run(ask("192.0.2.7", "http://192.0.2.7:4200"))
+    assert "http://192.0.2.7:4200 ws://192.0.2.7:4200" in elsewhere
+    assert "localhost" not in elsewhere
+
+
+@pytest.mark.slow
+def test_the_browser_asks_nobody_outside_for_either_form_of_the_page():
+    """A proxy stands for the world: what is not for this machine would arrive there."""
+    from prefect.server.api.server import create_ui_app
+
+    asked = []
+
+    class World(StreamRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.rfile.readline().decode())
+
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(OwnPageOnly(create_ui_app(False), "127.0.0.1", port), log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    serving.start()
+    with ThreadingTCPServer(("127.0.0.1", 0), World) as world, chromium() as window:
+        threading.Thread(target=world.serve_forever, daemon=True).start()
+        proxy = {"server": f"http://127.0.0.1:{world.server_address[1]}", "bypass": "127.0.0.1"}
+        page = window.browser.new_context(proxy=proxy).new_page()
+        page.goto(f"http://127.0.0.1:{port}/dashboard", wait_until="networkidle")
+        # The newer form tries, and the browser refuses.
+        with page.expect_console_message(lambda message: "amplitude.com" in message.text, timeout=60_000):
+            page.goto(f"http://127.0.0.1:{port}/v2/dashboard", wait_until="networkidle")
+        assert asked == []
+        with contextlib.suppress(playwright.Error):
+            page.goto("http://elsewhere.example/")
+        assert "elsewhere.example" in asked[0]
+        world.shutdown()
+    server.should_exit = True
+    serving.join(30)
