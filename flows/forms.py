@@ -5,6 +5,7 @@ configuration can decide is checked when the run starts: it then fails with one 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect.client.schemas.objects import State
@@ -36,7 +37,7 @@ def run_name() -> str:
     if name := parameters.get("name"):
         return str(name)
     if context is not None and context.flow_run is not None and context.flow_run.auto_scheduled:
-        return f"{flow_run.flow_name} of {parameters.get('config')}"
+        return f"{flow_run.flow_name} of {Path(str(parameters.get('config'))).name.removesuffix('.toml')}"
     return str(flow_run.name)
 
 
