@@ -25,6 +25,7 @@ from tests.support.toy_cli import ROOT, environment
 pytestmark = pytest.mark.slow
 TITLES = {
     "": "Overview",
+    "compare": "Compare",
     "logs": "Logs",
     "system": "System",
     "training": "Training",
@@ -44,6 +45,7 @@ TABS = 90  # more than a page has controls
 CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=The log of a step", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
+LAST |= {"compare": "[data-testid=stCaptionContainer]"}
 LAST |= {"logs": "[data-testid=stCaptionContainer]", "system": ".plain-table"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
 LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}
