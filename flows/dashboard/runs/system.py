@@ -51,7 +51,9 @@ def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> alt.Chart:
     table["line"] = table["stage"] + table["source"].map(lambda source: f" · {source}" if source else "")
     form = ".3~s" if entry.unit == "bytes" else ".4~g"
     legend = (
-        alt.Legend(orient="bottom", title=None, columns=4, symbolOpacity=1) if len(set(table["stage"])) > 1 else None
+        alt.Legend(orient="bottom", title=None, columns=2, labelLimit=140, symbolOpacity=1)
+        if len(set(table["stage"])) > 1
+        else None
     )
     return (
         alt.Chart(table)
