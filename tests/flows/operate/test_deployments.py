@@ -1,17 +1,23 @@
 """Deployments for a work pool: `prefect.yaml` deploys whole with the real command, and equals `nautile deploy`."""
 
+import shutil
 import subprocess
 import sys
+import time
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, PREFECT_CLI_COLORS, temporary_settings
 from prefect.testing.cli import CycloptsCliRunner
 
 from common.errors import ConfigError
 from configs.load import load
 from flows.operate.deployments import POOL, deploy_settings, deployments, register
-from tests.support.prefect_calls import fetch, request
+from store.artifacts import Store
+from tests.support.prefect_calls import fetch, remove_limits, request
 from tests.support.toy_cli import ROOT, environment
+from tests.support.toy_dag import TOY_DAG
 from tests.support.toy_stages import TOY
 
 
@@ -109,3 +115,64 @@ def test_a_stages_pool_is_that_of_its_resource_unless_it_has_its_own(routed):
     routed.write_text(ROUTED.replace('pool = "gpu-workers"', 'resource = "cpu"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"deploy.accelerator.resource: this section is of a resource"):
         load(str(routed))
+
+
+@pytest.mark.slow
+def test_workers_of_two_pools_run_the_stages_of_their_resource(routed, made, prefect_url, tmp_path, monkeypatch):
+    """Each worker is a process of its own: what needs an accelerator waits for the one that has it."""
+    store = Store(shutil.copytree(made[0].root, tmp_path / "store"))
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    names = ("cpu-workers", "gpu-workers", POOL)
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        own = [name for name in names if name not in {pool.name for pool in client.read_work_pools()}]
+        for name in own:
+            client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+        register(load(str(routed)), str(routed), "process", None)
+        runs = {}
+        for stage in ("held_out", "pretrain"):
+            entry = client.read_deployment_by_name(f"{stage}/{stage}-routed")
+            runs[stage] = client.create_flow_run_from_deployment(entry.id, parameters={"force": True}).id
+    more = {
+        "PREFECT_API_URL": prefect_url,
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+    }
+    workers = []
+
+    def start_worker(pool: str) -> None:
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+        with (tmp_path / f"{pool}.log").open("wb") as log:
+            workers.append(
+                subprocess.Popen(
+                    command, cwd=tmp_path, env=environment(store.root, **TOY_DAG, **more), stdout=log, stderr=log
+                )
+            )
+
+    def state(stage: str) -> str:
+        return fetch(f"{prefect_url}/flow_runs/{runs[stage]}")["state"]["type"]
+
+    def until_completed(stage: str) -> None:
+        deadline = time.monotonic() + 240
+        while state(stage) != "COMPLETED":
+            assert time.monotonic() < deadline
+            assert state(stage) not in ("FAILED", "CRASHED", "CANCELLED")
+            assert [worker.poll() for worker in workers] == [None] * len(workers)
+            time.sleep(0.3)
+
+    try:
+        start_worker("cpu-workers")
+        until_completed("held_out")
+        assert state("pretrain") == "SCHEDULED"
+        start_worker("gpu-workers")
+        until_completed("pretrain")
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait(60)
+    by_run = {artifact.manifest["run"]: artifact.kind for artifact in store.list()}
+    assert (by_run[str(runs["held_out"])], by_run[str(runs["pretrain"])]) == ("questions", "checkpoint")
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        for name in own:  # other tests use the server
+            client.delete_work_pool(name)
+    remove_limits(prefect_url)
