@@ -43,6 +43,8 @@ LOOKS = {
 }
 STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 
+MOST_ARTIFACTS = 200  # of a use, that can be chosen on its page
+
 
 @dataclass(frozen=True)
 class ChosenRun:
@@ -179,6 +181,24 @@ def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[
     if not by_id:
         return None
     return by_id[st.selectbox(label, list(by_id), key=key) or next(iter(by_id))]
+
+
+def use_page(
+    chosen: ChosenRun | None, stage: str, kind: str, title: str, made_by: str, most: int = 200
+) -> CatalogRow | None:
+    """Begin the page of a use: its title, and the artifact picked on it; without any, the command `made_by`."""
+    st.title(title)
+    own = chosen.executions(stage) if chosen else []
+    artifact = choose_artifact(kind, title, title.lower(), MOST_ARTIFACTS, own)
+    if artifact is None:
+        st.caption(f"No {title.lower()} in the store yet: `{made_by}` makes one.")
+    return artifact
+
+
+def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
+    """The facts of an artifact's manifest, from the catalog."""
+    [row] = [row for row in ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if row["kind"] == artifact["kind"]]
+    return json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
 
 
 def questions() -> dict[str, dict[str, Any]]:

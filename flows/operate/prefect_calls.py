@@ -6,10 +6,11 @@ read its answers: a page of another origin may not. The server of `nautile up` h
 
 import os
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 
+from common.errors import ConfigError
 from common.retry import Backoff, retry
 
 LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
@@ -34,6 +35,24 @@ def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
+
+
+def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: str, timeout_s: float) -> None:
+    """Ask a server for a change of a run (`set_state`, `resume`); ConfigError, with `refused`, unless it accepts."""
+    try:
+        path = f"/flow_runs/{UUID(run)}/{action}"
+    except ValueError:
+        raise ConfigError(f"{run!r} is no id of a run") from None
+    try:
+        response = call("POST", api, path, json=body, timeout=timeout_s)
+        result = response.json() if response.content else {}
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(f"run {run}: its server at {api} does not answer ({type(error).__name__})") from None
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(f"run {run}: {wants_login(api)}")
+    if result.get("status") != "ACCEPT":
+        reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
+        raise ConfigError(f"run {run} {refused}: {reason}")
 
 
 def wants_login(api: str) -> str:

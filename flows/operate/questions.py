@@ -11,7 +11,7 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json
-from flows.operate.prefect_calls import call, wants_login
+from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 from store.manifest import host
 
@@ -45,22 +45,13 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
         raise ConfigError(f"{len(matches)} waiting runs begin with {run!r}: give more digits")
     note = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
     try:
-        run_id = UUID(note["run"])
+        UUID(note["run"])
     except ValueError:
         raise ConfigError(f"no run {run!r} waits in {store.root}: `nautile approve` lists those that do") from None
     url = note["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
-    try:
-        response = call("POST", url, f"/flow_runs/{run_id}/resume", json={}, timeout=30.0)
-        result = response.json() if response.content else {}
-    except (httpx.HTTPError, ValueError) as error:
-        raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ConfigError(f"run {run}: {wants_login(url)}")
-    if result.get("status") != "ACCEPT":
-        reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
-        raise ConfigError(f"run {run} was not resumed: {reason}")
+    ask_server(url, note["run"], "resume", {}, "was not resumed", timeout_s=30.0)
     return note
 
 

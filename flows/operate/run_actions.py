@@ -5,14 +5,12 @@ Only the dashboard that `nautile up` started may: beside its own server, on loop
 
 import os
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 import httpx
 
-from common.errors import ConfigError
 from flows.operate import services
-from flows.operate.prefect_calls import call, wants_login
+from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 
 TIMEOUT_S = 10.0
@@ -39,7 +37,8 @@ def has_deployment(api: str, run: str) -> bool:
 
 def cancel(api: str, run: str) -> None:
     """Have the server cancel the run, which ends its processes. Raises `ConfigError` if it refuses."""
-    _set_state(api, run, {"type": "CANCELLING", "name": "Cancelling", "message": "Cancelled from the dashboard"})
+    state = {"type": "CANCELLING", "name": "Cancelling", "message": "Cancelled from the dashboard"}
+    ask_server(api, run, "set_state", {"state": state}, "was not cancelled", TIMEOUT_S)
 
 
 def retry(api: str, run: str) -> None:
@@ -51,18 +50,4 @@ def retry(api: str, run: str) -> None:
         "message": "Retried from the dashboard",
         "state_details": details,
     }
-    _set_state(api, run, state | {"state_details": details}, force=True)
-
-
-def _set_state(api: str, run: str, state: dict[str, Any], force: bool = False) -> None:
-    body = {"state": state, "force": force}
-    try:
-        response = call("POST", api, f"/flow_runs/{UUID(run)}/set_state", json=body, timeout=TIMEOUT_S)
-        result = response.json() if response.content else {}
-    except (httpx.HTTPError, ValueError) as error:
-        raise ConfigError(f"run {run}: its server at {api} does not answer ({type(error).__name__})") from None
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ConfigError(f"run {run}: {wants_login(api)}")
-    if result.get("status") != "ACCEPT":
-        reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
-        raise ConfigError(f"run {run}: the server refused: {reason}")
+    ask_server(api, run, "set_state", {"state": state, "force": True}, "was not retried", TIMEOUT_S)

@@ -15,22 +15,16 @@ from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 from tasks.classify import EXAMPLES
 
-MOST = 200  # classifications that can be chosen
 SHOWN = 100  # labels
 LONGEST = 400  # characters of a text
 OTHERS = {ABSTAINED: "(abstained)", NO_TEXT: "(no text)"}
 
 
 def page(chosen: ChosenRun | None) -> None:
-    st.title("Classification")
-    own = chosen.executions("classify") if chosen else []
-    artifact = shared.choose_artifact("labelled", "Classification", "classification", MOST, own)
+    artifact = shared.use_page(chosen, "classify", "labelled", "Classification", "nautile classify CHECKPOINT FILE")
     if artifact is None:
-        st.caption("No classification in the store yet: `nautile classify CHECKPOINT FILE` makes one.")
         return
-    picked = artifact["id"]
-    [row] = [r for r in shared.ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if r["kind"] == "labelled"]
-    facts = json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+    picked, facts = artifact["id"], shared.artifact_facts(artifact)
     _counts(facts)
     st.link_button("Where these rows come from", shared.lineage_link(picked))
     _labels(facts)

@@ -14,21 +14,17 @@ from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 from tasks.extract import REFUSED
 
-MOST = 200  # extractions that can be chosen
 SHOWN = 100  # refused rows of a reason
 LONGEST = 400  # characters of a text or a reply
 
 
 def page(chosen: ChosenRun | None) -> None:
-    st.title("Extraction")
-    own = chosen.executions("extract") if chosen else []
-    artifact = shared.choose_artifact("extracted", "Extraction", "extraction", MOST, own)
+    artifact = shared.use_page(
+        chosen, "extract", "extracted", "Extraction", "nautile extract CHECKPOINT FILE --schema S.json"
+    )
     if artifact is None:
-        st.caption("No extraction in the store yet: `nautile extract CHECKPOINT FILE --schema S.json` makes one.")
         return
-    picked = artifact["id"]
-    [row] = [r for r in shared.ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if r["kind"] == "extracted"]
-    facts = json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+    picked, facts = artifact["id"], shared.artifact_facts(artifact)
     left, middle, right = st.columns(3)
     left.metric("Rows", f"{facts['rows']:,}")
     middle.metric(

@@ -15,18 +15,14 @@ from flows.dashboard import shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
-MOST = 200  # tunings that can be chosen
 WRONG = 50  # rows shown
 LONGEST = 300  # characters of a text
 RATE: dict[str, Any] = {"axis": alt.Axis(format=".0%"), "scale": alt.Scale(domain=[0, 1])}
 
 
 def page(chosen: ChosenRun | None) -> None:
-    st.title("Tuning")
-    own = chosen.executions("tune") if chosen else []
-    artifact = shared.choose_artifact("tuning", "Tuning", "tuning", MOST, own)
+    artifact = shared.use_page(chosen, "tune", "tuning", "Tuning", "nautile tune CONFIG")
     if artifact is None:
-        st.caption("No tuning in the store yet: `nautile tune CONFIG` makes one.")
         return
     picked = artifact["id"]
     try:
