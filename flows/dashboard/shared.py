@@ -183,9 +183,7 @@ def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[
     return by_id[st.selectbox(label, list(by_id), key=key) or next(iter(by_id))]
 
 
-def use_page(
-    chosen: ChosenRun | None, stage: str, kind: str, title: str, made_by: str, most: int = 200
-) -> CatalogRow | None:
+def use_page(chosen: ChosenRun | None, stage: str, kind: str, title: str, made_by: str) -> CatalogRow | None:
     """Begin the page of a use: its title, and the artifact picked on it; without any, the command `made_by`."""
     st.title(title)
     own = chosen.executions(stage) if chosen else []
