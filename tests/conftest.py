@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Looking for plugins in the metadata of 250 packages takes each process that imports pydantic 25 ms; there are none.
@@ -32,6 +33,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
 # last, and all other workers wait for it. Measured with `--durations=0`.
 LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
+
+# On a busy machine drawing the first example may take seconds: no reason to fail.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 

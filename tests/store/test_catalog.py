@@ -214,7 +214,7 @@ def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
     before = files()
     seen = set()
 
-    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=80, deadline=None, derandomize=True)
     @given(statements(store.root.parent))
     def refused(sql):
         with pytest.raises(ConfigError, match="the query was refused: ") as error:

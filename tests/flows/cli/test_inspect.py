@@ -149,7 +149,7 @@ def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path)
     assert (artifact.kind, artifact.manifest["facts"]["origin"]) == ("checkpoint", str(folder))
     assert load_weights(artifact.path)[1] == MODEL
     assert Catalog(store).query("SELECT label FROM artifacts") == [{"label": "add:imported"}]
-    with pytest.raises(ConfigError, match="--kind tokens: only a checkpoint can be added"):
+    with pytest.raises(ConfigError, match="--kind tokens: only a checkpoint or an export can be added"):
         inspect.add(store, folder, "tokens")
     flip_byte(folder / "weights.safetensors", 20)
     with pytest.raises(ConfigError, match=r"weights\.safetensors"):
