@@ -283,7 +283,7 @@ class LocalChaos(Chaos):
         account, seconds = self.account, time.monotonic() - self.started
         kinds = ", ".join(f"{fault}: {count}" for fault, count in account["faults"].items())
         lines = [
-            "# Thirty faults in the default run",
+            "# Faults in the default run",
             "",
             f"Written by `python bench/chaos.py local --work DIR --seed {self.options.seed}`: {len(rows)} faults in one"
             f" run of `{self.options.config.name}`, its store at an S3 server, its teacher behind a socket.",
