@@ -89,29 +89,23 @@ $(AUDIT): requirements-audit.lock $(READY)
 # of their own: in .venv itself, JAX would look for those chips each time it starts.
 ahead: $(AHEAD)
 
-$(AHEAD): requirements-ahead.lock $(READY)
-	@echo "fetching the compilers for TPU and GPU (once)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/ahead \
-	  -r requirements-ahead.lock
-	@touch $@
+$(AHEAD): WHAT := the compilers for TPU and GPU
 
 # EleutherAI's lm-eval (134 MB, no torch), which a test runs against `nautile serve`. Outside .venv, so that nothing in
 # the project can depend on it.
 harness: $(HARNESS)
 
-$(HARNESS): requirements-harness.lock $(READY)
-	@echo "fetching lm-eval (once)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/harness \
-	  -r requirements-harness.lock
-	@touch $@
+$(HARNESS): WHAT := lm-eval
 
 # trackio and W&B (66 MB), to whose own code a test sends metrics. Beside .venv, for they want an older pillow.
 trackers: $(TRACKERS)
 
-$(TRACKERS): requirements-trackers.lock $(READY)
-	@echo "fetching trackio and wandb (once)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/trackers \
-	  -r requirements-trackers.lock
+$(TRACKERS): WHAT := trackio and wandb
+
+# Packages in a folder of their own beside .venv, by digest.
+$(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)
+	@echo "fetching $(WHAT) (once)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/$* -r $<
 	@touch $@
 
 # torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of what is exported for them. An

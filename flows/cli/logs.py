@@ -13,6 +13,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
+from flows.cli.terminal import run_beginning
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.fanout.items import item_logs
@@ -135,10 +136,6 @@ def run_id(store: Store, run: str | None) -> str:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
         return runs[0]
-    matching = [name for name in runs if name.startswith(run)]
-    if len(matching) == 1:
-        return matching[0]
-    known = ", ".join(name[:8] for name in (matching or runs)[:8])
-    if matching:
-        raise ConfigError(f"{run!r} matches more than one run ({known}): give more digits of its id")
-    raise ConfigError(f"{run!r} matches no run; the newest are {known}")
+    if named := run_beginning(run, runs):
+        return named
+    raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in runs[:8])}")

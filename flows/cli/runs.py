@@ -13,6 +13,7 @@ from common.text import amount, dollars, duration, visible
 from configs.changes import Change, describe_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
+from flows.cli.terminal import run_beginning
 from flows.run_state import AT_WORK, RUNS, RunState, StepState, questions_by_run, run_state, state_of
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogRow
@@ -32,13 +33,10 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
     try:
         locate(name)
     except ConfigError as no_config:
-        runs = _summaries(store, MOST_SEARCHED)
-        matching = [row for row in runs if row["run"].startswith(name)]
-        if len(matching) == 1:
-            return run_states(store, matching)[0]
-        known = ", ".join(row["run"][:8] for row in (matching or runs)[:8]) or "none"
-        if matching:
-            raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id") from None
+        runs = {row["run"]: row for row in _summaries(store, MOST_SEARCHED)}
+        if named := run_beginning(name, list(runs)):
+            return run_states(store, [runs[named]])[0]
+        known = ", ".join(run[:8] for run in list(runs)[:8]) or "none"
         raise ConfigError(f"{no_config}; and no run's id begins so: the newest are {known}") from None
     return None
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from common.errors import ConfigError
+
 
 def complete_config(incomplete: str) -> list[str]:
     """What a configuration that begins so may be called: a shipped one, or a file here."""
@@ -90,3 +92,12 @@ def print_markdown(text: str) -> None:
 
     console = console_for()
     console.print(Markdown(text) if console.is_terminal else text.rstrip("\n"), soft_wrap=not console.is_terminal)
+
+
+def run_beginning(name: str, runs: Sequence[str]) -> str | None:
+    """The id among `runs` that begins with `name`, None without any. Raises `ConfigError` if several do."""
+    matching = [run for run in runs if run.startswith(name)]
+    if len(matching) > 1:
+        known = ", ".join(run[:8] for run in matching[:8])
+        raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
+    return matching[0] if matching else None

@@ -212,6 +212,17 @@ def artifact_folder(artifact: str) -> str | None:
         return None
 
 
+def artifact_rows(artifact: str, name: str) -> list[dict[str, Any]] | None:
+    """The rows of a file of JSON lines in an artifact; None, and a message, if that was removed since."""
+    try:
+        path = open_store().get(artifact).path / name
+    except ConfigError as error:
+        st.error(escaped(str(error)))
+        return None
+    lines = ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
+    return [json.loads(line["fields"]) for line in lines]
+
+
 def lineage_link(artifact: str) -> str:
     """The address of an artifact's lineage, relative to any page."""
     return page_link("lineage", artifact=artifact)

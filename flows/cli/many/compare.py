@@ -20,6 +20,7 @@ from evals.scoring.scores import title_of
 from flows.cli.inspect import named_or_newest
 from flows.cli.runs import MOST_SEARCHED
 from flows.cli.tables import FittingTable, query_table
+from flows.cli.terminal import run_beginning
 from flows.run_state import RUNS
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import WAYS
@@ -45,15 +46,12 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
     labels = _evaluated(store)
     ids = []
     for name in (a, b):
-        matching = [run for run in runs if run.startswith(name)]
+        begun = [run for run in runs if run.startswith(name)]
         if Path(name).is_dir() or "/" in name or name in labels:
-            matching = []
-        elif matching and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
+            begun = []
+        elif begun and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
             raise ConfigError(f"{name!r} begins the id of a run and of an evaluation: write evaluation/{name}, or more")
-        if len(matching) > 1:
-            known = ", ".join(run[:8] for run in matching[:8])
-            raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")
-        ids.append(matching[0] if matching else None)
+        ids.append(run_beginning(name, begun))
     match ids:
         case [None, None]:
             return None

@@ -89,7 +89,7 @@ def plan_view(plan: dict[str, Any]) -> Any:
 
     lines = []
     for row in plan["runs"]:
-        lines.append(f"{title_of(row)}: {' '.join(row['settings']) or 'as the configuration'}")
+        lines.append(f"{run_title(row)}: {' '.join(row['settings']) or 'as the configuration'}")
         for name, what in (
             ("reused", "in the store"),
             ("shared", "from an arm above"),
@@ -122,11 +122,11 @@ def report_view(report: dict[str, Any]) -> Any:
     for row in report["arms"]:
         table.add_row(*run_cells(row))
     parts.append(table)
-    parts += [Text(f"{title_of(row)} failed in {row['error']}", "red") for row in report["arms"] if row["error"]]
+    parts += [Text(f"{run_title(row)} failed in {row['error']}", "red") for row in report["arms"] if row["error"]]
     return Group(*parts)
 
 
-def title_of(row: dict[str, Any]) -> str:
+def run_title(row: dict[str, Any]) -> str:
     """The arm of a row, and its seed if it has one."""
     return row["arm"] if row["seed"] is None else f"{row['arm']} seed {row['seed']}"
 
@@ -165,4 +165,4 @@ def run_cells(row: dict[str, Any]) -> list[str]:
     for name, form in (("seconds", duration), ("dollars", dollars)):
         own = f" ({form(row[f'own_{name}'])})" if row[f"own_{name}"] is not None else ""
         amounts.append("" if row[name] is None else form(row[name]) + own)
-    return [title_of(row), row["state"], f"{row['made']} of {row['steps']}", *amounts, (row["run"] or "")[:8]]
+    return [run_title(row), row["state"], f"{row['made']} of {row['steps']}", *amounts, (row["run"] or "")[:8]]

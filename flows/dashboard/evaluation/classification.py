@@ -1,18 +1,15 @@
 """The classification page: labels' shares, how sure the model was, what it abstained from, and examples of each."""
 
-import json
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import streamlit as st
 
-from common.errors import ConfigError
 from common.text import visible
 from evals.labelling.classifier import ABSTAINED, LABELLED, NO_TEXT
-from flows.dashboard import queries, shared
+from flows.dashboard import shared
 from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
 from tasks.classify import EXAMPLES
 
 SHOWN = 100  # labels
@@ -83,13 +80,9 @@ def _confidence(confidence: dict[str, list[int]]) -> None:
 def _examples(artifact: str) -> None:
     """The surest and the least sure rows of an outcome, as cells: nothing of a text is markup."""
     st.subheader("Examples")
-    try:
-        path = open_store().get(artifact).path / EXAMPLES
-    except ConfigError as error:  # removed since the catalog was updated
-        st.error(shared.escaped(str(error)))
+    rows = shared.artifact_rows(artifact, EXAMPLES)
+    if rows is None:
         return
-    lines = shared.ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
-    rows = [json.loads(line["fields"]) for line in lines]
     outcomes = list(dict.fromkeys((row["kind"], row["label"]) for row in rows))
     outcomes.sort(key=lambda outcome: (outcome[0] == LABELLED, outcome))  # what was not labelled is looked at first
     titles = {outcome: OTHERS.get(outcome[0]) or shared.escaped(visible(outcome[1], 60)) for outcome in outcomes}

@@ -10,14 +10,12 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from common.errors import ConfigError
 from common.files import read_json
 from evals.tables.results import MISSING, ResultTable, table_1, table_2
 from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
-from store.mirror import open_store
 
 WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
 STAGES = ("pretrain", "align", "reason", "self_distill")
@@ -26,7 +24,8 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
     rows = shared.ask(queries.EVALUATIONS)
-    evaluations = [{**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"]))]
+    folders = ((row, shared.artifact_folder(row["id"])) for row in rows)
+    evaluations = [{**row, "scores": scores} for row, folder in folders if folder and (scores := _read_scores(folder))]
     if not evaluations:
         st.caption("No evaluation in the store yet.")
         return
@@ -59,14 +58,6 @@ def page(chosen: ChosenRun | None) -> None:
         _show_table(measured_only(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]})))
     st.link_button("Where these scores come from", shared.lineage_link(row["id"]))
     _problems(row)
-
-
-def _scores_of(artifact: str) -> dict[str, Any]:
-    """`scores.json` of an evaluation; empty if there is none."""
-    try:
-        return _read_scores(str(open_store().get(artifact).path))
-    except ConfigError:
-        return {}  # removed since the catalog was updated
 
 
 @st.cache_data(max_entries=512, show_spinner=False)

@@ -1,17 +1,13 @@
 """The extraction page: what became of the rows, and the replies that were refused, with their reasons and texts."""
 
-import json
-
 import altair as alt
 import pandas as pd
 import streamlit as st
 
-from common.errors import ConfigError
 from common.text import visible
 from evals.extraction.checks import REASONS
-from flows.dashboard import queries, shared
+from flows.dashboard import shared
 from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
 from tasks.extract import REFUSED
 
 SHOWN = 100  # refused rows of a reason
@@ -52,13 +48,9 @@ def _reasons(refused: dict[str, int]) -> None:
 def _rows(artifact: str, reasons: list[str]) -> None:
     """The refused rows of a reason, as cells: nothing of a text or a reply is markup."""
     reason = st.selectbox("Reason", reasons, format_func=lambda name: REASONS[name], key="reason")
-    try:
-        path = open_store().get(artifact).path / REFUSED
-    except ConfigError as error:  # removed since the catalog was updated
-        st.error(shared.escaped(str(error)))
+    rows = shared.artifact_rows(artifact, REFUSED)
+    if rows is None:
         return
-    lines = shared.ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
-    rows = [json.loads(line["fields"]) for line in lines]
     cells = [
         {"row": row["number"], **{name: visible(row[name] or "", LONGEST) for name in ("detail", "text", "reply")}}
         for row in rows

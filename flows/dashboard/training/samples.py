@@ -11,11 +11,9 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from common.errors import ConfigError
 from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
-from store.mirror import open_store
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
@@ -161,11 +159,9 @@ def _files(execution: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for row in shared.ask(queries.ARTIFACTS_OF, [execution]):
         if row["kind"] in KINDS:
-            try:
-                folder = open_store().get(row["id"]).path
-            except ConfigError:
-                continue  # removed since the catalog was updated
-            files |= {path.name: path for path in sorted(folder.glob("*.jsonl")) if not path.is_symlink()}
+            folder = shared.artifact_folder(row["id"])
+            paths = sorted(Path(folder).glob("*.jsonl")) if folder else []
+            files |= {path.name: path for path in paths if not path.is_symlink()}
     return files
 
 
