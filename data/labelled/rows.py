@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from common.errors import ConfigError
 from configs.tune import LabelledDataConfig
+from data.labelled.sentences import read_sentences
 from data.labelled.spans import entity_json, entity_row, spans_of_tags
 from data.labelled.table import READABLE, Table, read_table, require_columns, text_value
 from data.sources.hub import describe, fetch_hub_file, list_hub_files
@@ -48,9 +49,9 @@ def read_rows(
     `files`: the sha256 that a local file must still have, by its path. Raises `ConfigError` with the row's number for
     data that cannot be used, `Retryable` if the Hub does not answer.
     """
+    if config.reader in ("wikipedia_topics", "labelled_sentences") and form not in ("label", "text"):
+        raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
     if config.reader == "wikipedia_topics":
-        if form not in ("label", "text"):
-            raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
         # The 11 topics of the list of vital articles. The run's own pretraining has read these texts.
         chosen = [article for article in articles() if article.topic not in (None, "Uncategorized")]
         return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(chosen, 1)]
@@ -82,6 +83,8 @@ def check_known(rows: Sequence[LabelledRow], labels: Sequence[str], where: str) 
 
 def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) -> list[tuple[str, Table]]:
     """(name for messages, table) of each file of the data."""
+    if config.reader == "labelled_sentences":
+        return read_sentences(config, files.get(config.path, ""))
     if config.reader != "hub":
         table = read_table(
             config.path, sha256=files.get(config.path, ""), delimiter=config.delimiter, header=config.header

@@ -44,10 +44,7 @@ def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", heade
     suffix = path.suffix.lower()
     if suffix not in READABLE:
         raise ConfigError(f"{path}: is none of {', '.join(READABLE)}")
-    content = _unchanging_content(path)
-    digest = hashlib.sha256(content).hexdigest()
-    if sha256 and digest != sha256:
-        raise ConfigError(f"{path}: has changed since its digest was taken; run the command again")
+    content, digest = read_unchanged(path, sha256)
     if not content.strip():
         raise ConfigError(f"{path}: is empty")
     classes: dict[str, list[str]] = {}
@@ -60,6 +57,31 @@ def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", heade
     if not rows:
         raise ConfigError(f"{path}: has the columns {', '.join(columns)} and no row")
     return Table(columns, rows, digest, classes)
+
+
+def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
+    """(content, its sha256) of a file.
+
+    Raises `ConfigError` for a file that changes while it is read, that cannot be read, or whose digest is not the
+    given `sha256`.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            before = os.fstat(file.fileno())
+            if before.st_size > LARGEST_FILE:
+                raise ConfigError(f"{path}: has {before.st_size} bytes; more than {LARGEST_FILE} are not read at once")
+            content = file.read()
+        after = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
+    stamps = [(s.st_size, s.st_mtime_ns, s.st_ino) for s in (before, after)]
+    if stamps[0] != stamps[1] or len(content) != before.st_size:
+        raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 and digest != sha256:
+        raise ConfigError(f"{path}: has changed since its digest was taken; run the command again")
+    return content, digest
 
 
 def text_value(row: dict[str, Any], column: str, where: str) -> str:
@@ -77,22 +99,6 @@ def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[s
     """Raise `ConfigError` unless all of `needed` are among the columns."""
     if missing := [name for name in needed if name not in columns]:
         raise ConfigError(f"{path}: no column {missing[0]!r}; there are {', '.join(columns)}")
-
-
-def _unchanging_content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            before = os.fstat(file.fileno())
-            if before.st_size > LARGEST_FILE:
-                raise ConfigError(f"{path}: has {before.st_size} bytes; more than {LARGEST_FILE} are not read at once")
-            content = file.read()
-        after = path.stat()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
-    stamps = [(s.st_size, s.st_mtime_ns, s.st_ino) for s in (before, after)]
-    if stamps[0] != stamps[1] or len(content) != before.st_size:
-        raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
-    return content
 
 
 def _lines(path: Path, content: bytes) -> Iterator[str]:

