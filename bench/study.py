@@ -7,7 +7,7 @@
 A setting is named as in the table. E0, the norms of the two gradients by k of G, comes first and trains nothing.
 
 All cells (bench/study_cells.py) start from one model, pretrained by the pipeline's own stages with bench/study.toml and
-kept in WORK. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
+kept in WORK. Cells that docs/results-rl-study.json has are not trained again, if it is of the same start. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
 own parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is evaluated on 1,000
 held-out problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and started again, only
 the cell under way is lost.
@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from bench.study_cells import PREMISE, Cell, later, repeated, screen
-from bench.study_results import write
+from bench.study_results import published, thinned, write
 from common.files import read_json, write_json
 from configs.load import load
 from configs.model import ModelConfig
@@ -186,12 +186,13 @@ def start(work: Path) -> Path:
 
 
 def run(study: Study, cells: Iterable[Cell], folder: Path) -> None:
-    """Train and evaluate the cells that have no file in `folder` yet, the start itself first."""
+    """Train and evaluate the cells that are neither in `folder` nor published, the start itself first."""
     if not (folder / "start.json").exists():
         write_json(folder / "start.json", {"name": "start", **study.outcomes(study.params)})
+    done = {row["name"] for row in published(read_json(folder / "start.json"))}
     for cell in cells:
         file = folder / f"{cell.name.replace(' ', ',')}.json"
-        if file.exists():
+        if file.exists() or cell.name in done:
             continue
         began = time.perf_counter()
         params, curves = study.train(cell)
@@ -215,8 +216,9 @@ def main() -> None:
     options = parser.parse_args()
     folder, premise = options.work / "cells", options.work / "premise.json"
     if options.report:
-        rows = [read_json(file) for file in sorted(folder.glob("E*.json"))]
-        print(write(read_json(folder / "start.json"), rows, read_json(premise), options.report))
+        start_row = read_json(folder / "start.json")
+        rows = [thinned(read_json(file)) for file in sorted(folder.glob("E*.json"))] + published(start_row)
+        print(write(start_row, rows, read_json(premise), options.report))
         return
     checkpoint = start(options.work)
     enable_compile_cache(options.work / "compiled")

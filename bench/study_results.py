@@ -7,20 +7,23 @@ Gains are paired by problem over the start, leads by problem and seed over plain
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.study_cells import SEEDS, Cell, later, screen
+from bench.study_cells import SEEDS, Cell, later, repeated, screen
 from common.figures import COLOURS, draw
+from common.files import read_json
 
 WAYS = ("greedy", "sampled")
 DRAWS = 4000
 ARMS = ("plain", "balanced-step", "balanced-group", "cap", "positives")
-THINNED = 2  # of the curves, every second step is kept beside the page
+THINNED = 2  # every second step of the curves is kept beside the page, and the table is computed from those
+ENDS = 3  # of them at each end of a curve: the first and the last six steps
+PUBLISHED = Path(__file__).parents[1] / "docs" / "results-rl-study.json"
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,21 @@ def unpacked(digits: str) -> np.ndarray:
     return np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8)).astype(float)
 
 
+def thinned(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is published: every second step of its curves."""
+    return row | {"curves": {name: curve[::THINNED] for name, curve in row["curves"].items()}}
+
+
+def published(start: Mapping[str, Any], file: Path = PUBLISHED) -> list[dict[str, Any]]:
+    """The rows of an earlier report, with their cells; none if it is of another start, judged by every outcome."""
+    data = read_json(file) if file.exists() else None
+    if data is None or any(data["start"][way] != start[way] for way in WAYS):
+        return []
+    planned = [*screen(), *later()]
+    cells = {cell.name: cell for cell in [*planned, *repeated(planned)]}
+    return [row | {"cell": asdict(cells[row["name"]])} for row in data["cells"]]
+
+
 def settings(rows: Sequence[dict[str, Any]]) -> list[Setting]:
     """The rows by setting and arm, in the order of the plan's experiments."""
     cells: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
@@ -133,8 +151,8 @@ def markdown(start: Mapping[str, np.ndarray], results: Sequence[Setting]) -> str
     shares = ", ".join(f"{100 * start[way].mean():.1f} % {way}" for way in WAYS)
     lines = [
         f"The start solves {shares}, of {len(start['greedy']):,} problems. Gains and leads: points [95 %].",
-        "The ratio of norms and the factor: medians over steps; log π: its change from the first five steps to the",
-        "last five, nats a token.",
+        "The ratio of norms and the factor: medians over every second step; log π: its change from the first six steps",
+        "to the last six, nats a token.",
         "",
         f"| {' | '.join(heads)} |",
         f"| {' | '.join('---' for _ in heads)} |",
@@ -148,7 +166,7 @@ def _lines(start: Mapping[str, np.ndarray], setting: Setting) -> Iterator[list[s
     for name, arm in setting.arms.items():
         leads = ["" if plain is None or arm is plain else str(arm.lead(plain, way)) for way in WAYS]
         changes = [arm.curve(f"logprob_{side}") for side in ("positive", "negative")]
-        moved = [np.nanmean(curve[:, -5:]) - np.nanmean(curve[:, :5]) for curve in changes]
+        moved = [np.nanmean(curve[:, -ENDS:]) - np.nanmean(curve[:, :ENDS]) for curve in changes]
         medians = [np.nanmedian(values) for values in (arm.norm_ratio, arm.curve("balance_factor"))]
         yield [
             setting.experiment,
@@ -189,7 +207,10 @@ def picture(start: Mapping[str, np.ndarray], results: Sequence[Setting]) -> str:
 def write(
     start_row: dict[str, Any], rows: Sequence[dict[str, Any]], premise: Sequence[dict[str, Any]], out: Path
 ) -> str:
-    """Write results-rl-study.md, .svg and .json into `out`; returns the table and the settings that meet the rule."""
+    """Write results-rl-study.md, .svg and .json into `out`; returns the table and the settings that meet the rule.
+
+    `rows` are `thinned`.
+    """
     start = {way: unpacked(start_row[way]) for way in WAYS}
     results = settings(rows)
     text = by_right(premise) + "\n" + markdown(start, results)
@@ -206,11 +227,7 @@ def write(
     text += "\n" + textwrap.fill(f"Not run: {'; '.join(names) or 'none'}.", 120) + "\n"
     (out / "results-rl-study.md").write_text(text, encoding="utf-8")
     (out / "results-rl-study.svg").write_text(picture(start, results), encoding="utf-8")
-    kept = [
-        {"name": row["name"]} | {way: row[way] for way in WAYS}
-        | {"curves": {name: curve[::THINNED] for name, curve in row["curves"].items()}}
-        for row in rows
-    ]  # fmt: skip
+    kept = [{name: row[name] for name in ("name", *WAYS, "curves")} for row in rows]
     data = {"start": {way: start_row[way] for way in WAYS}, "premise": premise, "cells": kept}
     (out / "results-rl-study.json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     return text
