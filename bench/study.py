@@ -7,10 +7,10 @@
 A setting is named as in the table. E0, the norms of the two gradients by k of G, comes first and trains nothing.
 
 All cells (bench/study_cells.py) start from one model, pretrained by the pipeline's own stages with bench/study.toml and
-kept in WORK. Cells that docs/results-rl-study.json has are not trained again, if it is of the same start. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
+kept in WORK. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
 own parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is evaluated on 1,000
 held-out problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and started again, only
-the cell under way is lost.
+the cell under way is lost. Cells that docs/results-rl-study.json has are not trained again if it is of the same start.
 """
 
 import argparse

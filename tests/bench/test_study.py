@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict
 
 from bench.study import CACHED, Study, packed, pushed, run, with_cached
 from bench.study_cells import SEEDS, Cell, later, repeated, screen
-from bench.study_results import interval, settings, unpacked
+from bench.study_results import PUBLISHED, interval, published, settings, unpacked
 from common.files import read_json
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
@@ -103,3 +103,16 @@ def test_a_tiny_cell_trains_and_is_not_trained_again(tmp_path):
     written = file.stat().st_mtime_ns
     run(study, [cell], tmp_path)
     assert file.stat().st_mtime_ns == written
+
+
+def test_published_cells_are_those_of_the_same_start():
+    data = read_json(PUBLISHED)
+    rows = published(data["start"])
+    assert len(rows) == len(data["cells"]) > 40
+    assert {row["name"] for row in settings_rows(rows)} == {row["name"] for row in data["cells"]}
+    assert published(data["start"] | {"greedy": packed(unpacked(data["start"]["greedy"]) == 0)}) == []
+
+
+def settings_rows(rows):
+    """The rows that `settings` keeps."""
+    return [row for setting in settings(rows) for arm in setting.arms.values() for row in arm.runs.values()]
