@@ -3,6 +3,7 @@
     python bench/study.py [--work .nautile/study] [--only E2 E7]      train what is not trained yet, with seed 1
     python bench/study.py --repeat "E2 rate=0.0001 passes=4 ratio=False"   the arms of a setting with all five seeds
     python bench/study.py --report             docs/results-rl-study.md, .json and .svg from what there is
+    python bench/study.py --work OTHER --report docs/results-rl-study-2      the same of another start
 
 A setting is named as in the table. E0, the norms of the two gradients by k of G, comes first and trains nothing.
 
@@ -10,7 +11,7 @@ All cells (bench/study_cells.py) start from one model, pretrained by the pipelin
 kept in WORK. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
 own parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is evaluated on 1,000
 held-out problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and started again, only
-the cell under way is lost. Cells that docs/results-rl-study.json has are not trained again if it is of the same start.
+the cell under way is lost. Cells that a report in docs/ has are not trained again if it is of the same start.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import jax
 import numpy as np
 
 from bench.study_cells import PREMISE, Cell, later, repeated, screen
-from bench.study_results import published, thinned, write
+from bench.study_results import DOCS, published, thinned, write
 from common.files import read_json, write_json
 from configs.load import load
 from configs.model import ModelConfig
@@ -212,7 +213,7 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", help="of those settings, plain, balanced-step, ...; all of them if not given"
     )
-    parser.add_argument("--report", type=Path, nargs="?", const=ROOT / "docs", metavar="FOLDER")
+    parser.add_argument("--report", type=Path, nargs="?", const=DOCS / "results-rl-study", metavar="PATH")
     options = parser.parse_args()
     folder, premise = options.work / "cells", options.work / "premise.json"
     if options.report:

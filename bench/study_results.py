@@ -23,7 +23,7 @@ DRAWS = 4000
 ARMS = ("plain", "balanced-step", "balanced-group", "cap", "positives")
 THINNED = 2  # every second step of the curves is kept beside the page, and the table is computed from those
 ENDS = 3  # of them at each end of a curve: the first and the last six steps
-PUBLISHED = Path(__file__).parents[1] / "docs" / "results-rl-study.json"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,15 @@ def thinned(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"curves": {name: curve[::THINNED] for name, curve in row["curves"].items()}}
 
 
-def published(start: Mapping[str, Any], file: Path = PUBLISHED) -> list[dict[str, Any]]:
-    """The rows of an earlier report, with their cells; none if it is of another start, judged by every outcome."""
-    data = read_json(file) if file.exists() else None
-    if data is None or any(data["start"][way] != start[way] for way in WAYS):
-        return []
+def published(start: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an earlier report of the same start, judged by every outcome, with their cells; none if there is none."""
     planned = [*screen(), *later()]
     cells = {cell.name: cell for cell in [*planned, *repeated(planned)]}
-    return [row | {"cell": asdict(cells[row["name"]])} for row in data["cells"]]
+    for file in sorted(DOCS.glob("results-rl-study*.json")):
+        data = read_json(file)
+        if all(data["start"][way] == start[way] for way in WAYS):
+            return [row | {"cell": asdict(cells[row["name"]])} for row in data["cells"]]
+    return []
 
 
 def settings(rows: Sequence[dict[str, Any]]) -> list[Setting]:
@@ -207,10 +208,7 @@ def picture(start: Mapping[str, np.ndarray], results: Sequence[Setting]) -> str:
 def write(
     start_row: dict[str, Any], rows: Sequence[dict[str, Any]], premise: Sequence[dict[str, Any]], out: Path
 ) -> str:
-    """Write results-rl-study.md, .svg and .json into `out`; returns the table and the settings that meet the rule.
-
-    `rows` are `thinned`.
-    """
+    """Write OUT.md, .svg and .json; returns the table and the settings that meet the rule. `rows` are `thinned`."""
     start = {way: unpacked(start_row[way]) for way in WAYS}
     results = settings(rows)
     text = by_right(premise) + "\n" + markdown(start, results)
@@ -225,11 +223,11 @@ def write(
     trained = {row["name"] for row in rows}
     names = [cell.name.removesuffix(" seed=1") for cell in [*screen(), *later()] if cell.name not in trained]
     text += "\n" + textwrap.fill(f"Not run: {'; '.join(names) or 'none'}.", 120) + "\n"
-    (out / "results-rl-study.md").write_text(text, encoding="utf-8")
-    (out / "results-rl-study.svg").write_text(picture(start, results), encoding="utf-8")
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    out.with_suffix(".svg").write_text(picture(start, results), encoding="utf-8")
     kept = [{name: row[name] for name in ("name", *WAYS, "curves")} for row in rows]
     data = {"start": {way: start_row[way] for way in WAYS}, "premise": premise, "cells": kept}
-    (out / "results-rl-study.json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+    out.with_suffix(".json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     return text
 
 
