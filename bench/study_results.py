@@ -118,7 +118,7 @@ def thinned(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def published(start: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an earlier report of the same start, judged by every outcome, with their cells; none if there is none."""
+    """The rows of an earlier report of the same start, judged by every outcome, with their cells; or none."""
     planned = [*screen(), *later()]
     cells = {cell.name: cell for cell in [*planned, *repeated(planned)]}
     for file in sorted(DOCS.glob("results-rl-study*.json")):
