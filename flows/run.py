@@ -43,6 +43,7 @@ class ProgressListener:
     progress: RunProgress
     view: LiveView | LogView
     undelivered: Counter[str] = field(default_factory=Counter)  # measurements that sinks did not take, by step
+    reasons: bool = True  # show why a step failed; False where the command then prints it, of its only step
 
     def __call__(self, update: StageUpdate) -> None:
         if update.label not in self.progress.steps:
@@ -57,7 +58,8 @@ class ProgressListener:
             self.progress.begin(update.label, step.attempt)
             self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
         elif update.state != "publishing":
-            self.progress.end(update.label, update.state, update.outputs.values(), reason_of(update))
+            reason = reason_of(update) if self.reasons else ""
+            self.progress.end(update.label, update.state, update.outputs.values(), reason)
             self.undelivered[update.label] += update.undelivered
         self.view.changed(update.label)
 

@@ -105,6 +105,7 @@ class Extractor:
         )  # fmt: skip
 
     def _decode(self, waiting: Sequence[tuple[int, str, DecodeRequest]], kept: RowFile, total: int, emit: Emit) -> None:
+        emit("progress", done=total - len(waiting), total=total, unit="rows", note="compiles the model's programs")
         tokenizer, slots = self._tokenizer, self._config.slots
         longest = max(len(request.prompt) for _, _, request in waiting)
         stops = (tokenizer.im_end, tokenizer.end_of_text)

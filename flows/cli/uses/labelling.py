@@ -149,10 +149,12 @@ def classify(
 
     def lines(facts: dict[str, Any]) -> list[str]:
         counts = [f"  {facts['labelled'][label]:,} {label}" for label in facts["labels"]]
+        uncalibrated = ["  by likelihood, without tuning: the probabilities are not calibrated"]
         return [
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
+            *(uncalibrated if facts["zero_shot"] else []),
         ]
 
     _show(made, out, as_json, lines)

@@ -43,7 +43,7 @@ def run_step(
     context = RunContext(f"{stage.name}-{uuid.uuid4().hex[:8]}", str(store.root), force, stage.name, resume=command)
     progress = RunProgress([stage.name])
     view = view_for(progress, out)
-    unsubscribe = subscribe(ProgressListener(progress, view))
+    unsubscribe = subscribe(ProgressListener(progress, view, reasons=False))
     try:
         with view:
             outputs = run_stage(stage, with_local_files(dict(section), store.digest_memory), dict(inputs), context)

@@ -24,6 +24,7 @@ def nautile(tmp_path, monkeypatch, command_line):
     """Run a command in a folder with the configuration and its rows; exit code, standard output, standard error."""
     (tmp_path / "tune.toml").write_text(CONFIG)
     write_records(tmp_path / "rows.jsonl", labelled_records(60))
+    (tmp_path / "once.csv").write_text("text,label\n1,a\n2,a\n3,b\n4,b\n5,c\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -78,12 +79,14 @@ def test_labels_of_a_teacher_are_learnt_from_by_their_id(nautile, start, tmp_pat
         ("tune.data=OWNER/NAME", "needs as `revision` a full commit hash"),
         ("tune.form=chat", "'head' learns labels; form 'chat' needs 'full' or 'lora'"),
         ("tune.start=checkpoint/0123", "tune.start: "),
+        ("tune.data=once.csv", "1 label(s) occur once, such as 'c' in row 5"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(nautile, start, setting, message):
-    code, _, err = nautile("tune", "tune.toml", "--set", setting)
+    code, out, err = nautile("tune", "tune.toml", "--set", setting)
     assert (code, len(err.strip().splitlines())) == (2, 1)
     assert message in err
+    assert message not in out
 
 
 def test_a_store_without_a_checkpoint(nautile):
