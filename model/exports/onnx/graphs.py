@@ -5,7 +5,7 @@ import onnx
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import Graph, WeightFile
-from model.exports.onnx.layers import ChunkValues, Layers, SCAStepValues, SCAValues
+from model.exports.onnx.layers import ChunkValues, Layers, SCAValues, StepValues, Stream
 from model.exports.onnx.signature import (
     CHUNK,
     HIDDEN,
@@ -31,14 +31,15 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     last = graph.op("Sub", lengths, graph.indices(1))
     seen = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
     chunks = _chunk_values(graph, config, columns, lengths)
-    x = layers.embed(tokens)
+    stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
     for block in range(config.blocks):
         for name in sca_names(config):
-            x, state = layers.sca_prompt(x, f"block_{block}.{name}", chunks)
+            stream, state = layers.sca_prompt(stream, f"block_{block}.{name}", chunks)
             states.append(state)
         into = (f"keys.{block}", f"values.{block}")
-        x = layers.attention(x, f"block_{block}.attention", ("", ""), seen, into)
+        stream = layers.attention(stream, f"block_{block}.attention", ("", ""), seen, into)
+    x = graph.op("Add", *stream)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
     if with_hidden:
@@ -56,39 +57,28 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     tokens, positions = (graph.input(name, np.int64, shape) for name, shape in token_shapes("step").items())
     for name, shape in state_shapes(config).items():
         graph.input(PAST + name, np.float32, shape)
-    count = config.blocks * config.sca_per_block
-    past_states = iter(_step_states(graph, count) if count else ())
+    names = [f"block_{block}.{name}" for block in range(config.blocks) for name in sca_names(config)]
+    past_re, past_im, past_z, past_history = (PAST + name for name in SUMS)
+    past = layers.step_past(names, (past_re, past_im, past_z, past_history)) if names else []
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
     seen = (
         graph.op("Cast", positions, to=onnx.TensorProto.INT32),
         graph.op("Cast", longest, to=onnx.TensorProto.INT32),
     )
     float_positions = graph.op("Unsqueeze", graph.op("Cast", positions, to=onnx.TensorProto.FLOAT), graph.indices(1))
-    x = layers.embed(tokens)
-    states: list[SCAStepValues] = []
+    stream = Stream(layers.embed(tokens))
+    states: list[StepValues] = []
     for block in range(config.blocks):
         for name in sca_names(config):
-            x, state = layers.sca_step(x, f"block_{block}.{name}", next(past_states), float_positions)
+            stream, state = layers.sca_step(stream, f"block_{block}.{name}", past[len(states)], float_positions)
             states.append(state)
         parts = (f"keys.{block}", f"values.{block}")
         before = (PAST + parts[0], PAST + parts[1])
-        x = layers.attention(x, f"block_{block}.attention", before, seen, parts)
-    layers.logits(x, "logits")
+        stream = layers.attention(stream, f"block_{block}.attention", before, seen, parts)
+    layers.logits(graph.op("Add", *stream), "logits")
     if states:
-        sums = graph.op("Concat", *(state.sums for state in states), axis=0)
-        for part, name in zip(graph.split(sums, [1, 1], axis=3), SUMS[:2], strict=True):
-            graph.op("Squeeze", part, graph.indices(3), into=name)
-        graph.op("Concat", *(state.z for state in states), into=SUMS[2], axis=0)
-        graph.op("Concat", *(state.history for state in states), into=SUMS[3], axis=0)
+        layers.step_state(states, past_history, SUMS)
     return _finished(graph, config, "step")
-
-
-def _step_states(graph: Graph, count: int) -> list[SCAStepValues]:
-    """The past state of each SCA layer, its sums' real and imaginary parts side by side."""
-    past_re, past_im, past_z, past_history = (PAST + name for name in SUMS)
-    sums = graph.op("Concat", *(graph.op("Unsqueeze", part, graph.indices(3)) for part in (past_re, past_im)), axis=3)
-    parts = (graph.split(value, [1] * count, axis=0) for value in (sums, past_z, past_history))
-    return [SCAStepValues(*values) for values in zip(*parts, strict=True)]
 
 
 def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str) -> ChunkValues:

@@ -32,12 +32,27 @@ class SCAValues(NamedTuple):
     history: str
 
 
-class SCAStepValues(NamedTuple):
-    """The state of one SCA layer in a step: [1, B, K, 2, M, H], real and imaginary, [1, B, K] and [1, B, T-1, C]."""
+class StepPast(NamedTuple):
+    """What one SCA layer of a step takes from the tokens before."""
+
+    sums: str  # decayed, real and imaginary, [1, B, K, 1, 2, M, H]
+    z: str  # decayed, [1, B, K, 1, 1, 1, 1]
+    convolved: str  # their part of the convolution, [1, B, 1, C]; empty if it has a single tap
+
+
+class StepValues(NamedTuple):
+    """The state of one SCA layer after a step: sums and Z in the shapes of `StepPast`, and its inputs [B, 1, C]."""
 
     sums: str
     z: str
-    history: str
+    inputs: str
+
+
+class Stream(NamedTuple):
+    """The residual stream, [B, L, D]: x, and a branch that is still to be added. The next norm adds it."""
+
+    x: str
+    branch: str = ""
 
 
 class ChunkValues(NamedTuple):
@@ -80,6 +95,16 @@ class Layers:
         root = graph.op("Sqrt", graph.op("Add", square, graph.constant(epsilon)))
         return graph.op("Mul", graph.op("Div", x, root), graph.weight(name))
 
+    def norm_of(self, stream: Stream, name: str, epsilon: float) -> tuple[str, str]:
+        """The stream with its branch added, and the norm of that."""
+        if not stream.branch:
+            return stream.x, self.norm(stream.x, name, epsilon)
+        normed, _, _, x = self.graph.ops(
+            "SkipSimplifiedLayerNormalization", stream.x, stream.branch, self.graph.weight(name),
+            into=(f"{name}.normed", "", "", f"{name}.stream"), domain=CONTRIB, epsilon=epsilon,
+        )  # fmt: skip
+        return x, normed
+
     def embed(self, tokens: str) -> str:
         """Rows of the table that the head uses as well: [B, L] to [B, L, D]."""
         graph = self.graph
@@ -101,36 +126,37 @@ class Layers:
         return graph.op("Reshape", product, shape, into=into)
 
     def attention(
-        self, x: str, name: str, past: tuple[str, str], lengths: tuple[str, str], into: tuple[str, str]
-    ) -> str:
+        self, stream: Stream, name: str, past: tuple[str, str], lengths: tuple[str, str], into: tuple[str, str]
+    ) -> Stream:
         """One Transformer layer, [B, L, D]; `past` and `into`: keys and values before and after it, [B, G, S, H].
 
         lengths: positions of each row's last token, int32 [B], and the number of columns. The norm of queries and keys
         has no weights and so commutes with the rotation, which the operator does.
         """
         graph, config = self.graph, self.config
-        normed = self.norm(x, f"{name}.norm1", config.norm_epsilon)
-        q, k, v = (self.linear(normed, f"{name}.{part}") for part in ("q_proj", "k_proj", "v_proj"))
-        if config.qk_norm:
-            q, k = self._head_norm(q), self._head_norm(k)
+        x, normed = self.norm_of(stream, f"{name}.norm1", config.norm_epsilon)
+        shared = config.kv_heads * config.attention_head_dim
+        both, v = graph.split(self.linear(normed, f"{name}.qkv_proj"), [config.width + shared, shared])
+        q, k = graph.split(self._head_norm(both) if config.qk_norm else both, [config.width, shared])
         mixed, _, _ = graph.ops(
             "GroupQueryAttention", q, k, v, *past, *lengths, graph.weight("rope.cosine"), graph.weight("rope.sine"),
             into=(f"{name}.mixed", *into), domain=CONTRIB, num_heads=config.attention_heads,
             kv_num_heads=config.kv_heads, do_rotary=1, rotary_interleaved=0,
         )  # fmt: skip
-        x = graph.op("Add", x, self.linear(mixed, f"{name}.out_proj"))
-        normed = self.norm(x, f"{name}.norm2", config.norm_epsilon)
+        x, normed = self.norm_of(
+            Stream(x, self.linear(mixed, f"{name}.out_proj")), f"{name}.norm2", config.norm_epsilon
+        )
         inner = graph.op("Add", self.linear(normed, f"{name}.ff_in"), graph.weight(f"{name}.ff_in_bias"))
         value, gate = graph.split(inner, [config.feed_forward, config.feed_forward])
         out = self.linear(graph.op("Mul", value, graph.silu(gate)), f"{name}.ff_out")
-        return graph.op("Add", x, graph.op("Add", out, graph.weight(f"{name}.ff_out_bias")))
+        return Stream(x, graph.op("Add", out, graph.weight(f"{name}.ff_out_bias")))
 
-    def sca_prompt(self, x: str, name: str, chunks: "ChunkValues") -> tuple[str, SCAValues]:
+    def sca_prompt(self, stream: Stream, name: str, chunks: "ChunkValues") -> tuple[Stream, SCAValues]:
         """One SCA layer over padded prompts, [B, L, D] with L a multiple of 32, and the state after each last token."""
         graph, config = self.graph, self.config
         heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
         each = head_dim * samples
-        normed = self.norm(x, f"{name}.norm", config.sca_norm_epsilon)
+        x, normed = self.norm_of(stream, f"{name}.norm", config.sca_norm_epsilon)
         inputs = self.linear(normed, f"{name}.in_proj")
         reach = config.convolution - 1
         padded = graph.op("Pad", inputs, graph.indices(0, reach, 0, 0, 0, 0)) if reach else inputs
@@ -143,7 +169,7 @@ class Layers:
             summed = graph.op("Add", summed, product) if summed else product
         history = graph.op("GatherND", padded, chunks.recent, batch_dims=1)
         keys, gates, queries = self._operands(graph.silu(summed), name, chunks.positions)
-        q_re, q_im = (graph.op("Squeeze", q, graph.indices(2)) for q in graph.split(queries, [1, 1], axis=2))
+        q_re, q_im = (graph.op("Squeeze", q, graph.indices(3)) for q in graph.split(queries, [1, 1], axis=3))
         # [B, L, K, ...] to [B, K, L, ...].
         keys = graph.op("Unsqueeze", graph.op("Transpose", keys, perm=[0, 2, 1, 3]), graph.indices(3))
         gates = graph.op("Transpose", gates, perm=[0, 2, 1])
@@ -176,50 +202,94 @@ class Layers:
         re, im = (graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [each, each]))
         out_re, out_im = self._readout(re, im, z, name, (q_re, q_im))
         both = graph.op("Transpose", graph.op("Concat", out_re, out_im, axis=-1), perm=[0, 2, 1, 3])
-        return graph.op("Add", x, self._fuse(normed, graph.reshape(both, 0, 0, -1), name)), state
+        fused = self._gated(normed, graph.reshape(both, 0, 0, -1), name)
+        by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, 2 * head_dim), perm=[0, 2, 1, 3])
+        read = graph.op("Transpose", self._read(by_head, name), perm=[0, 2, 1, 3])
+        return Stream(x, self.linear(graph.reshape(read, 0, 0, -1), f"{name}.out_proj")), state
 
-    def sca_step(self, x: str, name: str, state: SCAStepValues, positions: str) -> tuple[str, SCAStepValues]:
-        """One SCA layer for one token, [B, 1, D], and its next state.
+    def step_past(self, names: list[str], past: tuple[str, str, str, str]) -> list[StepPast]:
+        """What each SCA layer of `names` takes from the past state, computed for all layers at once.
+
+        past: the names of `sums_re`, `sums_im`, `sums_z` and `history`. An operator on the few numbers of a layer takes
+        about as long as on those of all.
+        """
+        graph, config = self.graph, self.config
+        count, heads = len(names), config.memory_heads
+        re, im, z, history = past
+
+        def stacked(part: str, *shape: int) -> str:
+            """The layers' weights of one kind, as one; computed as the graph is loaded."""
+            every = graph.op("Concat", *(graph.weight(f"{name}.{part}") for name in names), axis=0)
+            return graph.reshape(every, count, *shape)
+
+        sums = graph.op("Concat", *(graph.op("Unsqueeze", part, graph.indices(3, 4)) for part in (re, im)), axis=4)
+        sums = graph.op("Mul", sums, stacked("kept", 1, heads, 1, 1, 1, 1))
+        z = graph.op("Unsqueeze", graph.op("Mul", z, stacked("kept", 1, heads)), graph.indices(3, 4, 5, 6))
+        parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
+        reach = config.convolution - 1
+        if not reach:
+            return [StepPast(*values, "") for values in zip(*parts, strict=True)]
+        taps = graph.cut(stacked("conv", 1, reach + 1, projected(config)), 0, reach, 2)
+        convolved = graph.op("ReduceSum", graph.op("Mul", history, taps), graph.indices(2), keepdims=1)
+        parts.append(graph.split(convolved, [1] * count, axis=0))
+        return [StepPast(*values) for values in zip(*parts, strict=True)]
+
+    def step_state(self, values: list[StepValues], past_history: str, into: tuple[str, str, str, str]) -> None:
+        """Write the state after a step, whose parts are called as `into` says, from that of each SCA layer."""
+        graph = self.graph
+        sums, z = (graph.op("Concat", *parts, axis=0) for parts in ([v.sums for v in values], [v.z for v in values]))
+        for part, name in zip(graph.split(sums, [1, 1], axis=4), into[:2], strict=True):
+            graph.op("Squeeze", part, graph.indices(3, 4), into=name)
+        graph.op("Squeeze", z, graph.indices(3, 4, 5, 6), into=into[2])
+        if self.config.convolution == 1:
+            graph.op("Identity", past_history, into=into[3])
+            return
+        inputs = graph.op("Transpose", graph.op("Concat", *(v.inputs for v in values), axis=1), perm=[1, 0, 2])
+        recent = (graph.cut(past_history, 1, END, 2), graph.op("Unsqueeze", inputs, graph.indices(2)))
+        graph.op("Concat", *recent, into=into[3], axis=2)
+
+    def sca_step(self, stream: Stream, name: str, past: StepPast, positions: str) -> tuple[Stream, StepValues]:
+        """One SCA layer for one token, [B, 1, D], and its state after it.
 
         Operators on so few numbers cost the time of a call, so real and imaginary parts share theirs.
         """
         graph, config = self.graph, self.config
         heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
-        normed = self.norm(x, f"{name}.norm", config.sca_norm_epsilon)
+        x, normed = self.norm_of(stream, f"{name}.norm", config.sca_norm_epsilon)
         inputs = self.linear(normed, f"{name}.in_proj")
-        recent = graph.op("Concat", state.history, graph.op("Unsqueeze", inputs, graph.indices(0)), axis=2)
-        history = graph.cut(recent, 1, END, 2)
-        taps = graph.op("Mul", recent, graph.weight(f"{name}.conv"))
-        branches = graph.silu(graph.reshape(graph.op("ReduceSum", taps, graph.indices(2)), -1, 1, self.columns))
-        keys, gates, queries = self._operands(branches, name, positions)
-        keys, gates = graph.reshape(keys, 0, heads, 1, 1, head_dim), graph.reshape(gates, 0, heads)
+        summed = graph.op("Mul", inputs, graph.cut(graph.weight(f"{name}.conv"), -1, END, 0))
+        if past.convolved:
+            summed = graph.op("Add", past.convolved, summed)
+        keys, scores, queries = graph.split(graph.silu(summed), self._columns)
+        keys = graph.reshape(keys, -1, heads, 1, 1, 1, head_dim)
+        gates = graph.reshape(self._gates(scores, name, positions), -1, heads, 1, 1, 1, 1)
         # Step 2: cos x = sin(x + π/2).
-        scaled = graph.op("Mul", keys, self._wide(f"{name}.phase_scale"))
-        phase = graph.op("Mul", graph.op("Softsign", scaled), self._wide(f"{name}.grid"))
+        scaled = graph.op("Mul", keys, graph.reshape(graph.weight(f"{name}.phase_scale"), heads, 1, 1, 1, 1))
+        grid = graph.reshape(graph.weight(f"{name}.grid"), heads, 1, 1, samples, head_dim)
         quarter = graph.constant([[[math.pi / 2]], [[0.0]]])
-        waves = graph.op("Sin", graph.op("Add", phase, quarter))  # [B, K, 2, M, H]
-        # Step 3, with e^-λ, [K, 1, 1].
-        gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(2, 3, 4)))
-        kept_sums = graph.op("Mul", state.sums, self._wide(f"{name}.kept"))
-        sums = graph.op("Add", kept_sums, graph.op("Mul", gated, waves))
-        kept_z = graph.op("Mul", state.z, graph.reshape(graph.weight(f"{name}.kept"), heads))
-        z = graph.op("Add", kept_z, gates)
-        # Step 5: re·q_re + im·q_im and im·q_re - re·q_im, so the queries' parts in the order re, im, im, re.
-        by_head = graph.op("Transpose", self._shared(graph.op("Squeeze", queries, graph.indices(1)), 2),
-                           perm=[0, 2, 1, 3, 4])  # fmt: skip
-        signed = graph.op("Mul", self._wide(f"{name}.shares"), graph.constant([[[1.0]], [[1.0]], [[-1.0]], [[1.0]]]))
-        ordered = graph.op("Mul", graph.op("Gather", by_head, graph.indices(0, 1, 1, 0), axis=2), signed)
-        ordered = graph.reshape(ordered, 0, heads, 2, 2, samples, head_dim)
-        products = graph.op("Mul", graph.op("Unsqueeze", sums, graph.indices(3)), ordered)
-        read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=0)  # [1, B, K, 2, H]
-        both = graph.op("Mul", read, self._inverse(graph.op("Unsqueeze", z, graph.indices(3, 4))))
-        fused = self._fuse(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        return graph.op("Add", x, fused), SCAStepValues(sums, z, history)
+        waves = graph.op("Sin", graph.op("Add", graph.op("Mul", graph.op("Softsign", scaled), grid), quarter))
+        # Step 3.
+        sums = graph.op("Add", past.sums, graph.op("Mul", graph.op("Mul", keys, gates), waves))
+        z = graph.op("Add", past.z, gates)
+        # Step 5: re·q_re + im·q_im and im·q_re - re·q_im; beside (re, im) the queries are (re, im) and (-im, re).
+        queries = self._shared(graph.reshape(queries, -1, config.query_heads, 2, samples, head_dim), 1)
+        ordered = graph.op("Gather", queries, graph.constant([[0, 1], [1, 0]], np.int64), axis=2)
+        shares = graph.reshape(graph.weight(f"{name}.shares"), heads, 1, 1, samples, head_dim)
+        signed = graph.op("Mul", shares, graph.constant(np.reshape([1.0, 1.0, -1.0, 1.0], (2, 2, 1, 1))))
+        products = graph.op("Mul", sums, graph.op("Mul", ordered, signed))
+        read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=1)
+        # Where Z is 0 the sums are, and so is what is read.
+        both = graph.op("Div", read, graph.op("Max", z, graph.constant(TINY)))
+        fused = self._gated(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
+        merged = graph.reshape(self._read(graph.reshape(fused, 0, heads, 1, 2 * head_dim), name), 0, 1, -1)
+        return Stream(x, self.linear(merged, f"{name}.out_proj")), StepValues(sums, z, inputs)
 
     @property
-    def columns(self) -> int:
-        """Of the input projection."""
-        return projected(self.config)
+    def _columns(self) -> list[int]:
+        """Columns of the input projection that are keys, scores and queries."""
+        config = self.config
+        fixed = config.memory_heads * config.head_dim
+        return [fixed, config.memory_heads, projected(config) - fixed - config.memory_heads]
 
     def _head_norm(self, x: str) -> str:
         """RMS norm of each head's slice, without a scale."""
@@ -228,11 +298,16 @@ class Layers:
         return graph.reshape(self.norm(by_head, "ones", self.config.norm_epsilon), 0, 0, -1)
 
     def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str]:
-        """Keys [B, L, K, H], gates [B, L, K] and queries [B, L, 2, Q, M, H], real and imaginary."""
+        """Keys [B, L, K, H], gates [B, L, K] and queries [B, L, Q, 2, M, H], real and imaginary."""
         graph, config = self.graph, self.config
-        heads, head_dim, queries = config.memory_heads, config.head_dim, config.query_heads
-        both = 2 * queries * head_dim * config.spectral_samples
-        keys, scores, parts = graph.split(branches, [heads * head_dim, heads, both])
+        keys, scores, queries = graph.split(branches, self._columns)
+        keys = graph.reshape(keys, 0, 0, config.memory_heads, config.head_dim)
+        queries = graph.reshape(queries, 0, 0, config.query_heads, 2, config.spectral_samples, config.head_dim)
+        return keys, self._gates(scores, name, positions), queries
+
+    def _gates(self, scores: str, name: str, positions: str) -> str:
+        """The gates of each memory head, in the shape of the scores, [..., B, L, K]."""
+        graph, config = self.graph, self.config
         scores = graph.op("Add", graph.op("Mul", scores, graph.weight(f"{name}.score_scale")),
                           graph.weight(f"{name}.score_bias"))  # fmt: skip
         gates = graph.op("Softplus", scores)
@@ -242,8 +317,7 @@ class Layers:
             faded = graph.op("Mul", graph.op("Unsqueeze", distance, graph.indices(-1)), graph.weight(f"{name}.window"))
             gates = graph.op("Clip", graph.op("Mul", gates, graph.op("Exp", faded)),
                              graph.constant(WINDOW_FLOOR), graph.constant(WINDOW_CEILING))  # fmt: skip
-        keys = graph.reshape(keys, 0, 0, heads, head_dim)
-        return keys, gates, graph.reshape(parts, 0, 0, 2, queries, config.spectral_samples, head_dim)
+        return gates
 
     def _shared(self, queries: str, axis: int) -> str:
         """Queries repeated for the memory heads that share them."""
@@ -254,13 +328,17 @@ class Layers:
         return self.graph.op("Gather", queries, self.graph.indices(*order.tolist()), axis=axis)
 
     def _wide(self, name: str) -> str:
-        """A weight [K, M, H] with an axis after the heads, for columns or for real and imaginary parts."""
+        """A weight [K, M, H] with an axis for columns after the heads."""
         return self.graph.op("Unsqueeze", self.graph.weight(name), self.graph.indices(1))
 
     def _readout(self, re: str, im: str, z: str, name: str, queries: tuple[str, str]) -> tuple[str, str]:
         """Step 5 of whole rows: [B, K, L, M, H] twice and Z [B, K, L, 1] to [B, K, L, H] twice."""
         graph = self.graph
-        inverse, shares = self._inverse(z), self._wide(f"{name}.shares")  # ω / √H
+        tiny = graph.constant(TINY)
+        # 1 / Z, and 0 where Z is 0.
+        inverse = graph.op("Where", graph.op("GreaterOrEqual", z, tiny),
+                           graph.op("Reciprocal", graph.op("Max", z, tiny)), graph.constant(0.0))  # fmt: skip
+        shares = self._wide(f"{name}.shares")  # ω / √H
         q_re, q_im = (graph.op("Mul", q, shares) for q in queries)
         sums = (
             graph.op("Add", graph.op("Mul", re, q_re), graph.op("Mul", im, q_im)),
@@ -271,25 +349,16 @@ class Layers:
         )
         return out_re, out_im
 
-    def _inverse(self, z: str) -> str:
-        """1 / Z, and 0 where Z is 0."""
-        graph = self.graph
-        tiny = graph.constant(TINY)
-        inverse = graph.op("Reciprocal", graph.op("Max", z, tiny))
-        return graph.op("Where", graph.op("GreaterOrEqual", z, tiny), inverse, graph.constant(0.0))
+    def _gated(self, normed: str, both: str, name: str) -> str:
+        """The gated RMS norm of step 6: [B, L, K·2H]."""
+        gated = self.graph.op("Mul", both, self.graph.silu(self.linear(normed, f"{name}.gate_proj")))
+        return self.norm(gated, f"{name}.gated_norm", self.config.norm_epsilon)
 
-    def _fuse(self, normed: str, both: str, name: str) -> str:
-        """Step 6: gated RMS norm, SwiGLU per head, output projection; `both` is [B, L, K·2H]."""
-        graph, config = self.graph, self.config
-        heads, features = config.memory_heads, 2 * config.head_dim
-        hidden = config.readout_expand * config.head_dim
-        gated = graph.op("Mul", both, graph.silu(self.linear(normed, f"{name}.gate_proj")))
-        fused = self.norm(gated, f"{name}.gated_norm", config.norm_epsilon)
-        by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, features), perm=[0, 2, 1, 3])
+    def _read(self, by_head: str, name: str) -> str:
+        """The SwiGLU of each head of step 6: [B, K, L, 2H] to [B, K, L, hidden]."""
+        graph, hidden = self.graph, self.config.readout_expand * self.config.head_dim
         readout = graph.weight(f"{name}.readout")
         if graph.weights.bits != 32:
             readout = graph.op("Cast", readout, to=1)  # once, as the graph is loaded
-        read = graph.op("Transpose", graph.op("MatMul", by_head, readout), perm=[0, 2, 1, 3])
-        value, gate = graph.split(read, [hidden, hidden])
-        merged = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, 0, -1)
-        return self.linear(merged, f"{name}.out_proj")
+        value, gate = graph.split(graph.op("MatMul", by_head, readout), [hidden, hidden])
+        return graph.op("Mul", value, graph.op("Sigmoid", gate))

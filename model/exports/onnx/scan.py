@@ -14,8 +14,8 @@ OPERATORS = {
     "Add", "BitShift", "BitwiseAnd", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Exp", "Gather", "GatherND",
     "Gemm", "GreaterOrEqual", "GroupQueryAttention", "Identity", "MatMul", "MatMulNBits", "Max", "Mod", "Mul",
     "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Shape",
-    "Sigmoid", "Sin", "Slice", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze",
-    "Where",
+    "Sigmoid", "Sin", "SkipSimplifiedLayerNormalization", "Slice", "Softplus", "Softsign", "Split", "Sqrt",
+    "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 _DOMAINS = {"", "ai.onnx", "com.microsoft"}
 _GRAPH, _TRAINING, _FUNCTION = 7, 20, 25  # of ModelProto

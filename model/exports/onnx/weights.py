@@ -43,10 +43,10 @@ def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
 
 def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> None:
     heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
-    # The columns of the queries from [Q, H, M] to [Q, M, H].
+    # The columns of the queries from [2, Q, H, M], real and imaginary, to [Q, 2, M, H].
     fixed, query = heads * (head_dim + 1), config.query_heads * head_dim * samples
-    order = np.arange(query).reshape(config.query_heads, head_dim, samples).swapaxes(1, 2).ravel()
-    columns = np.concatenate([np.arange(fixed), fixed + order, fixed + query + order])
+    order = np.arange(2 * query).reshape(2, config.query_heads, head_dim, samples).transpose(1, 0, 3, 2).ravel()
+    columns = np.concatenate([np.arange(fixed), fixed + order])
     file.add(f"{name}.norm", layer["norm"])
     file.add_matrix(f"{name}.in_proj", layer["in_proj"][:, columns], file.bits, FINE_BLOCK if file.bits == 4 else BLOCK)
     file.add(f"{name}.conv", np.ascontiguousarray(layer["conv"][:, columns]))
@@ -75,7 +75,11 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
 
 
 def _attention(file: WeightFile, name: str, layer: Params) -> None:
-    for part in ("q_proj", "k_proj", "v_proj", "out_proj", "ff_in", "ff_out"):
+    file.add_matrix(
+        f"{name}.qkv_proj", np.concatenate([layer[part] for part in ("q_proj", "k_proj", "v_proj")], axis=1),
+        file.bits, BLOCK,
+    )  # fmt: skip
+    for part in ("out_proj", "ff_in", "ff_out"):
         file.add_matrix(f"{name}.{part}", layer[part], file.bits, BLOCK)
     for part in ("norm1", "norm2", "ff_in_bias", "ff_out_bias"):
         file.add(f"{name}.{part}", layer[part])
