@@ -194,8 +194,18 @@ def _advance(
         # The Transformer layer: `model.layers.attention.attention` for one query a row.
         own = layers["attention"]
         q_BNH, k_BGH, v_BGH = project(own, config, x_BD, positions_B)
-        keys_BGHS, values_BGSH = write(held, k_BGH, v_BGH)
         batch, groups, head_dim = k_BGH.shape
+        if batch == 1:
+            # XLA on CPU fuses the write of a single row into the product that reads it, and then each copies the whole
+            # cache. It keeps a loop whose length it does not know (here 1) apart, and writes in place there.
+            keys_BGHS, values_BGSH = jax.lax.fori_loop(
+                0,
+                jnp.sum(positions_B >= 0),
+                lambda _, cached, k=k_BGH, v=v_BGH, held=held: write(BlockCache(held.sca, *cached), k, v),
+                (held.keys_BGHS, held.values_BGSH),
+            )
+        else:
+            keys_BGHS, values_BGSH = write(held, k_BGH, v_BGH)
         q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
         scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, keys_BGHS, preferred_element_type=jnp.float32)
         scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)

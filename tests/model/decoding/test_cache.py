@@ -1,5 +1,6 @@
 """Prefill and steps against the whole forward pass, for ragged prompts in one batch."""
 
+import re
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from common.errors import ConfigError
 from model.decoding.cache import decode_step, decode_weights, prefill, repack
+from model.decoding.slots import advance, empty_slots
 from model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
@@ -47,6 +49,17 @@ def test_prefill_and_steps_equal_forward(params, changes):
         np.testing.assert_allclose(hidden_BD, expected[rows, last], atol=1e-4)
         hidden_BD, cache = step(weights, tokens_B=jnp.asarray(tokens[rows, last + 1]), cache=cache)
     assert cache.columns == 9 + STEPS
+
+
+def test_a_single_row_writes_into_its_cache_in_place(config):
+    """XLA on CPU would copy all of it twice a token, in the product that reads it and in the result."""
+    weights, slots = jax.eval_shape(lambda: (decode_weights(initialise(config, 0), config), empty_slots(config, 1)))
+    kept_B = jax.ShapeDtypeStruct((1,), bool)
+    program = advance.lower(weights, slots, kept_B, config, (), 0, 4).compile().as_text()
+    for held in slots.blocks[0][1:]:
+        shape = ",".join(map(str, held.shape))
+        assert f"[{shape}]" in program
+        assert not re.search(rf"\[{shape}\]\S* copy\(", program)
 
 
 def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
