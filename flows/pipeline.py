@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from prefect import flow, tags
+from prefect import flow
 from prefect.artifacts import create_link_artifact
 from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import deployment, flow_run
 
@@ -192,7 +193,9 @@ class _StepRunner:
             raise StageFailed({**self.failures, step.label: error}) from error
         self.waiting.remove(step)
         self.running[step.label] = step
-        with tags(step.resource):
+        # Prefect asks the server for a limit of each tag before a task begins. On SQLite that request often meets the
+        # recording of the task's own events, and is sent again two seconds later.
+        with TagsContext(current_tags=set()):
             future = as_prefect_task(step.stage).submit(step.section, step.inputs, context)
         future.add_done_callback(lambda future: self.ended.put((step, future)))
 

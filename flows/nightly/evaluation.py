@@ -9,7 +9,7 @@ import logging
 from contextlib import ExitStack
 from typing import Any
 
-from prefect import flow, tags
+from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -155,8 +155,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
             retry = f"prefect flow-run retry {run_id}"
             stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
         approval.before_step(store, config, step, False, run_id)
-        with tags(resource):
-            return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
+        return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 
 
 def _find_comparison(store: Store, key: str, new: Artifact, earlier: EarlierEvaluations) -> Artifact | None:

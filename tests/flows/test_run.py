@@ -88,6 +88,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert [flow_run["parameters"][name] for name in ("config", "name")] == [str(TOY), "toy"]
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
+    assert not any(run["tags"] for run in runs)  # Prefect would ask for a limit of each before the task begins
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
 
 
