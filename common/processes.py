@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
+from pathlib import Path
 
 from common.errors import ConfigError
 
@@ -51,6 +52,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(ExitCode.FAILED)
 
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+def give_way(niceness: int) -> None:
+    """Let other processes have the cores before this one and those that it will start: 0 not at all, 19 always."""
+    os.nice(niceness)
+    # Where Linux groups processes by session, the niceness of the group is what counts between sessions.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="ascii")
 
 
 @contextmanager

@@ -114,7 +114,7 @@ _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 
 
 class StageOperation(Section):
-    """Where a run stops for a person's approval, and how long it sits out an outage.
+    """Where a run stops for a person's approval, how long it sits out an outage, and which stage gets the cores first.
 
     A stage that is reused costs nothing and needs no approval.
     """
@@ -123,6 +123,7 @@ class StageOperation(Section):
     at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": also when its money runs out before its work is done
     hours: PositiveFloat = 72.0  # an approval that nobody gives within this time fails the run
     outage_hours: PositiveFloat = 24.0  # an endpoint, the Hub or the store's remote is away, and nothing gets done
+    niceness: int = Field(default=0, ge=0, le=19)  # of its processes: 19 leaves the cores to stages beside it
 
     @property
     def patience(self) -> timedelta:

@@ -277,6 +277,7 @@ class _Attempt:
                 "events": f"{self._events(staging)}.jsonl",
                 "parent": os.getpid(),
                 "launch": self.context.launch.model_dump(mode="json"),
+                "niceness": self.context.operation.niceness,
                 "commit": code_commit(),
                 "host": host(),
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],

@@ -21,7 +21,7 @@ from common.environment import environment
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
 from common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
-from common.processes import ExitCode, collector_paused, die_with_parent
+from common.processes import ExitCode, collector_paused, die_with_parent, give_way
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
 from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
@@ -57,6 +57,7 @@ def begin(parent: int) -> None:
 
 def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
     """Do the work of a request and turn how it ends into an exit code and `error.json`."""
+    give_way(request["niceness"])
     staging = Path(request["staging"])
     folder = Markers.of(staging, part[0]).item_folder(part[1]) if part and part[1] else staging
     try:

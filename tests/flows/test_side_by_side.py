@@ -76,9 +76,8 @@ def test_ctrl_c_ends_the_processes_of_all_steps(run, tmp_path):
     assert not any(is_alive(int(path.read_text().split()[0])) for path in begun)
 
 
-@pytest.mark.parametrize("name", ["local", "spark", "nautile_370m"])
+@pytest.mark.parametrize("name", ["spark", "nautile_370m"])
 def test_by_default_a_shipped_run_is_in_order_one_step_at_a_time(name, store):
-    """Two at a time on two cores would be slower."""
     config = load(name)
     dag = build_dag(config)
     runner = _StepRunner(store, config, PreparedRun(name, Selection(), dag, set()), "run", str, {})
@@ -91,6 +90,30 @@ def test_by_default_a_shipped_run_is_in_order_one_step_at_a_time(name, store):
         runner.running = {}
         runner._keep(step, {kind: f"{kind}/{step.key}" for kind in step.outputs})
     assert started == dag
+
+
+def test_evaluations_of_the_default_run_leave_the_cores_to_the_training_beside_them(store):
+    config = load("local")
+    assert config.operation.evaluate.niceness > config.operation.reason.niceness
+    dag = {step.label: step for step in build_dag(config)}
+    runner = _StepRunner(store, config, PreparedRun("local", Selection(), list(dag.values()), set()), "run", str, {})
+
+    def end(*labels: str) -> list[str]:
+        """The steps that are at work once these have ended."""
+        for label in labels:
+            runner.waiting = [step for step in runner.waiting if step.label != label]
+            runner.running.pop(label, None)
+            runner._keep(dag[label], {kind: f"{kind}/{dag[label].key}" for kind in dag[label].outputs})
+        while step := runner._next_step():
+            runner.waiting.remove(step)
+            runner.running[step.label] = step
+        return list(runner.running)
+
+    end()
+    assert end("held_out", "ingest:fineweb_edu", "ingest:synth") == ["ingest:answers", "index"]
+    assert end("ingest:answers", "index", "distill", "pretrain") == ["evaluate:pretrain", "align"]
+    assert end("align") == ["evaluate:pretrain", "evaluate:align", "reason"]
+    assert end("reason") == ["evaluate:pretrain", "evaluate:align", "self_distill"]
 
 
 def test_a_resource_without_a_limit_is_refused_in_plain_words(store, tmp_path, toy, monkeypatch):

@@ -58,9 +58,8 @@ def sums(job: Job) -> None:
         job.describe("totals", seed=job.seed)
     if part.digest:
         job.add_digests("numbers", {"0.txt": part.digest})
-    job.describe(
-        "numbers", written=written, platforms=os.environ.get("JAX_PLATFORMS"), store=os.environ["NAUTILE_STORE"]
-    )
+    made = {"platforms": os.environ.get("JAX_PLATFORMS"), "store": os.environ["NAUTILE_STORE"]}
+    job.describe("numbers", written=written, niceness=os.nice(0), **made)
 
 
 def _wait_at(gate: Path) -> None:

@@ -1,12 +1,15 @@
 """One attempt at a stage, without Prefect: run, reused, refused, continued, forced."""
 
 import json
+import os
 import platform
 import threading
+from dataclasses import replace
 
 import pytest
 
 from common.errors import ConfigError, Retryable
+from configs.operation import StageOperation
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.attempt import run_stage
@@ -33,7 +36,7 @@ def runs(store):
 
 def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
     given = section(totals=True, digest="0" * 64)
-    outputs = run_stage(sums, given, {}, context)
+    outputs = run_stage(sums, given, {}, replace(context, operation=StageOperation(niceness=2)))
     numbers, totals = store.get(outputs["numbers"]), store.get(outputs["totals"])
     assert numbers.manifest["files"]["0.txt"]["sha256"] == "0" * 64  # the stage's word, not read again
     assert sorted(path.name for path in numbers.path.glob("*.txt")) == ["0.txt", "1.txt", "2.txt"]
@@ -41,7 +44,9 @@ def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
     made_in = numbers.manifest["facts"].pop("environment")
     assert made_in["machine"]
     assert made_in["libraries"]["python"] == platform.python_version()
-    assert numbers.manifest["facts"] == {"written": 3, "platforms": "cpu", "store": str(store.root)}
+    niceness = min(os.nice(0) + 2, 19)
+    made = {"platforms": "cpu", "store": str(store.root)}
+    assert numbers.manifest["facts"] == {"written": 3, "niceness": niceness, **made}
     assert totals.manifest["facts"] == {"seed": 5, "environment": made_in}
     assert numbers.execution == totals.execution
     assert numbers.manifest["config"] == given
