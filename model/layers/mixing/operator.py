@@ -25,7 +25,6 @@ from jax import Array
 
 from common.errors import ConfigError
 from model.layers.mixing.chunked import chunked
-from model.layers.mixing.kernels.dispatch import fused
 from model.layers.mixing.parts import MixState, Operands, Timeline, divide, sine_cosine, softsign, timeline
 
 Form = Literal["reference", "chunked", "fused"]
@@ -73,6 +72,9 @@ def mix(
     if form == "reference":
         return reference(operands, times, state)
     if form == "fused":
+        # Imported here: Pallas is a fifth of what each stage's process imports, and only this form uses it.
+        from model.layers.mixing.kernels.dispatch import fused
+
         return fused(operands, times, state, chunk=chunk)
     raise ConfigError(f'mixing: form {form!r} is not one of "reference", "chunked", "fused"')
 
