@@ -55,11 +55,29 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def give_way(niceness: int) -> None:
-    """Let other processes have the cores before this one and those that it will start: 0 not at all, 19 always."""
-    os.nice(niceness)
-    # Where Linux groups processes by session, the niceness of the group is what counts between sessions.
+    """Let others go before this thread, and before the threads and processes that it starts from now on.
+
+    To `niceness` (0..19) at least: that of a user who began this with more stays. On Linux a nice value is a thread's,
+    so threads that are there already keep theirs; elsewhere it is the whole process's.
+    """
+    with suppress(OSError):  # a system without priorities runs everything alike
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        if niceness > own:
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        if os.getsid(0) == os.getpid():
+            give_session_way(os.getpid())
+
+
+def give_session_way(leader: int) -> None:
+    """Give the session that process `leader` leads the priority of that process.
+
+    Where Linux schedules by sessions (`kernel.sched_autogroup_enabled`) a nice value counts only among the processes
+    of one session, and the session has a value of its own. Elsewhere this changes nothing.
+    """
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="ascii")
+        niceness = os.getpriority(os.PRIO_PROCESS, leader)
+        if niceness > 0:
+            Path(f"/proc/{leader}/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 @contextmanager

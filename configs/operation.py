@@ -28,6 +28,9 @@ class LaunchConfig(Section):
 
     engine: Literal["processes", "ray"] = "processes"
     workers: PositiveInt | None = None  # work items at a time; None: this machine's cores, or the cluster's CPUs
+    # Of a run and all its processes (`nice`): servers, pages and commands go first. 10 is the default of nice(1), a
+    # ninth of an ordinary process's share where both want a core. A machine of your own alone: 0.
+    niceness: Annotated[int, Field(ge=0, le=19)] = 10
     ray_address: str = ""  # engine "ray"; empty: RAY_ADDRESS, or the cluster of this machine
     processes: PositiveInt = 1  # of each stage in `stages`
     stages: tuple[str, ...] = ("pretrain",)

@@ -21,6 +21,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import deployment, flow_run
 
 from common.errors import ConfigError
+from common.processes import give_way
 from configs.load import load_form
 from configs.schema import RunConfig
 from flows.cli.terminal import config_words
@@ -101,6 +102,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
             return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
         return prepared[1].resume_command(label) if prepared else ""
 
+    give_way(config.launch.niceness)
     with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
         if prepared is None:
             try:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError, Retryable
-from common.processes import ExitCode, collector_paused
+from common.processes import ExitCode, collector_paused, give_way
 from common.text import duration, visible
 from configs.changes import describe_changes
 from configs.operation import TelemetryConfig
@@ -105,6 +105,8 @@ def run(
     unsubscribe = subscribe(listener)
     try:
         with terminable(), view, prefect_server.prefect_api():
+            # After an embedded server has been started, which keeps its priority.
+            give_way(config.launch.niceness)
             # Prefect reads its settings as it is imported: only now are they all set.
             with collector_paused():
                 from prefect import tags

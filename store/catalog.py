@@ -17,8 +17,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,13 @@ class CatalogBusy(Retryable):
     """Another process kept the catalog open for longer than we wait. Nothing is lost: the next ingestion catches up."""
 
 
-class _Outdated(Exception):
-    """The file has tables of another schema, or none, because its first transaction did not finish."""
-
-
 class Catalog:
     """The catalog of one store. Holds no connection; safe to use from several threads and processes."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.path = store.catalog_path
+        self._queue = store.root / "locks" / "catalog.lock"
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
@@ -118,7 +115,17 @@ class Catalog:
                 rows += written
             if time.monotonic() >= until:
                 break
+        with suppress(OSError):
+            os.utime(self._queue)
         return rows
+
+    def age_s(self) -> float:
+        """Seconds since any process last ended an `ingest`; infinity if none has, or the clock went back."""
+        try:
+            age = time.time() - self._queue.stat().st_mtime
+        except OSError:
+            return math.inf
+        return age if age >= 0 else math.inf
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
         """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table.
@@ -152,13 +159,22 @@ class Catalog:
         query is wrong (with DuckDB's message), would write, set something or reach for a file; `CatalogBusy` as
         `ingest`.
         """
-        if not self.path.exists():
-            self.ingest(patience=patience)
-        try:
-            return self._select(sql, parameters, patience, files)
-        except _Outdated:
-            self.ingest(patience=patience)
-            return self._select(sql, parameters, patience, files)
+        with self._readable(patience, locked=not files) as connection:
+            return _answer(connection, sql, parameters, locked=not files)
+
+    @contextmanager
+    def reading(self, *, patience: float = PATIENCE_S) -> Iterator[Callable[..., list[CatalogRow]]]:
+        """(SQL, parameters...) -> rows, for the length of the block: several queries of one state, opened once.
+
+        Nothing is ingested meanwhile, by whichever process, so the block must be short. Errors are those of `select`.
+        """
+
+        def ask(sql: str, *parameters: Any) -> list[CatalogRow]:
+            columns, rows = _answer(connection, sql, parameters, locked=True)
+            return [dict(zip(columns, row, strict=True)) for row in rows]
+
+        with self._readable(patience, locked=True) as connection:
+            yield ask
 
     def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
         """Write `table` to the Parquet file `out`, whole or not at all; returns the number of rows.
@@ -194,23 +210,20 @@ class Catalog:
         self.ingest()
         return self.query(LINEAGE_WITH_CALLS, [artifact.id])
 
-    def _select(
-        self, sql: str, parameters: Sequence[Any], patience: float, files: bool
-    ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with self._open(patience, read_only=True) as connection:
-            if schema_of(connection) != SCHEMA:
-                raise _Outdated
-            try:
-                if not files:
-                    for setting in _LOCKED:
-                        connection.execute(setting)
-                    _refuse_writing(connection, sql)
-                result = connection.execute(sql, list(parameters))
-                return [column[0] for column in result.description or ()], result.fetchall()
-            except duckdb.PermissionException:
-                raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
-            except duckdb.Error as error:
-                raise ConfigError(f"the query was refused: {str(error).strip()}") from None
+    @contextmanager
+    def _readable(self, patience: float, *, locked: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The catalog, read-only and of the present schema. `locked`: without files and settings."""
+        if not self.path.exists():
+            self.ingest(patience=patience)
+        with ExitStack() as stack:
+            connection = stack.enter_context(self._open(patience, read_only=True))
+            if schema_of(connection) != SCHEMA:  # an older one, or none: its first transaction did not finish
+                stack.close()
+                self.ingest(patience=patience)
+                connection = stack.enter_context(self._open(patience, read_only=True))
+            for setting in _LOCKED if locked else ():
+                connection.execute(setting)
+            yield connection
 
     def _rebuild(self, patience: float) -> dict[str, int]:
         with self._transaction(patience) as connection:
@@ -292,8 +305,7 @@ class Catalog:
     @contextmanager
     def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         deadline = time.monotonic() + patience
-        queue = self.store.root / "locks" / "catalog.lock"
-        with _one_connection, flock_until(queue, deadline, shared=read_only) as acquired:
+        with _one_connection, flock_until(self._queue, deadline, shared=read_only) as acquired:
             if not acquired:
                 raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
             connection = self._connect(deadline, read_only)
@@ -315,6 +327,21 @@ class Catalog:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
+
+
+def _answer(
+    connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any], *, locked: bool
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Columns and rows of a query, over a catalog that is `_readable` like that."""
+    try:
+        if locked:
+            _refuse_writing(connection, sql)
+        result = connection.execute(sql, list(parameters))
+        return [column[0] for column in result.description or ()], result.fetchall()
+    except duckdb.PermissionException:
+        raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
+    except duckdb.Error as error:
+        raise ConfigError(f"the query was refused: {str(error).strip()}") from None
 
 
 def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:

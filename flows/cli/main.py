@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
+from common.processes import give_way
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
@@ -91,12 +92,15 @@ def run(
 ) -> None:
     """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
     from configs.load import load, load_base
-    from flows.run import run as run_pipeline
-    from flows.selection import Selection
 
     if name is not None and not (name == name.strip() and 0 < len(name) <= LONGEST_NAME):
         raise ConfigError(f"--name: 1 to {LONGEST_NAME} characters, without spaces at its ends")
     run_config, base = load(config, settings), load_base(config)
+    if "PREFECT_API_URL" in os.environ:  # else it starts a server, which keeps its priority
+        give_way(run_config.launch.niceness)  # before the imports, which take seconds
+    from flows.run import run as run_pipeline
+    from flows.selection import Selection
+
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
     words = config_words(config, settings) + (f" --name {shlex.quote(name)}" if name else "")
     consoles = console_for(), console_for(stderr=True)

@@ -1,7 +1,8 @@
 """`nautile runs`, and `nautile status` of a run: the rows of --json, and how a terminal shows them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +15,12 @@ from configs.changes import Change, describe_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_beginning
-from flows.run_state import AT_WORK, RUNS, RunState, StepState, questions_by_run, run_state, state_of
+from flows.run_state import AT_WORK, RUNS, Ask, RunState, StepState, questions_by_run, run_state, state_of
 from store.artifacts import Store
-from store.catalog import Catalog, CatalogRow
+from store.catalog import Catalog, CatalogBusy, CatalogRow
 
 MOST_SEARCHED = 10_000  # runs among which a name is looked for
+PATIENCE_S = 1.0  # with processes that write the catalog, before it is read as it is
 # `state` of a row has the words of `nautile status CONFIG`; `outcome` says what the run itself did.
 _STATES = {"done": "made", "reused": "made", "cancelled": "interrupted", "coming": "not made", "left out": "not made"}
 
@@ -33,9 +35,10 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
     try:
         locate(name)
     except ConfigError as no_config:
-        runs = {row["run"]: row for row in _summaries(store, MOST_SEARCHED)}
-        if named := run_beginning(name, list(runs)):
-            return run_states(store, [runs[named]])[0]
+        with reading(store) as ask:
+            runs = {row["run"]: row for row in ask(RUNS, MOST_SEARCHED)}
+            if named := run_beginning(name, list(runs)):
+                return run_state(store, ask, runs[named], questions_by_run(store))
         known = ", ".join(run[:8] for run in list(runs)[:8]) or "none"
         raise ConfigError(f"{no_config}; and no run's id begins so: the newest are {known}") from None
     return None
@@ -43,21 +46,24 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
 
 def newest_run(store: Store) -> RunState | None:
     """The newest run that is live, else the newest; None before the first."""
-    runs = _summaries(store, MOST_SEARCHED)
-    questions = questions_by_run(store) if runs else {}
-    live = next((row for row in runs if state_of(row, store, questions) in AT_WORK), None)
-    return run_states(store, [live or runs[0]])[0] if runs else None
+    with reading(store) as ask:
+        if not (runs := ask(RUNS, MOST_SEARCHED)):
+            return None
+        questions = questions_by_run(store)
+        live = next((row for row in runs if state_of(row, store, questions) in AT_WORK), None)
+        return run_state(store, ask, live or runs[0], questions)
 
 
 def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
     """The rows of the newest runs, the newest first; the steps are looked at of live ones alone."""
-    summaries = _summaries(store, most)
-    questions = questions_by_run(store) if summaries else {}
-    states = {row["run"]: state_of(row, store, questions) for row in summaries}
-    live = {run.run: run for run in run_states(store, [row for row in summaries if states[row["run"]] in AT_WORK])}
-    return [
-        run_row(live[row["run"]]) if row["run"] in live else _ended_row(row, states[row["run"]]) for row in summaries
-    ]
+    rows = []
+    with reading(store) as ask:
+        questions = questions_by_run(store)
+        for row in ask(RUNS, most):
+            state = state_of(row, store, questions)
+            live = state in AT_WORK
+            rows.append(run_row(run_state(store, ask, row, questions)) if live else _ended_row(row, state))
+    return rows
 
 
 def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
@@ -80,19 +86,19 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
     }
 
 
-def _summaries(store: Store, most: int) -> list[CatalogRow]:
+@contextmanager
+def reading(store: Store) -> Iterator[Ask]:
+    """(SQL, parameters...) -> rows of the catalog as it is now, for the length of the block; none of a store that is
+    not there."""
     store.refresh(events=True)
     if not store.root.exists():
-        return []
+        yield lambda sql, *parameters: []
+        return
     catalog = Catalog(store)
-    catalog.ingest()
-    return catalog.query(RUNS, [most])
-
-
-def run_states(store: Store, summaries: Sequence[CatalogRow]) -> list[RunState]:
-    """The states of the runs with these rows of `RUNS`."""
-    catalog, questions = Catalog(store), questions_by_run(store)
-    return [run_state(store, lambda sql, *more: catalog.query(sql, more), row, questions) for row in summaries]
+    with suppress(CatalogBusy):  # others are bringing it up to date, over and over: what they have written will do
+        catalog.ingest(patience=PATIENCE_S)
+    with catalog.reading() as ask:
+        yield ask
 
 
 def run_row(run: RunState) -> dict[str, Any]:

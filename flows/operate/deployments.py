@@ -27,6 +27,7 @@ from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from common.errors import ConfigError
+from common.processes import give_way
 from configs.forms import WORKER, ServedConfig
 from configs.load import load_base
 from configs.operation import DeployConfig
@@ -81,7 +82,9 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     at a time on each resource, in place of what `[resources]` says.
     """
     os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
-    asyncio.run(_serve(config.name, deployments(config, argument), step_limits(config, limit), runs))
+    asyncio.run(
+        _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
+    )
 
 
 def register(config: RunConfig, argument: str, pool_type: str, limit: int | None) -> str:
@@ -184,7 +187,7 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     )
 
 
-async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int) -> None:
+async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
     await prepare(limits)
     async with get_client() as client:
         for line in await _remove_old_names(client, config):
@@ -192,6 +195,7 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
     runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
+    give_way(niceness)  # so do the flow runs that it starts, from the import of Prefect on
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
     await runner.start()
 

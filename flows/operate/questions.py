@@ -1,17 +1,14 @@
 """The runs that wait for an operator's answer, and the answer: notes in the store, one for each question.
 
-Apart from `flows.operate.approval`, which asks: this needs no Prefect, so commands and pages that read it start fast.
+Apart from `flows.operate.approval`, which asks: this needs no Prefect, and before a run waits nothing that talks to its
+server, so commands and pages that read it start fast.
 """
 
 from typing import Any
 from uuid import UUID
 
-import httpx
-import psutil
-
 from common.errors import ConfigError
 from common.files import read_json
-from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 from store.manifest import host
 
@@ -51,11 +48,18 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     url = note["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
+    from flows.operate.prefect_calls import ask_server
+
     ask_server(url, note["run"], "resume", {}, "was not resumed", timeout_s=30.0)
     return note
 
 
 def _still_waits(note: dict[str, Any]) -> bool:
+    import httpx
+    import psutil
+
+    from flows.operate.prefect_calls import call
+
     if note["pid"] is not None:
         return note["host"] != host() or psutil.pid_exists(note["pid"])
     try:

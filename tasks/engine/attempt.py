@@ -194,7 +194,7 @@ class _Attempt:
             shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **shown)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
-                self.log.ingest()
+                self.log.ingest(unless_s=INGEST_EVERY_S)
                 forwarder.forward()
                 ingested_at = time.monotonic()
             if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:

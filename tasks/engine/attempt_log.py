@@ -134,10 +134,16 @@ class AttemptLog:
             logger.warning("the end of %s cannot be recorded: %s", self.label, problem)
         self.notify(state, error=text, reason=why, failure=failure)
 
-    def ingest(self, *, at_end: bool = False) -> None:
-        """Bring the catalog up to date. It is built from files, so one that is late, busy or broken loses nothing."""
+    def ingest(self, *, at_end: bool = False, unless_s: float = 0.0) -> None:
+        """Bring the catalog up to date. It is built from files, so one that is late, busy or broken loses nothing.
+
+        `unless_s`: not if another process has within so many seconds, for each ingests what all of them wrote.
+        """
+        catalog = Catalog(self._store)
+        if catalog.age_s() < unless_s:
+            return
         try:
-            Catalog(self._store).ingest(**(AT_END if at_end else WATCHING))
+            catalog.ingest(**(AT_END if at_end else WATCHING))
         except (CatalogBusy, ConfigError, OSError) as error:
             logger.log(logging.WARNING if at_end else logging.DEBUG, "catalog: %s", error)
 

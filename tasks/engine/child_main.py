@@ -57,7 +57,7 @@ def begin(parent: int) -> None:
 
 def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
     """Do the work of a request and turn how it ends into an exit code and `error.json`."""
-    give_way(request["niceness"])
+    give_way(os.nice(0) + request["niceness"])
     staging = Path(request["staging"])
     folder = Markers.of(staging, part[0]).item_folder(part[1]) if part and part[1] else staging
     try:

@@ -20,7 +20,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from common.processes import ExitCode
+from common.processes import ExitCode, give_session_way
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ def run_child(
             env=environment,
             start_new_session=True,
         )
+    give_session_way(child.pid)
     try:
         next_tick = time.monotonic() + TICK_S
         finished_at: float | None = None

@@ -5,11 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
-from common.processes import ExitCode, free_port
+from common.processes import ExitCode, free_port, give_session_way, give_way
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, time; from common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
@@ -39,3 +41,26 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once():
 def test_a_free_port_can_be_bound():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
+def test_a_thread_that_gives_way_takes_what_it_starts_along_and_no_other():
+    own, seen = os.getpriority(os.PRIO_PROCESS, 0), []
+
+    def work():
+        for niceness in (own + 3, own + 1):  # what a user began with more stays
+            give_way(niceness)
+            seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+        with subprocess.Popen(["sleep", "600"], start_new_session=True) as child:
+            give_session_way(child.pid)
+            seen.append(os.getpriority(os.PRIO_PROCESS, child.pid))
+            group = Path(f"/proc/{child.pid}/autogroup")
+            if group.exists():  # a kernel that schedules by sessions
+                assert group.read_text().split()[1:] == ["nice", str(own + 3)]
+            child.kill()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [own + 3] * 3
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own

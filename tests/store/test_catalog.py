@@ -247,6 +247,20 @@ def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(s
     assert results == [before]
 
 
+def test_several_queries_read_one_state_and_may_not_write(store, catalog):
+    assert catalog.age_s() == math.inf
+    fill(store)
+    with catalog.reading() as ask:  # which ingests where there is no catalog yet
+        (row,) = ask("SELECT count(*) AS n FROM runs WHERE state <> ?", "none")
+        assert row["n"] > 0
+        assert ask("SELECT ? AS a, ? AS b", 1, "x") == [{"a": 1, "b": "x"}]
+        with pytest.raises(ConfigError, match="may only read"):
+            ask("DELETE FROM runs")
+        with pytest.raises(ConfigError, match="may only read"):
+            ask("SELECT * FROM read_text('/etc/hostname')")
+    assert 0 <= catalog.age_s() < math.inf
+
+
 @pytest.mark.parametrize("content", [b"this is no database", b""])
 def test_a_damaged_catalog_is_named_and_replaced_by_a_rebuild(store, catalog, content):
     fill(store)

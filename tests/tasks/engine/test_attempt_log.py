@@ -48,3 +48,14 @@ def test_a_catalog_that_the_file_system_refuses_fails_no_stage(store, monkeypatc
 
     monkeypatch.setattr(Catalog, "ingest", refused)
     assert run_stage(sums, section(), {}, RunContext("r1", str(store.root)))
+
+
+def test_what_another_process_has_just_ingested_is_not_read_again(store, monkeypatch):
+    log, ingested = AttemptLog(store, "sums", "k" * 64, RunContext("r1", str(store.root))), []
+    monkeypatch.setattr(Catalog, "ingest", lambda *_, **__: ingested.append(1))
+    for age_s in (4.0, 6.0):
+        monkeypatch.setattr(Catalog, "age_s", lambda _, age_s=age_s: age_s)
+        log.ingest(unless_s=5.0)
+    assert len(ingested) == 1
+    log.ingest()
+    assert len(ingested) == 2
