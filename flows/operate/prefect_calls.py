@@ -2,30 +2,35 @@
 
 A server with protection against forged requests (CSRF) takes changes only with a token that it gives to whoever may
 read its answers: a page of another origin may not. The server of `nautile up` has none (docs/log.md); others may.
+
+httpx is imported by the first call: `nautile status` makes none unless a run waits for an answer.
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
-
-import httpx
 
 from common.errors import ConfigError
 from common.retry import Backoff, retry
+
+if TYPE_CHECKING:
+    import httpx
 
 LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
 _CLIENT_ID = str(uuid4())  # a token belongs to the client that asked for it
 
 
-def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
+def call(method: str, api: str, path: str, **options: Any) -> "httpx.Response":
     """The server's response, after another try while its database is locked: then it answers 503.
 
     `api` ends in /api. A login is that of PREFECT_API_AUTH_STRING (user:password). Raises `httpx.HTTPError`.
     """
+    import httpx
+
     user, separator, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
     auth = httpx.BasicAuth(user, password) if separator else None
 
-    def send() -> httpx.Response:
+    def send() -> "httpx.Response":
         with httpx.Client(base_url=api.rstrip("/"), auth=auth) as client:
             response = client.request(method, path, **options)
             if response.status_code == httpx.codes.FORBIDDEN and "CSRF" in response.text:
@@ -39,6 +44,8 @@ def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
 
 def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: str, timeout_s: float) -> None:
     """Ask a server for a change of a run (`set_state`, `resume`); ConfigError, with `refused`, unless it accepts."""
+    import httpx
+
     try:
         path = f"/flow_runs/{UUID(run)}/{action}"
     except ValueError:

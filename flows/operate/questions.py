@@ -9,6 +9,7 @@ from uuid import UUID
 
 from common.errors import ConfigError
 from common.files import read_json
+from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 from store.manifest import host
 
@@ -48,8 +49,6 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     url = note["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
-    from flows.operate.prefect_calls import ask_server
-
     ask_server(url, note["run"], "resume", {}, "was not resumed", timeout_s=30.0)
     return note
 
@@ -57,8 +56,6 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
 def _still_waits(note: dict[str, Any]) -> bool:
     import httpx
     import psutil
-
-    from flows.operate.prefect_calls import call
 
     if note["pid"] is not None:
         return note["host"] != host() or psutil.pid_exists(note["pid"])
