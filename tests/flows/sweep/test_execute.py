@@ -93,9 +93,9 @@ def test_killed_it_goes_on_where_it_was_and_then_all_is_reused(bench, tmp_path):
     processes = psutil.Process(process.pid).children(recursive=True)
     assert len(processes) >= 2  # the run and its stage
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    servers = {one.pid for one in processes if "flows.operate.prefect_server" in one.cmdline()}
-    assert {one.nice() for one in processes if one.pid not in servers} == {max(own, 10)}
-    assert {one.nice() for one in processes if one.pid in servers} == {own}
+    servers = {member.pid for member in processes if "flows.operate.prefect_server" in member.cmdline()}
+    assert {member.nice() for member in processes if member.pid not in servers} == {max(own, 10)}
+    assert {member.nice() for member in processes if member.pid in servers} == {own}
     process.kill()
     process.communicate(timeout=60)
     _, alive = psutil.wait_procs(processes, timeout=60)
