@@ -17,7 +17,7 @@ from uuid import UUID
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TagsContext, TaskRunContext
+from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
@@ -76,10 +76,7 @@ def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executo
     def submit(item: WorkItem) -> PrefectFuture[Any]:
         # Outside the stage's transaction: one item that fails would roll back all that have ended before it.
         BaseTransaction.__var__.set(None)
-        # And without the run's tags: for each item Prefect asks the server whether they have a limit, and where the tag
-        # of a resource had one, the items would wait for the slot of their own stage.
-        with TagsContext(current_tags=set()):
-            return runner.submit(item_task, asdict(item))
+        return runner.submit(item_task, asdict(item))
 
     return Executor(lambda item: copy_context().run(submit, item), capacity)
 

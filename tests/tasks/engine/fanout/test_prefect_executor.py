@@ -1,7 +1,7 @@
 """Work items as Prefect task runs: named, retried one by one, skipped by name, ended with the flow."""
 
 import pytest
-from prefect import flow, tags
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import TaskRunSort
@@ -65,8 +65,7 @@ def text(store, outputs):
 
 def test_each_item_is_a_task_run_that_is_retried_or_skipped_by_itself(store):
     faults = {"piece-0": {"bad": 9}, "piece-1": {"retry": 2}, "piece-2": {"killed": 1}}
-    with tags("cpu"):
-        state = through_a_flow(store, section(4, faults=faults, skippable=0.25))
+    state = through_a_flow(store, section(4, faults=faults, skippable=0.25))
     outputs = state.result()
     assert text(store, outputs) == joined(4, without=(0,))
     facts = store.get(outputs["numbers"]).manifest["facts"]
@@ -82,12 +81,8 @@ def test_each_item_is_a_task_run_that_is_retried_or_skipped_by_itself(store):
     assert states(state, 8) == {**dict.fromkeys(done, "Completed"), "cut piece-0": "SetAside"}
     (progress,) = artifacts(state, "progress-pieces-a")
     assert progress.data == 100.0
-    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
-    with get_client(sync_client=True) as client:
-        task_runs = client.read_task_runs(flow_run_filter=wanted, limit=50)
+    with get_client(sync_client=True) as client:  # whose server writes the states of many in one transaction
         batches = client._client.get("/admin/settings").json()["server"]["services"]["task_run_recorder"]
-    # An item does not wait for a slot that its stage holds; the server writes the states of many in one transaction.
-    assert {run.name: run.tags for run in task_runs if run.tags} == {"pieces:a": ["cpu"]}
     assert (batches["batch_size"], batches["flush_interval"]) == (200, 1)
 
 
