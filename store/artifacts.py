@@ -385,6 +385,14 @@ def short_id(kind: str, key: str, superseded: int = 0) -> str:
     return f"{kind}/{key[:12]}" + (f".{superseded}" if superseded else "")
 
 
+def checkpoint_name(folder: Path) -> str:
+    """What a checkpoint is called: the id of an artifact, the name of any other folder."""
+    folder = folder.resolve()
+    if (folder / MANIFEST).is_file():
+        return short_id(folder.parent.name, folder.name)
+    return folder.name
+
+
 def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> str:
     """The one message about a damaged artifact: which, what is wrong with it, and how to rebuild it.
 

@@ -19,6 +19,7 @@ from data.surveys.reading import choose_people, read_respondents
 from evals.opinions.comparison import compare
 from evals.opinions.probabilities import OpinionScorer, position_bias
 from evals.opinions.tables import card, report
+from store.artifacts import checkpoint_name
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
@@ -46,7 +47,7 @@ def simulate(job: Job) -> None:
     summary |= {
         "survey": survey.name,
         "title": survey.title,
-        "model": scorer.name,
+        "model": checkpoint_name(job.inputs["checkpoint"]),
         "personas": len(people),
         "personas_source": _source(survey, config),
         "left_out": left_out,

@@ -274,14 +274,6 @@ def checkpoint_folder(name: str | None) -> Path:
     return named_or_newest(open_store(), "checkpoint", name).path
 
 
-def checkpoint_name(folder: Path) -> str:
-    """What a checkpoint is called: the id of an artifact, the name of any other folder."""
-    folder = folder.resolve()
-    if (folder / "manifest.json").is_file():
-        return f"{folder.parent.name}/{folder.name[:12]}"
-    return folder.name
-
-
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
     """The artifact of a checkpoint or an export, and its folder; None for a folder that is not in the store."""
     folder = named_or_newest(store, "export", name).path if name.startswith("export/") else checkpoint_folder(name)

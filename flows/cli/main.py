@@ -191,7 +191,8 @@ def chat(
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: a conversation is printed as text only")
     from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
-    from flows.cli.inspect import checkpoint_folder, checkpoint_name
+    from flows.cli.inspect import checkpoint_folder
+    from store.artifacts import checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)

@@ -38,12 +38,13 @@ def serve(
         import uvicorn
 
         from data.tokenizer import tokenizer_for
-        from flows.cli.inspect import checkpoint_folder, checkpoint_name
+        from flows.cli.inspect import checkpoint_folder
         from flows.serve.http import ServedModel, application
         from flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from model.compile_cache import enable_compile_cache
         from model.decoding.engine import Engine
         from model.runtimes.load import load_runtime
+        from store.artifacts import checkpoint_name
 
     if key_env is not None and not os.environ.get(key_env):
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or leave the option out")

@@ -77,6 +77,7 @@ def test_a_survey_without_humans_is_printed_beside_uniform_alone(nautile, survey
     summary = json.loads(again)
     assert summary["artifact"] in out  # the same artifact, reused
     assert summary["personas"] == 20
+    assert nautile("show", summary["model"])[0] == 0  # it is called by its id
     people.write_text("age\n" + "30\n" * 25, encoding="utf-8")
     code, other, err = nautile("simulate", survey, checkpoint, *options, "--json")
     assert code == 0, err
