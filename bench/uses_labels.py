@@ -34,10 +34,10 @@ from model.weights.files import load_weights
 TIMED = 100  # texts
 BASELINES = ("majority", "tfidf", "minilm")
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
-# Per set: what is asked, the numbers of shots, and the tokens of a text where weights are trained.
+# Per set: what is asked, the numbers of shots, and the tokens of a text and the shots where weights are trained.
 SETS = {
-    "topics": {"instructions": "Topic?", "shots": (8, 64), "trained_longest": 80},
-    "sentiment": {"instructions": "Sentiment?", "shots": (8, 64, 0), "trained_longest": 64},
+    "topics": {"instructions": "Topic?", "shots": (8, 64), "trained_longest": 80, "trained_shots": (8, 64)},
+    "sentiment": {"instructions": "Sentiment?", "shots": (8, 64, 0), "trained_longest": 64, "trained_shots": (8, 64)},
 }
 FILES = {"topics": "results-uses-labels", "sentiment": "results-uses-sentiment"}
 
@@ -84,7 +84,7 @@ def arms_of(asked):
     common = {"data": data, "longest": 96, "shots": about["shots"], "most_asked": asked.asked, "baselines": ()}
     common["seeds"] = asked.seeds
     trained = {**common, "epochs": 3, "batch_rows": 16, "longest": about["trained_longest"]}
-    trained["instructions"] = about["instructions"]
+    trained |= {"instructions": about["instructions"], "shots": about["trained_shots"]}
     arms = {
         "head on the last state": {**common, "method": "head", "pooling": "last", "baselines": BASELINES},
         "head on the mean state": {**common, "method": "head", "pooling": "mean"},
@@ -211,16 +211,16 @@ def sentiment_page(result, seeds):
     )
     return f"""# Sentiment of sentences: the tuned model and its baselines
 
-Measured by `python bench/uses_labels.py --set sentiment --sentences sentiment-5.0.2.tgz` with the checkpoint of
-`make run` (0.9 M parameters), on a machine with other work: scores do not depend on that, and rows per second are
-those of processor time. Sentences are positive or negative, from reviews of products (amazon), films (imdb) and
-restaurants (yelp): {counts["train"]:,} to draw shots from, {counts["validation"]:,} for calibration,
+Measured by `python bench/uses_labels.py --set sentiment --sentences sentiment-5.0.2.tgz --asked 1000` with the
+checkpoint of `make run` (0.9 M parameters), on a machine with other work: scores do not depend on that, and rows per
+second are those of processor time. Sentences are positive or negative, from reviews of products (amazon), films (imdb)
+and restaurants (yelp): {counts["train"]:,} to draw shots from, {counts["validation"]:,} for calibration,
 {result["rows"][0]["rows"]} of {counts["test"]:,} held-out sentences asked; {counts["copies"]} copies and
 {counts["contradictory"]} with both labels left out, so that no sentence is in two splits. {seeds} seeds, each with
 shots and an order of its own. 95 % intervals over seeds and sentences. Every arm is calibrated by one temperature
-fitted on the validation sentences; "before" is without it. "Accuracy covered": of the sentences over the threshold that
-lets 80 % of the validation sentences through. A head and the likelihoods see the first 96 tokens of a sentence, all
-weights and LoRA 64, the baselines all of it.
+fitted on the validation sentences; "before" is without it. "Accuracy covered": of the sentences over the threshold
+that lets 80 % of the validation sentences through. A head and the likelihoods see the first 96 tokens of a sentence,
+all weights and LoRA 64, the baselines all of it.
 
 {scores_table(result["rows"])}
 
