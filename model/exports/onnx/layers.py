@@ -17,6 +17,7 @@ import numpy as np
 from configs.model import ModelConfig
 from model.exports.onnx.graph import CONTRIB, Graph
 from model.exports.onnx.signature import CHUNK
+from model.exports.onnx.weights import heads_at_once
 from model.layers.mixing.parts import TINY
 from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
 
@@ -204,8 +205,8 @@ class Layers:
         both = graph.op("Transpose", graph.op("Concat", out_re, out_im, axis=-1), perm=[0, 2, 1, 3])
         fused = self._gated(normed, graph.reshape(both, 0, 0, -1), name)
         by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, 2 * head_dim), perm=[0, 2, 1, 3])
-        read = graph.op("Transpose", self._read(by_head, name), perm=[0, 2, 1, 3])
-        return Stream(x, self.linear(graph.reshape(read, 0, 0, -1), f"{name}.out_proj")), state
+        read = graph.op("Transpose", graph.op("MatMul", by_head, self._readout_weights(name)), perm=[0, 2, 1, 3])
+        return Stream(x, self._merged(read, name)), state
 
     def step_past(self, names: list[str], past: tuple[str, str, str, str]) -> list[StepPast]:
         """What each SCA layer of `names` takes from the past state, computed for all layers at once.
@@ -281,8 +282,8 @@ class Layers:
         # Where Z is 0 the sums are, and so is what is read.
         both = graph.op("Div", read, graph.op("Max", z, graph.constant(TINY)))
         fused = self._gated(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        merged = graph.reshape(self._read(graph.reshape(fused, 0, heads, 1, 2 * head_dim), name), 0, 1, -1)
-        return Stream(x, self.linear(merged, f"{name}.out_proj")), StepValues(sums, z, inputs)
+        read = graph.reshape(self._read_token(graph.reshape(fused, 0, heads, 2 * head_dim), name), 0, 1, heads, -1)
+        return Stream(x, self._merged(read, name)), StepValues(sums, z, inputs)
 
     @property
     def _columns(self) -> list[int]:
@@ -354,11 +355,42 @@ class Layers:
         gated = self.graph.op("Mul", both, self.graph.silu(self.linear(normed, f"{name}.gate_proj")))
         return self.norm(gated, f"{name}.gated_norm", self.config.norm_epsilon)
 
-    def _read(self, by_head: str, name: str) -> str:
-        """The SwiGLU of each head of step 6: [B, K, L, 2H] to [B, K, L, hidden]."""
+    def _merged(self, read: str, name: str) -> str:
+        """The rest of step 6, from the products with the readouts: [B, L, K, 2·hidden] to [B, L, D]."""
         graph, hidden = self.graph, self.config.readout_expand * self.config.head_dim
-        readout = graph.weight(f"{name}.readout")
-        if graph.weights.bits != 32:
-            readout = graph.op("Cast", readout, to=1)  # once, as the graph is loaded
-        value, gate = graph.split(graph.op("MatMul", by_head, readout), [hidden, hidden])
-        return graph.op("Mul", value, graph.op("Sigmoid", gate))
+        value, gate = graph.split(read, [hidden, hidden])
+        inner = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, 0, -1)
+        return self.linear(inner, f"{name}.out_proj")
+
+    def _read_token(self, by_head: str, name: str) -> str:
+        """Each head times its readout, for one token: [B, K, 2H] to [B, K, 2·hidden].
+
+        A product with quantised weights costs the time of reading them, and a call; so some heads share one, which
+        multiplies each by the readouts of all of them, and what is wanted is picked from the results.
+        """
+        graph, heads = self.graph, self.config.memory_heads
+        if graph.weights.bits == 32:
+            read = graph.op("MatMul", graph.op("Unsqueeze", by_head, graph.indices(2)), self._readout_weights(name))
+            return graph.op("Squeeze", read, graph.indices(2))
+        count = heads_at_once(heads)
+        groups = graph.split(by_head, [count] * (heads // count), axis=1)
+        products = [self.linear(group, f"{name}.readout.{index}") for index, group in enumerate(groups)]
+        every = graph.reshape(graph.op("Concat", *products, axis=1), 0, heads * count, -1)
+        own = [head * count + head % count for head in range(heads)]
+        return graph.op("Gather", every, graph.indices(*own), axis=1)
+
+    def _readout_weights(self, name: str) -> str:
+        """The readouts [K, 2H, 2·hidden] in float32; of quantised ones computed once, as the graph is loaded."""
+        graph, heads = self.graph, self.config.memory_heads
+        if graph.weights.bits == 32:
+            return graph.weight(f"{name}.readout")
+        count = heads_at_once(heads)
+        parts = []
+        for index in range(heads // count):
+            stored = f"{name}.readout.{index}"
+            outputs, inputs, _, _ = graph.weights.matrices[stored]
+            centred = graph.op("Sub", graph.op("Cast", graph.weight(f"{stored}.levels"), to=1), graph.constant(128.0))
+            scales = graph.reshape(graph.weight(f"{stored}.scales"), outputs, -1, 1)
+            wide = graph.cut(graph.reshape(graph.op("Mul", centred, scales), outputs, -1), 0, inputs, 1)
+            parts.append(graph.reshape(wide, count, -1, inputs))
+        return graph.op("Transpose", graph.op("Concat", *parts, axis=0), perm=[0, 2, 1])

@@ -1,5 +1,7 @@
 """The parameters of a checkpoint as the graphs need them: unstacked, rearranged, spectra computed, quantised."""
 
+import math
+
 import jax
 import numpy as np
 
@@ -10,11 +12,16 @@ from model.layers.common import Params
 from model.layers.sca import spectrum
 from model.nautile import sca_names
 
-# The table is embedding and head at once, and loses most at 4 bits.
-TABLE_BITS = 8
+# At 4 bits the table, which is embedding and head at once, and the readouts lose most.
+TABLE_BITS = READOUT_BITS = 8
 # Inputs that share a scale. Blocks of 128 are faster than of 32, and cost nothing at 8 bits. At 4 bits the input
 # projections, which hold the queries, lose most, and so have finer blocks.
 BLOCK, FINE_BLOCK = 128, 32
+
+
+def heads_at_once(heads: int) -> int:
+    """How many heads have their readouts in one quantised matrix: a product reads it once for up to four rows."""
+    return math.gcd(heads, 4)
 
 
 def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None:
@@ -69,8 +76,13 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     file.add(f"{name}.rate", _single(-decay_K[:, None, None] * CHUNK))
     file.add_matrix(f"{name}.gate_proj", layer["gate_proj"], file.bits, BLOCK)
     file.add(f"{name}.gated_norm", layer["gated_norm"])
-    # 3 % of the weights: as small products of their own, quantised, the heads took longer than all at once.
-    file.add(f"{name}.readout", layer["readout"] if file.bits == 32 else layer["readout"].astype(np.float16))
+    if file.bits == 32:
+        file.add(f"{name}.readout", layer["readout"])
+    else:
+        count = heads_at_once(heads)
+        for index in range(heads // count):
+            group_IO = np.concatenate(list(layer["readout"][index * count : (index + 1) * count]), axis=1)
+            file.add_matrix(f"{name}.readout.{index}", group_IO, READOUT_BITS, BLOCK)
     file.add_matrix(f"{name}.out_proj", layer["out_proj"], file.bits, BLOCK)
 
 

@@ -100,13 +100,12 @@ def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weigh
         name = path[-1].key
         if name == "embedding":
             return dequantise(quantise(np.asarray(leaf), 8, BLOCK), leaf.shape[1])
-        if name == "readout":
-            return np.asarray(leaf, np.float16).astype(np.float32)
-        if name not in {"in_proj", "gate_proj", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}:
+        matrices = {"in_proj", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
+        if name not in matrices:
             return leaf
         flat = np.asarray(leaf).swapaxes(-1, -2).reshape(-1, leaf.shape[-2])
         block = FINE_BLOCK if (name, bits) == ("in_proj", 4) else BLOCK
-        wide = dequantise(quantise(flat, bits, block), leaf.shape[-2])
+        wide = dequantise(quantise(flat, 8 if name == "readout" else bits, block), leaf.shape[-2])
         return wide.reshape(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2]).swapaxes(-1, -2)
 
     expected = reference(jax.tree_util.tree_map_with_path(rounded, weights), MODEL, tokens[:, :40])
