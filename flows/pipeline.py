@@ -6,6 +6,7 @@ beside an ingestion. With one slot of each, steps that use the same resource tak
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -187,6 +188,7 @@ class _StepRunner:
             resume=self.resume(step.label),
             limit=self.server_limits.get(step.resource, ""),
             slots=concurrency.shared_slots(self.store, step.resource, self.config.resources.limits()[step.resource]),
+            sweep=os.environ.get(concurrency.SHARED, ""),
             ask_again=self.prepared.selection.ask_again,
         )
         try:

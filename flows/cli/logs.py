@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
-from flows.cli.terminal import run_beginning
+from flows.cli.terminal import run_named
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.fanout.items import item_logs
@@ -22,7 +22,8 @@ POLL_S = 0.3
 _BLOCK = 1 << 20
 # Newest first; estimates (`nautile plan`) after all others, so that none is what is shown by default.
 _RUNS = """
-SELECT run, max(started) AS begun FROM runs WHERE run IS NOT NULL
+SELECT run, max(r.started) AS begun, arg_max(p.name, p.started) AS name
+FROM runs r LEFT JOIN plans p USING (run) WHERE run IS NOT NULL
 GROUP BY run ORDER BY starts_with(run, 'plan-'), begun DESC
 """
 _STAGES = """
@@ -126,16 +127,16 @@ def _tail(text: str, lines: int) -> str:
 
 
 def run_id(store: Store, run: str | None) -> str:
-    """The id of the run whose id begins with `run`, or of the newest run."""
+    """The id of the run that is called `run` or whose id begins so, or of the newest run."""
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.ingest()
-    runs = [row["run"] for row in catalog.query(_RUNS)]
+    runs = {row["run"]: row["name"] for row in catalog.query(_RUNS)}
     if not runs:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
-        return runs[0]
-    if named := run_beginning(run, runs):
+        return next(iter(runs))
+    if named := run_named(run, runs):
         return named
-    raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in runs[:8])}")
+    raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in list(runs)[:8])}")

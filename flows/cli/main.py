@@ -354,7 +354,7 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="An evaluation: an artifact id, a folder, or the stage it followed (the newest). Or a run, by its id.",
+            help="An evaluation: an artifact id, a folder, or the stage it followed (the newest). Or a run: id, name.",
             autocompletion=complete_stage,
         ),
     ],

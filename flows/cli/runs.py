@@ -14,21 +14,21 @@ from common.text import amount, dollars, duration, visible
 from configs.changes import Change, describe_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
-from flows.cli.terminal import run_beginning
+from flows.cli.terminal import run_named
 from flows.run_state import AT_WORK, RUNS, Ask, RunState, StepState, questions_by_run, run_state, state_of
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, CatalogRow
 
 MOST_SEARCHED = 10_000  # runs among which a name is looked for
-PATIENCE_S = 1.0  # with processes that write the catalog, before it is read as it is
+PATIENCE_S = 0.3  # with processes that write the catalog, before it is read as it is
 # `state` of a row has the words of `nautile status CONFIG`; `outcome` says what the run itself did.
 _STATES = {"done": "made", "reused": "made", "cancelled": "interrupted", "coming": "not made", "left out": "not made"}
 
 
 def run_unless_config(store: Store, name: str | None) -> RunState | None:
-    """The run whose id begins with `name`, or without one the live or newest; None for a configuration, or no run yet.
+    """The run called `name` or whose id begins so, or without one the live or newest.
 
-    Raises `ConfigError` for a word that is neither, or several runs.
+    None for a configuration, or no run yet. Raises `ConfigError` for a word that is neither, or several runs.
     """
     if name is None:
         return newest_run(store)
@@ -37,10 +37,10 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
     except ConfigError as no_config:
         with reading(store) as ask:
             runs = {row["run"]: row for row in ask(RUNS, MOST_SEARCHED)}
-            if named := run_beginning(name, list(runs)):
+            if named := run_named(name, {run: row["name"] for run, row in runs.items()}):
                 return run_state(store, ask, runs[named], questions_by_run(store))
         known = ", ".join(run[:8] for run in list(runs)[:8]) or "none"
-        raise ConfigError(f"{no_config}; and no run's id begins so: the newest are {known}") from None
+        raise ConfigError(f"{no_config}; and no run's id or name begins so: the newest are {known}") from None
     return None
 
 

@@ -7,7 +7,7 @@ import glob
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any
 
@@ -94,9 +94,10 @@ def print_markdown(text: str) -> None:
     console.print(Markdown(text) if console.is_terminal else text.rstrip("\n"), soft_wrap=not console.is_terminal)
 
 
-def run_beginning(name: str, runs: Sequence[str]) -> str | None:
-    """The id among `runs` that begins with `name`, None without any. Raises `ConfigError` if several do."""
-    matching = [run for run in runs if run.startswith(name)]
+def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
+    """The id among `runs` (id -> what the run is called) that begins with `name`, or whose run is called so; None
+    without any. Raises `ConfigError` for a name of several."""
+    matching = [run for run, called in runs.items() if run.startswith(name) or called == name]
     if len(matching) > 1:
         known = ", ".join(run[:8] for run in matching[:8])
         raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")

@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 
 from store.artifacts import Store
 
-SHARED = "NAUTILE_SHARED_SLOTS"  # set for the runs of a sweep
+SHARED = "NAUTILE_SHARED_SLOTS"  # set for the runs of a sweep, to an id of its start
 PREFIX = "nautile-"  # of the limits' names
 
 

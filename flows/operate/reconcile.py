@@ -93,7 +93,7 @@ def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
 
 def attempts(store: Store) -> Iterator[Reconciled]:
     """Close the attempts that the catalog shows as running and whose key no process holds."""
-    catalog = Catalog(store)
+    catalog, closed = Catalog(store), False
     catalog.ingest(patience=PATIENCE_S)
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
         lock = store.lock(row["key"])
@@ -103,10 +103,12 @@ def attempts(store: Store) -> Iterator[Reconciled]:
             # It may have ended properly just before we had the lock; nobody can change it now.
             catalog.ingest(patience=PATIENCE_S)
             if catalog.query(f"{_OPEN_ATTEMPTS} AND id = ?", [row["id"]], patience=PATIENCE_S):
+                closed = True
                 yield _close_attempt(store, row)
         finally:
             lock.release()
-    catalog.ingest(patience=PATIENCE_S)
+    if closed:
+        catalog.ingest(patience=PATIENCE_S)
 
 
 def flow_runs(store: Store) -> Iterator[Reconciled]:

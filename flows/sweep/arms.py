@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.files import write_json
+from common.files import read_json, write_json
 from common.text import did_you_mean, visible
 from configs.changes import short_names
 from configs.load import load, load_own
@@ -68,7 +69,7 @@ class Sweep:
         """What a report needs, as plain JSON data; see `flows.sweep.report`."""
         return {
             "name": self.name,
-            "file": str(self.file),
+            "file": str(self.file.resolve()),
             "config": self.base,
             "verdict": self.section.verdict,
             "way": self.section.way,
@@ -102,7 +103,7 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     Raises `ConfigError` with one message naming the file and the arm. `many`: any number of runs is wanted.
     """
     section = load_own(path, SweepConfig)
-    name = _slug(path.stem)
+    name = _name(path, store)
     beside = path.parent / section.config
     base = str(beside) if beside.is_file() else section.config
     arms = expand(section, path)
@@ -162,6 +163,16 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return str(value)
+
+
+def _name(path: Path, store: Store) -> str:
+    """What the sweep of a file is called: as the file, with a digest of its path if one elsewhere has that name."""
+    name = _slug(path.stem)
+    record = read_json(store.root / FOLDER / f"{name}.json")
+    other = Path(record["file"]) if isinstance(record, dict) else path
+    if not other.is_file() or other.samefile(path):
+        return name
+    return f"{name}-{sha256(str(path.resolve()).encode()).hexdigest()[:6]}"
 
 
 def _slug(name: str) -> str:

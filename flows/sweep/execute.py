@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from flows.operate.services import join_server
 from flows.run import terminable
 from flows.sweep.arms import Sweep, SweepRun
 from store.artifacts import Store
+from tasks.engine.staging import failure_in_sweep
 
 _REUSED = re.compile(r"^\S+: reused\b")
 Say = Callable[[str], None]  # prints a line
@@ -61,8 +63,13 @@ def run_sweep(sweep: Sweep, store: Store, parallel: int | None, say: Say) -> int
         say("stopped; its runs are ended and what was finished is kept.")
         say(f"Continue with: {again}")
         return ExitCode.INTERRUPTED
-    if failed := [run.title for run, code in zip(waiting, codes, strict=True) if code]:
+    if any(codes):
+        ended = [run for run, code in zip(waiting, codes, strict=True) if code]
+        failed = [run.title for run in ended if run.run_name not in workers.blocked]
+        blocked = [run.title for run in ended if run.run_name in workers.blocked]
         say(f"{len(failed)} of {len(sweep.runs)} runs failed: {'; '.join(failed)}")
+        if blocked:
+            say(f"{len(blocked)} more need what failed there, which was not tried again: {'; '.join(blocked)}")
         say(f"What they finished is kept. Continue with: {again}")
     return min((code if code > 0 else ExitCode.FAILED for code in codes if code), default=ExitCode.DONE)
 
@@ -74,6 +81,8 @@ class _Workers:
     sweep: Sweep
     store: Store
     say: Say
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    blocked: set[str] = field(default_factory=set)  # names of runs that ended at what had failed in another
     stopped: threading.Event = field(default_factory=threading.Event)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
@@ -86,7 +95,7 @@ class _Workers:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
                 command(self.sweep, run),
-                env={**os.environ, SHARED: "1"},
+                env={**os.environ, SHARED: self.id},
                 text=True,
                 errors="replace",
                 stdin=subprocess.DEVNULL,
@@ -113,10 +122,24 @@ class _Workers:
         took = f"after {duration(time.monotonic() - begun)}, {reused} of {len(run.prepared.steps)} steps reused"
         if self.stopped.is_set():
             return ExitCode.INTERRUPTED
+        if code and (failed := self._failed_elsewhere(run)):
+            self.blocked.add(run.run_name)
+            messages = [f"not made: {failed}"]
         for line in messages:
             self._say(run, line)
         self._say(run, f"done {took}" if not code else f"failed with exit code {code} {took}")
         return code
+
+    def _failed_elsewhere(self, run: SweepRun) -> str:
+        """The steps at which a run ended because they had failed in another; empty if it failed at one itself."""
+        titles = {other.run_name: other.title for other in self.sweep.runs}
+        failures = []
+        for step in run.left(self.store):
+            if failure := failure_in_sweep(self.store, step.key, self.id):
+                if failure["config"] == run.run_name:
+                    return ""
+                failures.append(f"{step.label} failed for {titles.get(failure['config'], failure['run'][:8])}")
+        return "; ".join(failures)
 
     def stop(self) -> None:
         """End all runs, as Ctrl-C ends one, and start no others."""

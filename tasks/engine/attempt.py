@@ -20,6 +20,7 @@ from common.errors import ConfigError, Retryable
 from common.files import write_json, writing
 from store.artifacts import Artifact, Store
 from store.events import EventWriter, read_live
+from store.locks import KeyLock
 from store.manifest import code_commit, host
 from store.mirror import MirroredStore, open_store
 from tasks.engine.attempt_log import AttemptLog
@@ -29,13 +30,14 @@ from tasks.engine.fanout.executor import ExecutorFactory, local_executor
 from tasks.engine.fanout.own_disk import through_remote
 from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import Staging, open_staging
+from tasks.engine.staging import Staging, failure_in_sweep, open_staging
 from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
 from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
 logger = logging.getLogger(__name__)
 
 INGEST_EVERY_S = 5.0
+LOCK_POLL_S = 0.2
 MIRROR_REPLIES_EVERY_S = 60.0
 
 Artifacts = dict[str, Artifact]  # by kind, or by the name of an input
@@ -85,10 +87,7 @@ class _Attempt:
         if reusable:
             return self._reuse(reusable)
 
-        lock = self.store.lock(self.key)
-        if not lock.try_acquire():
-            self.log.notify("waiting", note="another run works on it")
-            lock.acquire(wait=pause)
+        lock = self._take_lock()
         try:
             # The run that held the lock before may have published it.
             if reusable := self._reusable():
@@ -102,6 +101,29 @@ class _Attempt:
                     return self._produce(check_lease)
         finally:
             lock.release()
+
+    def _take_lock(self) -> KeyLock:
+        """The lock of the key, held.
+
+        A run of a sweep waits while another one of it pauses between two tries, and raises `ConfigError` where that has
+        given up: what fails for one run is not paid for again by each of them.
+        """
+        lock, announced = self.store.lock(self.key), False
+        while True:
+            if lock.try_acquire():
+                failure = failure_in_sweep(self.store, self.key, self.context.sweep)
+                if failure is None or failure["run"] == self.context.run_id:
+                    return lock
+                lock.release()
+                if failure["final"]:
+                    raise ConfigError(
+                        f"it failed in run {failure['run'][:8]} of this sweep ({failure['reason']}), and is not tried "
+                        "again for each run; `nautile sweep` with the same file does"
+                    )
+            if not announced:
+                self.log.notify("waiting", note="another run works on it")
+                announced = True
+            pause(LOCK_POLL_S)
 
     def _wait_for_host(self, name: str) -> None:
         self.log.notify("waiting", note=f"{name} works on it")

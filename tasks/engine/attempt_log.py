@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import write_text, writing
+from common.text import first_line
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter
@@ -24,7 +25,7 @@ from tasks.engine.failure import failure_page, reason, slug
 from tasks.engine.prefect_page import run_page
 from tasks.engine.progress import StageUpdate, State, notify
 from tasks.engine.stage import RunContext
-from tasks.engine.staging import Staging
+from tasks.engine.staging import Staging, note_failure
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class AttemptLog:
         if isinstance(error, Exception):
             state, text, why = "failed", str(error), reason(error)
             failure = self._write_failure_page(staging, error)
+            if self._context.sweep:
+                note_failure(staging.path, self._context, first_line(error))
         else:
             state, text, why = "cancelled", "cancelled", "cancelled"
         try:

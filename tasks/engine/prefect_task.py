@@ -35,7 +35,7 @@ from tasks.engine.fanout.ray_executor import ray_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import write_retry_note
+from tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +164,8 @@ class _TaskRunPage:
         if not self._policy.should_retry(error):
             if earlier_failures and self._last and self._last.failure:
                 self._send_failure(self._last.failure)
+            if self._last and self._last.key:
+                note_giving_up(Path(self._context.store_root) / "staging" / self._last.key, self._context)
             return False
         self.pause_s = self._policy.pause_s()
         now = datetime.now().astimezone()

@@ -37,6 +37,7 @@ class RunContext:
     resume: str = ""  # the command that continues after a failure
     limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
     slots: tuple[str, ...] = ()  # lock files, one of which to hold while working where there is no such limit
+    sweep: str = ""  # an id of the start of the sweep that the run is a part of
     ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
 
 

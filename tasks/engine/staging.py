@@ -3,7 +3,7 @@
 An execution is what it takes to write the artifacts of a key once; it may need several attempts. Its id survives them
 in `execution.json`, and with it the ids of metrics and samples, so that a resume doubles none of them.
 
-    execution.json  request.json  live.json  error.json  retry.json  done.json  log.txt
+    execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt
     rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from common.files import read_json, write_json
 from store.artifacts import Artifact, Store
 from tasks.engine.child_process import ChildFiles
+from tasks.engine.stage import RunContext
 
 LATE_S = 60.0  # after which an attempt that was to begin is no longer expected
 
@@ -92,7 +93,8 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
             store.discard(folder)
         staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
     staging.files.clear()
-    (staging.path / "retry.json").unlink(missing_ok=True)
+    for name in ("retry.json", "failure.json"):
+        (staging.path / name).unlink(missing_ok=True)
     return staging
 
 
@@ -106,3 +108,26 @@ def read_retry_note(folder: Path) -> str | None:
     """What a step waits for between two attempts; None if it does not."""
     retry = read_json(folder / "retry.json")
     return retry["note"] if isinstance(retry, dict) and time.time() < retry["at"] + LATE_S else None
+
+
+def note_failure(folder: Path, context: RunContext, reason: str) -> None:
+    """Note in a staging folder, for the other runs of the sweep, that this run failed there. It may try again."""
+    note = {"sweep": context.sweep, "run": context.run_id, "config": context.config, "reason": reason, "final": False}
+    with suppress(OSError):  # as with a retry
+        write_json(folder / "failure.json", note)
+
+
+def note_giving_up(folder: Path, context: RunContext) -> None:
+    """Note that this run does not try again, if the failure is its own."""
+    note = read_json(folder / "failure.json")
+    if isinstance(note, dict) and note["run"] == context.run_id:
+        with suppress(OSError):
+            write_json(folder / "failure.json", note | {"final": True})
+
+
+def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | None:
+    """What was noted of a run of this sweep that failed at a key and has given up (`final`) or will try again."""
+    note = read_json(store.root / "staging" / key / "failure.json") if sweep else None
+    if not isinstance(note, dict) or note["sweep"] != sweep:
+        return None
+    return note if note["final"] or store.run_lock(note["run"]).held_elsewhere() else None

@@ -1,6 +1,7 @@
 """`nautile compare`: two evaluations, from the store or from folders, on the questions they share; or two runs.
 
-An evaluation is a folder, an artifact id, or the stage after which it was made (then the newest); a run is its id.
+An evaluation is a folder, an artifact id, or the stage after which it was made (then the newest); a run is its id or
+its name.
 """
 
 from pathlib import Path
@@ -18,14 +19,13 @@ from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import compare, comparison_table, whose_gain
 from evals.scoring.scores import title_of
 from flows.cli.inspect import named_or_newest
-from flows.cli.runs import MOST_SEARCHED
+from flows.cli.runs import MOST_SEARCHED, reading
 from flows.cli.tables import FittingTable, query_table
-from flows.cli.terminal import run_beginning
+from flows.cli.terminal import run_named
 from flows.run_state import RUNS
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import WAYS
 from store.artifacts import Store
-from store.catalog import Catalog
 
 SIDES = ("a", "b")
 VERDICTS = ("strict", "lenient")
@@ -33,25 +33,23 @@ MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
 
 
 def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
-    """The ids of two runs that are named by their first digits; None if both names mean evaluations.
+    """The ids of two runs that are named by what they are called or their first digits; None if both names mean
+    evaluations.
 
-    Raises `ConfigError` for a run beside an evaluation, and for digits with which several begin.
+    Raises `ConfigError` for a run beside an evaluation, and for a name of several runs.
     """
-    catalog = Catalog(store)
-    runs = []
-    if store.root.exists():
-        store.refresh(events=True)
-        catalog.ingest()
-        runs = [row["run"] for row in catalog.query(RUNS, [MOST_SEARCHED])]
+    with reading(store) as ask:
+        runs = {row["run"]: row["name"] for row in ask(RUNS, MOST_SEARCHED)}
     labels = _evaluated(store)
-    ids = []
+    ids: list[str | None] = []
     for name in (a, b):
-        begun = [run for run in runs if run.startswith(name)]
         if Path(name).is_dir() or "/" in name or name in labels:
-            begun = []
-        elif begun and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
+            ids.append(None)
+            continue
+        run = run_named(name, runs)
+        if run and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
             raise ConfigError(f"{name!r} begins the id of a run and of an evaluation: write evaluation/{name}, or more")
-        ids.append(run_beginning(name, begun))
+        ids.append(run)
     match ids:
         case [None, None]:
             return None

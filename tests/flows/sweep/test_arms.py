@@ -1,11 +1,14 @@
 """A sweep's file: the runs it asks for, and what it is refused for before anything runs."""
 
+import re
+
 import pytest
 
 from common.errors import ConfigError
 from configs.load import changed
 from flows.cli.many.sweep import planned
 from flows.sweep.arms import read_sweep, toml_value
+from flows.sweep.report import saved_sweeps
 from tests.support.evaluations import checkpoint
 from tests.support.toy_cli import ROOT
 from tests.support.toy_stages import TOY
@@ -49,6 +52,23 @@ def test_named_arms_and_a_configuration_beside_the_file(read, store, tmp_path):
     assert [(run.title, run.config.seed) for run in sweep.runs] == [("as it is", 5), ("short", 5)]
     assert sweep.after == "evaluate:reason"
     assert [step.label for step in sweep.runs[0].prepared.steps][-1] == "evaluate:reason"
+
+
+def test_files_of_one_name_have_records_of_their_own(read, store, tmp_path):
+    first = read(GRID)
+    first.save(store)
+    elsewhere = tmp_path / "elsewhere" / "try out.toml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(f'config = "{TOY}"\n{GRID}', encoding="utf-8")
+    second = read_sweep(elsewhere, store)
+    second.save(store)
+    assert re.fullmatch(r"try-out-[0-9a-f]{6}", second.name)
+    assert second.runs[0].run_name == f"{second.name}.steps-3"
+    assert read(GRID).name == first.name == "try-out"
+    assert read_sweep(elsewhere, store).name == second.name
+    assert {record["file"] for record in saved_sweeps(store).values()} == {str(first.file), str(elsewhere)}
+    first.file.unlink()  # moved: the name is free
+    assert read_sweep(elsewhere, store).name == "try-out"
 
 
 def test_the_plan_says_what_comes_from_another_arm(read, store):

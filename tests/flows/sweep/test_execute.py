@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from flows.operate import prefect_server
+from flows.operate.concurrency import SHARED
 from flows.sweep import execute
 from flows.sweep.arms import read_sweep
 from tests.support.toy_stages import TOY
@@ -57,6 +58,30 @@ def test_a_failing_arm_is_counted_and_stops_no_other(run_with):
     assert "1 of 3 runs failed: steps=2" in lines
     assert not any("closing" in line for line in lines)
     assert lines[-1].startswith("What they finished is kept. Continue with: nautile sweep ")
+
+
+def test_what_failed_in_another_arm_is_shown_once(run_with, store, tmp_path):
+    first = read_sweep(tmp_path / "try.toml", store).runs[0]
+    note = store.staging(first.prepared.steps[0].key) / "failure.json"
+    script = f"""
+import json, os, pathlib, sys, time
+note = pathlib.Path({str(note)!r})
+if sys.argv[1] == "steps=1":
+    fields = dict(sweep=os.environ[{SHARED!r}], run="r1", config={first.run_name!r}, reason="by zero", final=True)
+    note.with_suffix(".part").write_text(json.dumps(fields))
+    note.with_suffix(".part").rename(note)
+while not note.exists():
+    time.sleep(0.01)
+sys.exit("stage held_out failed: by zero")
+"""
+    code, lines = run_with(script)
+    assert code == 1
+    assert [line for line in lines if "by zero" in line] == ["[steps=1] stage held_out failed: by zero"]
+    assert {"[steps=2] not made: held_out failed for steps=1", "[steps=3] not made: held_out failed for steps=1"} < {
+        *lines
+    }
+    assert "1 of 3 runs failed: steps=1" in lines
+    assert "2 more need what failed there, which was not tried again: steps=2; steps=3" in lines
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), 9)", 1)])

@@ -12,6 +12,8 @@ from flows.cli.many.compare import runs_named
 from flows.sweep import runs
 from store.artifacts import Store
 from store.catalog import Catalog
+from store.manifest import now
+from tasks.engine.attempt_log import write_row
 from tests.support.two_runs import RUN
 
 
@@ -64,6 +66,16 @@ def test_runs_that_were_asked_other_questions_are_compared_in_all_else(two_runs,
         two_runs, lambda sql, *given: catalog.query(sql, given), "toy", RUN, way="likelihood"
     )
     assert by_options["scores"] == []
+
+
+def test_runs_are_named_by_what_they_are_called(compare, two_runs):
+    assert runs_named(two_runs, "the toy run", "the b0b run") == ("toy", RUN)
+    assert runs_named(two_runs, "to", "the b0b run") == ("toy", RUN)
+    for run in ("first", "second"):
+        write_row(two_runs, "plan", {"id": run, "run": run, "name": "again", "steps": [], "started": now()})
+    code, out, err = compare("again", "toy")
+    assert (code, out) == (2, "")
+    assert "'again' matches more than one run (second, first): give more digits of its id" in err
 
 
 def test_it_is_shown_within_eighty_columns(compare):

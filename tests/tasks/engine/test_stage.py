@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
+from tasks.engine.staging import note_failure, note_giving_up
 from tests.support.stage_store import damage, flip_byte
 from tests.support.stage_sums import local_stage, nothing, section, sums
 
@@ -313,3 +315,34 @@ def test_a_listener_that_fails_fails_no_stage(store, context, caplog):
     finally:
         unsubscribe()
     assert "a progress listener failed on sums:a" in caplog.text
+
+
+def test_what_failed_for_a_run_of_a_sweep_is_not_tried_by_each_other_one(store, context):
+    given, staging = section(faults={"crash": 9}), store.root / "staging"
+    first = replace(context, sweep="s1")
+    with store.run_lock("r1").for_life(), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(StageCrash):
+            run_stage(sums, given, {}, first)
+        (key,) = (path.name for path in staging.iterdir())
+        waits = threading.Event()
+        unsubscribe = subscribe(lambda update: update.state == "waiting" and waits.set())
+        try:  # while the first may try again
+            second = pool.submit(run_stage, sums, given, {}, replace(first, run_id="r2"))
+            assert waits.wait(60)
+        finally:
+            unsubscribe()
+        with pytest.raises(StageCrash):
+            run_stage(sums, given, {}, first)
+        note_giving_up(staging / key, replace(first, run_id="r2"))  # which has no failure of its own
+        assert not second.done()
+        note_giving_up(staging / key, first)
+        with pytest.raises(
+            ConfigError, match=r"failed in run r1 of this sweep \(.*by zero.*\), and is not tried again"
+        ):
+            second.result()
+    assert len((staging / key / "scratch" / "met-crash").read_text()) == 2
+    with pytest.raises(StageCrash):
+        run_stage(sums, given, {}, replace(first, run_id="r2", sweep="s2"))
+    note_failure(staging / key, replace(first, run_id="killed"), "it was killed after this")
+    with pytest.raises(StageCrash):
+        run_stage(sums, given, {}, first)

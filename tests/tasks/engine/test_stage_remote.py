@@ -15,6 +15,7 @@ from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.operation import LaunchConfig
 from flows.cli import inspect
+from store import lease as leases
 from store import remote as remotes
 from store.catalog import Catalog
 from store.manifest import MIRRORED, host
@@ -133,7 +134,7 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
 
 
 @pytest.mark.slow
-def test_the_items_that_a_lost_machine_had_finished_are_not_done_again(machine, tmp_path):
+def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(machine, tmp_path, monkeypatch):
     a, b = machine("a"), machine("b")
     given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))
     often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.3"
@@ -147,10 +148,27 @@ def test_the_items_that_a_lost_machine_had_finished_are_not_done_again(machine, 
         parent.kill()
         parent.communicate()
     assert not any("/rounds/cut/work/" in name or name.endswith("/rounds/attempt.json") for name in before)
-    a.remote.delete(f"leases/{name}" for name in a.remote.names("leases"))  # as if it had expired
+    (lease,) = a.remote.names("leases")  # which nobody has released
     (tmp_path / "open").touch()
-    outputs = run_stage(pieces, given, {}, replace(context(b, "r2"), launch=LaunchConfig(workers=2)))
+    monkeypatch.setattr(leases, "POLL_S", 0.05)
+    notes = []
+
+    def expire_soon(update):
+        if update.state in ("waiting", "running"):
+            monkeypatch.setattr(leases, "EXPIRES_S", 0.5 if update.state == "waiting" else 300.0)
+            notes.append(update.note)
+
+    unsubscribe = subscribe(expire_soon)
+    try:
+        outputs = run_stage(pieces, given, {}, replace(context(b, "r2"), launch=LaunchConfig(workers=2)))
+    finally:
+        unsubscribe()
+    assert notes[0] == f"{host()} works on it"
     artifact = b.get(outputs["numbers"])
+    assert (lease, list(b.remote.names("leases"))) == (
+        f"{artifact.key}/00000001.json",
+        [f"{artifact.key}/00000002.json"],
+    )
     assert (artifact.path / "all.txt").read_text() == joined(5)
     runs = artifact.manifest["facts"]["runs"]
     assert {name: count for name, count in runs.items() if count > 1} in ({}, {"piece-3": 2})
