@@ -23,9 +23,9 @@ from common.files import write_json
 from common.text import markdown_table
 from configs.survey import SimulateConfig
 from data.surveys.reading import choose_people, load_survey, read_respondents
-from evals.opinions.comparison import ARMS, compare
+from evals.opinions.comparison import compare
 from evals.opinions.probabilities import OpinionScorer, position_bias
-from evals.opinions.tables import FIGURES
+from evals.opinions.tables import ARMS, FIGURES
 from model.weights.files import WEIGHTS
 
 GROUPS = {"anes96": ("age", "college", "income_from"), "fair": ("age", "has_children", "education")}

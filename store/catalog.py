@@ -1,11 +1,12 @@
 """The catalog: eight DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
 
 While one process has a DuckDB file open for writing, every other attempt to open it fails, read-only ones too. So no
-process keeps it open: each transaction opens the file, works, and closes it (about 50 ms). Before that it takes a lock
-of ours, because DuckDB's own does not protect a process that opens the file while another one closes it: eight
-processes that committed at once damaged it in one of three trials (bench/commits.py). Programs that do not take our
-lock, such as DuckDB's shell, are waited for by polling. The table `ingested` holds how far each file has been read; a
-position and the rows up to it are written in one transaction.
+process keeps it open: each transaction opens the file, works, and closes it (about 50 ms), and who has several queries
+keeps it open for as long as they take (`CatalogReader`). Before that it takes a lock of ours, because DuckDB's own does
+not protect a process that opens the file while another one closes it: eight processes that committed at once damaged it
+in one of three trials (bench/commits.py). Programs that do not take our lock, such as DuckDB's shell, are waited for by
+polling. The table `ingested` holds how far each file has been read; a position and the rows up to it are written in one
+transaction.
 """
 
 import atexit
@@ -17,7 +18,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ _ONLY_READS = (
     "and no file and no setting. `nautile store export TABLE OUT.parquet` writes a table to a file"
 )
 
-_one_connection = threading.RLock()  # a process cannot open the file twice with different settings
+# DuckDB gives the connections of a process to one file one database, which the last of them closes: none may be opened
+# meanwhile. Held for moments only, and by nobody who waits for another process.
+_opening = threading.Lock()
 
 
 @atexit.register
@@ -143,12 +146,9 @@ class Catalog:
                 path.unlink(missing_ok=True)
         return self._rebuild(patience)
 
-    def query(
-        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
-    ) -> list[CatalogRow]:
+    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
         """The rows of a read-only query as dicts in the order of its columns. See `select` for the errors."""
-        columns, rows = self.select(sql, parameters, patience=patience, files=files)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return _as_dicts(*self.select(sql, parameters, patience=patience))
 
     def select(
         self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
@@ -162,19 +162,9 @@ class Catalog:
         with self._readable(patience, locked=not files) as connection:
             return _answer(connection, sql, parameters, locked=not files)
 
-    @contextmanager
-    def reading(self, *, patience: float = PATIENCE_S) -> Iterator[Callable[..., list[CatalogRow]]]:
-        """(SQL, parameters...) -> rows, for the length of the block: several queries of one state, opened once.
-
-        Nothing is ingested meanwhile, by whichever process, so the block must be short. Errors are those of `select`.
-        """
-
-        def ask(sql: str, *parameters: Any) -> list[CatalogRow]:
-            columns, rows = _answer(connection, sql, parameters, locked=True)
-            return [dict(zip(columns, row, strict=True)) for row in rows]
-
-        with self._readable(patience, locked=True) as connection:
-            yield ask
+    def reading(self, *, patience: float = PATIENCE_S) -> "CatalogReader":
+        """For a block with several queries of one state; see `CatalogReader`."""
+        return CatalogReader(self, patience)
 
     def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
         """Write `table` to the Parquet file `out`, whole or not at all; returns the number of rows.
@@ -216,13 +206,14 @@ class Catalog:
         if not self.path.exists():
             self.ingest(patience=patience)
         with ExitStack() as stack:
-            connection = stack.enter_context(self._open(patience, read_only=True))
+            # With files alone: those who read beside it would have locked the settings of the process.
+            connection = stack.enter_context(self._open(patience, read_only=True, shared=locked))
             if schema_of(connection) != SCHEMA:  # an older one, or none: its first transaction did not finish
                 stack.close()
                 self.ingest(patience=patience)
-                connection = stack.enter_context(self._open(patience, read_only=True))
-            for setting in _LOCKED if locked else ():
-                connection.execute(setting)
+                connection = stack.enter_context(self._open(patience, read_only=True, shared=locked))
+            if locked:
+                _lock_settings(connection)
             yield connection
 
     def _rebuild(self, patience: float) -> dict[str, int]:
@@ -303,30 +294,81 @@ class Catalog:
                 raise ConfigError(_unusable(self.path, error)) from error
 
     @contextmanager
-    def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _open(self, patience: float, *, read_only: bool, shared: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
         deadline = time.monotonic() + patience
-        with _one_connection, flock_until(self._queue, deadline, shared=read_only) as acquired:
+        with flock_until(self._queue, deadline, shared=shared) as acquired:
             if not acquired:
                 raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
             connection = self._connect(deadline, read_only)
             try:
                 yield connection
             finally:
-                connection.close()
+                with _opening:
+                    connection.close()
 
     def _connect(self, deadline: float, read_only: bool) -> duckdb.DuckDBPyConnection:
         wait = 0.01
         while True:
             try:
-                return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
+                with _opening:
+                    return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
             except duckdb.Error as error:
                 text = first_line(error)
-                if "lock" not in text.lower():
+                # Another process has it open, or, where there are no locks, a thread of this one has it otherwise.
+                if not re.search("lock|different configuration", text, re.IGNORECASE):
                     raise ConfigError(_unusable(self.path, error)) from None
                 if time.monotonic() > deadline:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
+
+
+class CatalogReader:
+    """Several queries over one connection, which the first of them opens and the end of the block closes.
+
+    Nothing is ingested meanwhile, by whichever process, so the block must be short. For a single thread.
+    """
+
+    def __init__(self, catalog: Catalog, patience: float = PATIENCE_S) -> None:
+        self._catalog, self._patience = catalog, patience
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._stack = ExitStack()
+
+    def __call__(self, sql: str, *parameters: Any) -> list[CatalogRow]:
+        """The rows of a query. Raises as `Catalog.select`."""
+        if self._connection is None:
+            self._connection = self._stack.enter_context(self._catalog._readable(self._patience, locked=True))
+        return _as_dicts(*_answer(self._connection, sql, parameters, locked=True))
+
+    def close(self) -> None:
+        """Let others write the catalog; the next query opens it again."""
+        self._connection = None
+        self._stack.close()
+
+    def __enter__(self) -> "CatalogReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def query_files(sql: str, parameters: Sequence[Any] = ()) -> list[CatalogRow]:
+    """The rows of a query of our own that reads files and no table. Raises `ConfigError` with DuckDB's message."""
+    with duckdb.connect(config=_SETTINGS) as connection:
+        return _as_dicts(*_answer(connection, sql, parameters, locked=False))
+
+
+def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[CatalogRow]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
+    """Keep queries from files and settings. The connections of a process share these, so the first of them does it."""
+    with _opening:
+        row = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
+        if row != (True,):
+            for setting in _LOCKED:
+                connection.execute(setting)
 
 
 def _answer(

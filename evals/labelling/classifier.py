@@ -19,12 +19,12 @@ from data.labelled.label_set import LabelSet, read_label_set
 from data.labelled.prompts import instructions_for
 from evals.labelling.predictor import LabelPredictor
 from evals.labelling.scores import intervals
+from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
 BINS = 10  # of the probabilities
 EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # of each outcome, half of them the surest; characters of a text
-LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes
 WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
 
 

@@ -1,4 +1,4 @@
-"""The scores of a tuning as rows of a table: for the terminal, the card, the dashboard and the bench. Loads no JAX."""
+"""The scores of a tuning as rows of a table, and outcomes by name: for all that shows them. Loads no JAX."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +13,7 @@ TITLES = {
     "lora": "this model: LoRA",
 }
 MISSING = "—"
+LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes of a classification
 
 
 def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:

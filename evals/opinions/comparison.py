@@ -20,17 +20,9 @@ from data.surveys.people import PeopleGroup, Person, groups_of
 from data.surveys.reading import MISSING, Respondents, predictors_of, shares
 from evals.opinions.baselines import majority, predictions, uniform
 from evals.opinions.scores import EVERYBODY, Cell, ScoredCell, arm_scores
+from evals.opinions.tables import ARMS
 
 SMALLEST_GROUP = 10  # humans; a smaller group is shown, and not scored
-ARMS = {
-    "model": "the model",
-    "uniform": "uniform: each option alike",
-    "majority": "majority: everybody takes the commonest option",
-    "overall": "the overall human distribution, for every group",
-    "regression": "logistic regression on the demographics",
-    "forest": "random forest on the demographics",
-    "humans": "humans against humans: the same people resampled",
-}
 
 
 @dataclass(frozen=True)

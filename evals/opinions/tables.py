@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.text import markdown_table, markdown_text
-from evals.opinions.comparison import ARMS
 
+ARMS = {
+    "model": "the model",
+    "uniform": "uniform: each option alike",
+    "majority": "majority: everybody takes the commonest option",
+    "overall": "the overall human distribution, for every group",
+    "regression": "logistic regression on the demographics",
+    "forest": "random forest on the demographics",
+    "humans": "humans against humans: the same people resampled",
+}
 FIGURES = {
     "similarity": "1 − JSD",
     "wasserstein": "Wasserstein",

@@ -1,6 +1,6 @@
 """Tables 1 and 2 as figures: one line per row, ours as a dot in its 95 % interval, the paper's figures as ticks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,18 @@ def _paint(figure: Any, title: str, names: Sequence[str], marks: Sequence[Mark])
             (line,) = axes.plot((mark.value,) * 2, (mark.row - 0.3, mark.row + 0.3), color=colour, linewidth=width)
         line.set_gid(f"mark-{index}")
         handles[mark.series] = line
-    shown = [*ours, *papers]
-    if shown:
-        legend = {"loc": "outside lower left", "ncols": 4, "frameon": False, "fontsize": 8, "handlelength": 1}
-        figure.legend([handles[name] for name in shown], shown, **legend)
+    if shown := [*ours, *papers]:
+        _legend(figure, {name: handles[name] for name in shown})
+
+
+def _legend(figure: Any, handles: Mapping[str, Any]) -> None:
+    """The legend under the axes, in as many columns as the width of the figure has room for."""
+    style = {"loc": "outside lower left", "frameon": False, "fontsize": 8, "handlelength": 1}
+    for columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _tooltip(mark: Mark) -> str:

@@ -6,8 +6,10 @@ import streamlit as st
 
 from flows.dashboard import shared
 from flows.dashboard.pages import PAGES
+from flows.run_state import AT_WORK
 
 EVERY_S = 5
+IDLE_S = 60  # while no run is at work; that one begins is seen after five seconds nonetheless
 # No empty band on top, the choice of a run before the list of pages, and headings and figures in sizes that leave the
 # first screen to content. On a narrow screen columns stand below each other, and their figures side by side in pairs.
 STYLE = """<style>
@@ -33,27 +35,41 @@ STYLE = """<style>
 </style>"""
 
 
+@shared.one_connection()
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
     st.html(STYLE)
     live_at_first = st.query_params.get("live") != "off"
-    live = st.sidebar.toggle("Live", value=live_at_first, key="live", help=f"Refresh the page every {EVERY_S} seconds.")
+    live = st.sidebar.toggle(
+        "Live",
+        value=live_at_first,
+        key="live",
+        help=f"Refresh the page every {EVERY_S} seconds while a run is at work.",
+    )
     titles = shared.run_titles()
     run = shared.choose_run(titles)
+    at_work = any(row["stands"] in AT_WORK for row in shared.run_summaries())
+    every = EVERY_S if at_work else IDLE_S  # a browser need not draw all charts again while no run changes them
+
+    def watch() -> None:
+        if shared.run_titles() != titles:
+            st.rerun()  # a run has begun or ended: the sidebar, which a fragment does not redraw, is out of date
 
     def page(address: str) -> st.Page:
+        @shared.one_connection()
         def redraw() -> None:
-            if shared.run_titles() != titles:
-                st.rerun()  # a run has begun or ended: the sidebar, which a fragment does not redraw, is out of date
+            watch()
             PAGES[address].draw(shared.chosen_run(run))
 
-        fragment = st.fragment(redraw, run_every=EVERY_S if live else None)
+        fragment = st.fragment(redraw, run_every=every if live else None)
         return st.Page(fragment, title=PAGES[address].title, url_path=address, default=address == "overview")
 
     themes = defaultdict(list)
     for address in PAGES:
         themes[PAGES[address].theme].append(page(address))
     st.navigation(themes, expanded=True).run()
+    if live and not at_work:
+        st.fragment(watch, run_every=EVERY_S)()
 
 
 main()

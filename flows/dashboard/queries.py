@@ -11,7 +11,7 @@ from flows.run_state import STEPS
 STAGES = STEPS  # the last attempt at each step of a run. (run)
 MOST_RUNS = 200  # in lists: the newest
 
-POINTS = 400  # of a curve: about as many as a chart has pixels
+POINTS = 150  # of a curve: one for three pixels of a chart. The browser draws each, and a page has up to 26 charts
 PAGE = 10  # texts on a page
 GROUPS_PAGE = 6  # groups of texts on a page
 FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
@@ -140,11 +140,15 @@ WHICH = {
 # empty one: all), the text to find (twice), groups a page, first group.
 _GROUPS = """
 WITH source AS ({source}),
-read AS (
-    SELECT "index", fields, coalesce(fields->>'question', fields->>'prompt', '') AS prompt, {keys},
-        TRY_CAST(fields->>'reward' AS DOUBLE) AS reward, TRY_CAST(fields->>'length' AS BIGINT) AS length,
-        coalesce(TRY_CAST(fields->'parts'->>'correct' AS DOUBLE), TRY_CAST(fields->>'reward' AS DOUBLE)) AS correct
+parsed AS (  -- all that is needed of a record at once: each extraction by itself would parse it again
+    SELECT "index", fields, json_extract_string(fields, ['$.question', '$.prompt', '$.round', '$.step', '$.reward',
+        '$.length', '$.parts.correct']) AS value
     FROM source),
+read AS MATERIALIZED (
+    SELECT "index", fields, coalesce(value[1], value[2], '') AS prompt, {keys},
+        TRY_CAST(value[5] AS DOUBLE) AS reward, TRY_CAST(value[6] AS BIGINT) AS length,
+        coalesce(TRY_CAST(value[7] AS DOUBLE), TRY_CAST(value[5] AS DOUBLE)) AS correct
+    FROM parsed),
 grouped AS (
     SELECT round, step, prompt, count(*) OVER () AS total,
         row_number() OVER (ORDER BY {order}, min("index")) AS place FROM read
@@ -173,7 +177,7 @@ GROUP_WHICH = {
     "with one cut off": "bool_or(TRY_CAST(fields->>'truncated' AS BOOLEAN))",
 }
 # Steps are shown as the charts count them, from 1: a rollout has the number of updates before it.
-_STEPS = "TRY_CAST(fields->>'round' AS BIGINT) + 1 AS round, TRY_CAST(fields->>'step' AS BIGINT) + 1 AS step"
+_STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT) + 1 AS step"
 # Of what is sampled during pretraining, a prompt's texts of all steps are a group.
 _NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
 

@@ -5,11 +5,14 @@ Streamlit takes nothing but markdown (titles, labels, warnings), a name from out
 """
 
 import json
+import math
 import os
 import re
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,7 +24,7 @@ from common.text import visible
 from configs.changes import Change, describe_changes
 from flows.dashboard import queries
 from flows.run_state import RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
-from store.catalog import Catalog, CatalogBusy, CatalogRow
+from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
 from store.mirror import open_store
 from tasks.engine.progress import RateMeter
 
@@ -65,25 +68,39 @@ class ChosenRun:
 
 
 class ReadOnlyCatalog(Catalog):
-    """A catalog that never writes, and gives up on a locked file after seconds, because somebody waits for a page."""
+    """A catalog that never writes."""
 
-    def ingest(self, *, patience: float = PATIENCE_S) -> int:
+    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         raise ConfigError(f"the catalog {self.path} is of another version: run `nautile store rebuild`")
 
-    def query(
-        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
-    ) -> list[CatalogRow]:
-        return super().query(sql, parameters, patience=patience, files=files)
+
+_reader: ContextVar[CatalogReader | None] = ContextVar("reader", default=None)
+
+
+@contextmanager
+def one_connection() -> Iterator[CatalogReader]:
+    """Let all queries of the block, which is a draw of a page, share a connection: opening one takes longer than most.
+
+    They give up on a locked file after seconds, because somebody waits for the page.
+    """
+    if reader := _reader.get():
+        yield reader
+        return
+    with ReadOnlyCatalog(open_store()).reading(patience=PATIENCE_S) as reader:
+        token = _reader.set(reader)
+        try:
+            yield reader
+        finally:
+            _reader.reset(token)
 
 
 def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
     """The rows of one of `queries`, at most three seconds old, none without a catalog. Stops the page on an error.
 
-    `files`: the query reads a file.
+    `files`: the query reads a file, and no table.
     """
     try:
-        store = open_store()
-        return _cached(str(store.root), sql, list(parameters), files) if store.catalog_path.exists() else []
+        return fetch(sql, *parameters, files=files)
     except CatalogBusy:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
@@ -91,9 +108,18 @@ def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
     st.stop()
 
 
+def fetch(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
+    """As `ask`, but raises `CatalogBusy` and `ConfigError`."""
+    store = open_store()
+    return _cached(str(store.root), sql, list(parameters), files) if store.catalog_path.exists() else []
+
+
 @st.cache_data(ttl=CACHE_S, max_entries=512, show_spinner=False)
 def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[CatalogRow]:
-    return ReadOnlyCatalog(open_store(root)).query(sql, parameters, files=files)
+    if files:
+        return query_files(sql, parameters)
+    with one_connection() as reader:
+        return reader(sql, *parameters)
 
 
 def run_summaries() -> list[CatalogRow]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from store import catalog as catalogs
 from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy
+from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
 from store.schema import TABLES
 from tests.support.stage_store import flip_byte, key_of, published
@@ -165,7 +165,7 @@ def test_queries_and_their_errors_are_explained(store, catalog):
     for sql, message in (("SELECT nonsense FROM metrics", "nonsense"), ("SELEC 1", "syntax"), (" -- none", "is empty")):
         with pytest.raises(ConfigError, match=rf"(?s)the query .*{message}"):
             catalog.query(sql)
-    assert catalog.query(f"SELECT content FROM read_text('{__file__}')", files=True)  # what the code itself asks for
+    assert query_files(f"SELECT content FROM read_text('{__file__}')")  # what the code itself asks for
 
 
 SECRET = "planted-161803398"
@@ -259,6 +259,31 @@ def test_several_queries_read_one_state_and_may_not_write(store, catalog):
         with pytest.raises(ConfigError, match="may only read"):
             ask("SELECT * FROM read_text('/etc/hostname')")
     assert 0 <= catalog.age_s() < math.inf
+
+
+def test_a_reader_keeps_one_connection_beside_others_and_lets_a_writer_in_once_it_is_closed(
+    store, catalog, monkeypatch
+):
+    count = "SELECT count(*) AS n FROM artifacts"
+    catalog.ingest()
+    opened = []
+    connect = duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda *given, **more: opened.append(given) or connect(*given, **more))
+    with catalog.reading() as reader, catalog.reading() as other:
+        assert not opened  # a page whose queries are all remembered opens nothing
+        before = reader(count)
+        with pytest.raises(ConfigError, match="may only read"):
+            reader(f"SELECT content FROM read_text('{__file__}')")
+        assert reader(count) == before
+        assert len(opened) == 1
+        assert other(count) == catalog.query(count) == before  # in one process, with settings locked by the first
+        for closed in (reader, other):
+            with pytest.raises(CatalogBusy):
+                catalog.ingest(patience=0.1)
+            closed.close()
+        published(store, "tokens", "in")
+        assert catalog.ingest() == 1
+        assert reader(count)[0]["n"] == before[0]["n"] + 1
 
 
 @pytest.mark.parametrize("content", [b"this is no database", b""])

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.text import visible
-from evals.labelling.classifier import ABSTAINED, LABELLED, NO_TEXT
-from flows.dashboard import shared
+from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT
+from flows.dashboard import figures, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.classify import EXAMPLES
 
@@ -51,10 +51,8 @@ def _labels(facts: dict[str, Any]) -> None:
     st.subheader("Labels")
     ordered = sorted(facts["labelled"].items(), key=lambda pair: -pair[1])
     counts = pd.DataFrame([{"label": visible(label, 60), "rows": count} for label, count in ordered[:SHOWN]])
-    bars = alt.Chart(counts).mark_bar()
-    rows_axis, label_axis = alt.Axis(tickMinStep=1, format=",d"), alt.Axis(title=None, labelLimit=400)
-    bars = bars.encode(x=alt.X("rows:Q", axis=rows_axis), y=alt.Y("label:N", sort=None, axis=label_axis))
-    st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+    label = nominal("label", sort=None, axis={"title": None, "labelLimit": 400})
+    Chart(counts, {**layer("bar", x=quantitative("rows", axis=figures.WHOLE), y=label), "height": figures.ROW}).show()
     if len(ordered) > SHOWN:
         st.caption(f"The {SHOWN} most frequent of {len(ordered):,} labels.")
 
@@ -67,14 +65,14 @@ def _confidence(confidence: dict[str, list[int]]) -> None:
         for outcome, counts in confidence.items()
         for number, count in enumerate(counts)
     ]
-    bars = alt.Chart(pd.DataFrame(bins)).mark_bar()
-    bars = bars.encode(
-        x=alt.X("from:Q", bin="binned", title="probability", scale=alt.Scale(domain=[0, 1])),
-        x2="to:Q",
-        y=alt.Y("rows:Q", axis=alt.Axis(tickMinStep=1, format=",d")),
-        color=alt.Color("outcome:N", title=None),
+    bars = layer(
+        "bar",
+        x=quantitative("from", bin="binned", title="probability", scale={"domain": [0, 1]}),
+        x2={"field": "to"},
+        y=quantitative("rows", axis=figures.WHOLE),
+        color=nominal("outcome", legend=figures.BELOW),
     )
-    st.altair_chart(bars.properties(height=220), width="stretch")
+    Chart(pd.DataFrame(bins), {**bars, "height": 220}).show()
 
 
 def _examples(artifact: str) -> None:

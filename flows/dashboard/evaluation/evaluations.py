@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
 from common.files import read_json
 from evals.tables.results import MISSING, ResultTable, table_1, table_2
-from flows.dashboard import cards, queries, shared
+from flows.dashboard import cards, figures, queries, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
@@ -103,7 +103,7 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
     """A chart for each benchmark that was measured."""
     points = [
         {
-            "benchmark": name,
+            "benchmark": benchmark,
             "evaluation": row["id"],
             "run": row["run"] or row["id"],
             "configuration": row["config"] or "not of a run",
@@ -119,51 +119,51 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
             "link": shared.page_link("evaluations", evaluation=row["id"]),
         }
         for row in evaluations
-        for name, score in row["scores"].get("benchmarks", {}).items()
+        for benchmark, score in row["scores"].get("benchmarks", {}).items()
         if score.get("accuracy") is not None
     ]
     if not points:
         st.caption("No score was measured yet.")
         return
     columns = st.columns(2, gap="large")
-    for index, name in enumerate(sorted({point["benchmark"] for point in points})):
-        own = [point for point in points if point["benchmark"] == name]
+    for index, benchmark in enumerate(sorted({point["benchmark"] for point in points})):
+        own = [point for point in points if point["benchmark"] == benchmark]
         with columns[index % 2]:
             st.markdown(f"##### {shared.escaped(own[0]['title'])}")
             if own[0]["stand_in"]:
                 st.caption(f"Stand-in: {shared.escaped(own[0]['stand_in'])}")
             newest = max(own, key=lambda point: point["made"])
-            alt_text = f"{newest['title']}: {len(own)} evaluations, the newest {newest['accuracy']:.1%}"
-            st.altair_chart(history(own), width="stretch", alt=alt_text)
+            text = f"{newest['title']}: {len(own)} evaluations, the newest {newest['accuracy']:.1%}"
+            history(own).show(text)
 
 
-def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
+def history(points: Sequence[CatalogRow]) -> Chart:
     """The history of one benchmark: a point with its interval for each evaluation, the stages of a run joined."""
-    percent = alt.Axis(format="%", title="accuracy, strict")
     table = pd.DataFrame(points).sort_values("made")
     table["made"] = pd.to_datetime(table["made"])
-    time_axis = alt.X(
-        "made:T",
-        title="evaluated (UTC)",
-        axis=alt.Axis(format="%d %b %H:%M", labelAngle=0, labelOverlap=True, tickCount=4),
-        scale=alt.Scale(type="utc", padding=16),
-    )
-    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=2)
-    colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
-    base = alt.Chart(table).encode(x=time_axis)
-    line = base.mark_line(opacity=0.4, color="#888888").encode(y="accuracy:Q", detail="run:N")
-    bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q", color=colors)
+    clock = {"format": "%d %b %H:%M", "labelAngle": 0, "labelOverlap": True, "tickCount": 4}
+    x = temporal("made", title="evaluated (UTC)", axis=clock, scale={"type": "utc", "padding": 16})
+    share = {"format": "%", "title": "accuracy, strict"}
+    legend = {**figures.BELOW, "symbolOpacity": 1, "columns": 2}
+    color = nominal("after", sort=list(STAGES), legend=legend, scale=figures.COLOURS)
     tooltip = [
-        *(f"{name}:N" for name in ("evaluation", "configuration", "after")),
-        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("accuracy", "low", "high")),
-        alt.Tooltip("n:Q", format=",d"),
+        *(nominal(field) for field in ("evaluation", "configuration", "after")),
+        *(quantitative(field, format=".1%") for field in ("accuracy", "low", "high")),
+        quantitative("n", format=",d"),
     ]
-    dots = base.mark_point(filled=True, size=70, opacity=1)
-    linked = {"href": "link:N"} if "link" in table else {}
-    layers = [line, bars, dots.encode(y="accuracy:Q", tooltip=tooltip, color=colors, **linked)]
+    linked = {"href": nominal("link")} if "link" in table else {}
+    y, joined = quantitative("accuracy"), {"type": "line", "opacity": 0.4, "color": "#888888"}
+    span = {"y": quantitative("low", axis=share), "y2": {"field": "high"}}
+    dots = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+    layers = [
+        layer(joined, x=x, y=y, detail=nominal("run")),
+        layer({"type": "rule", "strokeWidth": 1.5}, x=x, **span, color=color),
+        layer(dots, x=x, y=y, color=color, tooltip=tooltip, **linked),
+    ]
     if table["chance"].notna().any():  # a mark without any value would be a nameless group to a screen reader
-        layers.append(alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q"))
-    return alt.layer(*layers).properties(height=300)
+        chance = {"type": "rule", "strokeDash": [4, 3], "color": "#888888"}
+        layers.append(layer(chance, y=quantitative("chance", aggregate="max")))
+    return Chart(table, {"layer": layers, "height": 300})
 
 
 def _problems(row: CatalogRow) -> None:

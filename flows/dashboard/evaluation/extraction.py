@@ -1,12 +1,12 @@
 """The extraction page: what became of the rows, and the replies that were refused, with their reasons and texts."""
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.text import visible
 from evals.extraction.checks import REASONS
-from flows.dashboard import shared
+from flows.dashboard import figures, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.extract import REFUSED
 
@@ -38,21 +38,18 @@ def page(chosen: ChosenRun | None) -> None:
 def _reasons(refused: dict[str, int]) -> None:
     st.subheader("Refused, by reason")
     counts = pd.DataFrame([{"reason": REASONS[reason], "rows": count} for reason, count in refused.items()])
-    rows_axis = alt.Axis(tickMinStep=1, format=",d")
-    reason_axis = alt.Axis(title=None, labelLimit=400)
-    bars = alt.Chart(counts).mark_bar()
-    bars = bars.encode(x=alt.X("rows:Q", axis=rows_axis), y=alt.Y("reason:N", sort="-x", axis=reason_axis))
-    st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+    reason = nominal("reason", sort="-x", axis={"title": None, "labelLimit": 400})
+    Chart(counts, {**layer("bar", x=quantitative("rows", axis=figures.WHOLE), y=reason), "height": figures.ROW}).show()
 
 
 def _rows(artifact: str, reasons: list[str]) -> None:
     """The refused rows of a reason, as cells: nothing of a text or a reply is markup."""
-    reason = st.selectbox("Reason", reasons, format_func=lambda name: REASONS[name], key="reason")
+    reason = st.selectbox("Reason", reasons, format_func=REASONS.__getitem__, key="reason")
     rows = shared.artifact_rows(artifact, REFUSED)
     if rows is None:
         return
     cells = [
-        {"row": row["number"], **{name: visible(row[name] or "", LONGEST) for name in ("detail", "text", "reply")}}
+        {"row": row["number"], **{part: visible(row[part] or "", LONGEST) for part in ("detail", "text", "reply")}}
         for row in rows
         if row["reason"] == (reason or reasons[0])
     ]

@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.opinions.comparison import ARMS
-from evals.opinions.tables import FIGURES, NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard import shared
+from evals.opinions.tables import ARMS, FIGURES, NOT_FOR, NOTHING_TO_COMPARE
+from flows.dashboard import figures, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
@@ -90,10 +89,10 @@ def _question(summary: dict[str, Any]) -> None:
                 if cell["arms"].get(name, {}).get("people") is not None
             ]
             st.caption(", ".join(counts) or "published shares")
-            st.altair_chart(distribution(question, cell, [*at_first, *extra]), width="stretch")
+            distribution(question, cell, [*at_first, *extra]).show()
 
 
-def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]) -> alt.LayerChart:
+def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]) -> Chart:
     """The shares of the options of each arm, as dots with their intervals where they have some."""
     points = [
         {
@@ -107,22 +106,20 @@ def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]
         if (fields := cell["arms"].get(arm))
         for i, option in enumerate(question["options"])
     ]
-    percent = {"axis": alt.Axis(format=".0%", title=None), "scale": alt.Scale(domainMin=0)}
-    base = alt.Chart(pd.DataFrame(points)).encode(
-        y=alt.Y("option:N", sort=question["options"], title=None, axis=alt.Axis(labelLimit=240)),
-        yOffset=alt.YOffset("arm:N", sort=[SHORT.get(arm, arm) for arm in arms]),
-        color=alt.Color(
-            "arm:N",
-            sort=[SHORT.get(arm, arm) for arm in arms],
-            legend=alt.Legend(orient="bottom", title=None),
-            scale=alt.Scale(scheme="tableau10"),
-        ),
-    )
-    bars = base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", **percent), x2="high:Q")
+    order = [SHORT.get(arm, arm) for arm in arms]
+    share = {"axis": {"format": ".0%", "title": None}, "scale": {"domainMin": 0}}
+    base = {
+        "y": nominal("option", sort=question["options"], title=None, axis={"labelLimit": 240}),
+        "yOffset": nominal("arm", sort=order),
+        "color": nominal("arm", sort=order, legend=figures.BELOW, scale=figures.COLOURS),
+    }
     tooltip = [
-        alt.Tooltip("option:N"),
-        alt.Tooltip("arm:N"),
-        *(alt.Tooltip(f"{n}:Q", format=".1%") for n in ("share", "low", "high")),
+        nominal("option"),
+        nominal("arm"),
+        *(quantitative(field, format=".1%") for field in ("share", "low", "high")),
     ]
-    dots = base.mark_point(filled=True, size=60).encode(x=alt.X("share:Q", **percent), tooltip=tooltip)
-    return alt.layer(bars, dots).properties(height=alt.Step(16))
+    span = layer({"type": "rule", "strokeWidth": 1.5}, **base, x=quantitative("low", **share), x2={"field": "high"})
+    dots = layer(
+        {"type": "point", "filled": True, "size": 60}, **base, x=quantitative("share", **share), tooltip=tooltip
+    )
+    return Chart(pd.DataFrame(points), {"layer": [span, dots], "height": {"step": 16}})

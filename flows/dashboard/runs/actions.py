@@ -62,6 +62,8 @@ def _has_deployment(api: str, run: str) -> bool:
 
 def _do(done: str, action: Callable[[], object]) -> None:
     """Do what a button asks for, and say how it went."""
+    with shared.one_connection() as reader:
+        reader.close()  # the action may write the catalog
     try:
         action()
     except ConfigError as error:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -12,7 +11,8 @@ from configs.changes import Change, describe_changes
 from flows.cli.many.compare import gain_lines, step_cells
 from flows.cli.many.sweep import metric_cells, note, run_cells
 from flows.dashboard import queries, shared
-from flows.dashboard.shared import ChosenRun, ReadOnlyCatalog
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
+from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import charts
 from flows.dashboard.training.charts import Display, Line
 from flows.sweep.report import saved_sweeps, sweep_report
@@ -87,9 +87,7 @@ def _two_runs(chosen: ChosenRun | None) -> None:
 
 @st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
 def _compared(root: str, a: str, b: str, verdict: str) -> dict[str, Any]:
-    store = open_store(root)
-    catalog = ReadOnlyCatalog(store)
-    return compare_runs(store, lambda sql, *given: catalog.query(sql, given), a, b, verdict)
+    return compare_runs(open_store(root), shared.fetch, a, b, verdict)
 
 
 def _score_cells(row: dict[str, Any]) -> list[str]:
@@ -135,7 +133,7 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
         measured = [row for row in metric["arms"] if row["accuracy"] is not None]
         if measured:
             values = "; ".join(f"{row['arm']} {100 * row['accuracy']:.1f} %" for row in measured)
-            st.altair_chart(intervals(measured), width="stretch", alt=f"{metric['title']} with intervals: {values}")
+            intervals(measured).show(f"{metric['title']} with intervals: {values}")
         _grid(
             ["arm", "questions", "% [95 %]", f"against {first_arm}, points [95 %]", "p"],
             [metric_cells(row, first_arm) for row in metric["arms"]],
@@ -157,25 +155,24 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
 @st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
 def _reported(root: str, name: str) -> dict[str, Any]:
     store = open_store(root)
-    catalog = ReadOnlyCatalog(store)
-    return sweep_report(store, saved_sweeps(store)[name], lambda sql, *given: catalog.query(sql, given))
+    return sweep_report(store, saved_sweeps(store)[name], shared.fetch)
 
 
-def intervals(rows: Sequence[dict[str, Any]]) -> alt.LayerChart:
+def intervals(rows: Sequence[dict[str, Any]]) -> Chart:
     """A line for each arm: its accuracy with the 95 % interval, in the order of the sweep."""
     table = pd.DataFrame(rows)
-    order = alt.Y("arm:N", sort=list(table["arm"]), title=None, axis=alt.Axis(labelLimit=320))
-    base = alt.Chart(table).encode(y=order)
-    percent = alt.Axis(format="%", title="accuracy, 95 % interval")
-    zero = alt.Scale(zero=False)
-    bars = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", axis=percent, scale=zero), x2="high:Q")
+    arm = nominal("arm", sort=list(table["arm"]), title=None, axis={"labelLimit": 320})
+    share = {"axis": {"format": "%", "title": "accuracy, 95 % interval"}, "scale": {"zero": False}}
     tooltip = [
-        alt.Tooltip("arm:N"),
-        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("accuracy", "low", "high")),
-        alt.Tooltip("n:Q", title="questions", format=",d"),
+        nominal("arm"),
+        *(quantitative(field, format=".1%") for field in ("accuracy", "low", "high")),
+        quantitative("n", title="questions", format=",d"),
     ]
-    dots = base.mark_point(filled=True, size=70, opacity=1).encode(x="accuracy:Q", tooltip=tooltip)
-    return alt.layer(bars, dots).properties(height=60 + 28 * len(table))
+    span = layer({"type": "rule", "strokeWidth": 2}, y=arm, x=quantitative("low", **share), x2={"field": "high"})
+    dots = layer(
+        {"type": "point", "filled": True, "size": 70, "opacity": 1}, y=arm, x=quantitative("accuracy"), tooltip=tooltip
+    )
+    return Chart(table, {"layer": [span, dots], "height": 60 + 28 * len(table)})
 
 
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

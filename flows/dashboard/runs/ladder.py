@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -13,6 +12,7 @@ from evals.running.rows import read_rows
 from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
 from evals.tables.paper_figures import TABLE_1
 from flows.dashboard import shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 
 Folders = dict[str, str]  # stage -> folder of the evaluation after it
@@ -77,7 +77,7 @@ def verdict(climbed: Ladder | None) -> str:
     return f"{words}: {figure}, {gain_with_interval(test)} points over {total['over']} (p {p_value(test)})."
 
 
-def picture(climbed: Ladder) -> alt.LayerChart:
+def picture(climbed: Ladder) -> Chart:
     """Accuracy after each stage with its 95 % interval, and the paper's figures for its own model beside them."""
     rows = []
     for entry in climbed["stages"]:
@@ -89,24 +89,34 @@ def picture(climbed: Ladder) -> alt.LayerChart:
             row |= {"accuracy": score["accuracy"], "low": low, "high": high, "n": score["n"], "text": text}
         rows.append(row)
     table = pd.DataFrame(rows, columns=["stage", "what", "paper", "accuracy", "low", "high", "n", "text"])
-    stages = alt.X("stage:N", sort=list(table["stage"]), title=None, axis=alt.Axis(labelAngle=0, labelFontSize=12))
-    share = alt.Axis(format="%", title="right, strict", tickCount=5)
-    base = alt.Chart(table).encode(x=stages)
+    x = nominal("stage", sort=list(table["stage"]), title=None, axis={"labelAngle": 0, "labelFontSize": 12})
     tooltip = [
-        alt.Tooltip("what:N", title="row of Table 1"),
-        alt.Tooltip("accuracy:Q", format=".1%"),
-        alt.Tooltip("low:Q", title="95 % interval from", format=".1%"),
-        alt.Tooltip("high:Q", title="to", format=".1%"),
-        alt.Tooltip("n:Q", title="problems", format=",d"),
-        alt.Tooltip("paper:Q", title="the paper, GSM8K", format=".1%"),
+        nominal("what", title="row of Table 1"),
+        quantitative("accuracy", format=".1%"),
+        quantitative("low", title="95 % interval from", format=".1%"),
+        quantitative("high", title="to", format=".1%"),
+        quantitative("n", title="problems", format=",d"),
+        quantitative("paper", title="the paper, GSM8K", format=".1%"),
     ]
-    measured = "isValid(datum.accuracy)"
-    bars = base.mark_bar(color="#9cc2f0", size=44).encode(y=alt.Y("accuracy:Q", axis=share), tooltip=tooltip)
-    spans = base.transform_filter(measured).mark_rule(strokeWidth=2, color="#0b4fa8")
-    spans = spans.encode(y="low:Q", y2="high:Q", tooltip=tooltip)
-    paper = base.mark_tick(color="#7a4b00", thickness=2, width=44).encode(y="paper:Q", tooltip=tooltip)
-    texts = base.transform_filter(measured).mark_text(dy=-7, fontWeight="bold", fontSize=12)
-    return alt.layer(bars, spans, paper, texts.encode(y="high:Q", text="text:N")).properties(height=170)
+    share = {"format": "%", "title": "right, strict", "tickCount": 5}
+    base = {"x": x, "tooltip": tooltip}
+    measured = {"transform": [{"filter": "isValid(datum.accuracy)"}]}
+    span = layer(
+        {"type": "rule", "strokeWidth": 2, "color": "#0b4fa8"}, **base, y=quantitative("low"), y2={"field": "high"}
+    )
+    text = layer(
+        {"type": "text", "dy": -7, "fontWeight": "bold", "fontSize": 12},
+        x=x,
+        y=quantitative("high"),
+        text=nominal("text"),
+    )
+    layers = [
+        layer({"type": "bar", "color": "#9cc2f0", "size": 44}, **base, y=quantitative("accuracy", axis=share)),
+        {**span, **measured},
+        layer({"type": "tick", "color": "#7a4b00", "thickness": 2, "width": 44}, **base, y=quantitative("paper")),
+        {**text, **measured},
+    ]
+    return Chart(table, {"layer": layers, "height": 170})
 
 
 def show(climbed: Ladder | None) -> None:
@@ -115,7 +125,7 @@ def show(climbed: Ladder | None) -> None:
     if climbed is None:
         st.caption("The ladder appears once a stage was evaluated on the held-out problems or GSM8K.")
         return
-    st.altair_chart(picture(climbed), width="stretch")
+    picture(climbed).show(verdict(climbed))
     stand_in = f" Stand-in: {climbed['stand_in']}." if climbed["stand_in"] else ""
     st.caption(
         shared.escaped(

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.metrics import GLOSSARY, metric
 from common.text import duration, size
-from flows.dashboard import cards, queries, shared
+from flows.dashboard import cards, figures, queries, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
 
@@ -32,17 +32,17 @@ def page(chosen: ChosenRun | None) -> None:
     if not rows:
         st.caption("Nothing was measured over time here: stages that end within seconds leave only their peak.")
     columns = st.columns(2, gap="large")
-    for place, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
+    for place, measured in enumerate(dict.fromkeys(row["name"] for row in rows)):
         with columns[place % 2]:
-            entry, own = metric(name), [row for row in rows if row["name"] == name]
-            st.markdown(f"##### {shared.escaped(entry.title)}", help=f"`{name}`: {entry.help}")
+            entry, own = metric(measured), [row for row in rows if row["name"] == measured]
+            st.markdown(f"##### {shared.escaped(entry.title)}", help=f"`{measured}`: {entry.help}")
             highest = max(row["high"] for row in own)
             text = f"{entry.title} over time, at most {highest:,.4g} {entry.unit}"
-            st.altair_chart(over_time(own, stages), width="stretch", alt=text)
+            over_time(own, stages).show(text)
     _peaks(chosen)
 
 
-def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> alt.Chart:
+def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> Chart:
     """One metric over the time of day, a line for each stage and worker. Parts of one stage share a colour."""
     entry = metric(rows[0]["name"])
     table = pd.DataFrame(rows)
@@ -50,23 +50,20 @@ def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> alt.Chart:
     table["stage"] = table["execution"].map(stages)
     table["line"] = table["stage"] + table["source"].map(lambda source: f" · {source}" if source else "")
     form = ".3~s" if entry.unit == "bytes" else ".4~g"
-    legend = (
-        alt.Legend(orient="bottom", title=None, columns=2, labelLimit=140, symbolOpacity=1)
-        if len(set(table["stage"])) > 1
-        else None
+    legend = {**figures.BELOW, "columns": 2, "labelLimit": 140, "symbolOpacity": 1}
+    stage = nominal("stage", sort=list(stages.values()), scale=figures.COLOURS)
+    stage["legend"] = legend if table["stage"].nunique() > 1 else None
+    clock = {"format": "%d %b %H:%M", "labelOverlap": True, "tickCount": 5}
+    tooltip = [nominal("line"), temporal("when"), quantitative("value", format=form), quantitative("high", format=form)]
+    line = layer(
+        {"type": "line", "point": {"size": 18, "filled": True}},
+        x=temporal("when", title="time (UTC)", axis=clock),
+        y=quantitative("value", axis={"title": entry.unit, "format": form}, scale={"zero": True}),
+        color=stage,
+        detail=nominal("line"),
+        tooltip=tooltip,
     )
-    return (
-        alt.Chart(table)
-        .mark_line(point=alt.OverlayMarkDef(size=18, filled=True))
-        .encode(
-            x=alt.X("when:T", title="time (UTC)", axis=alt.Axis(format="%d %b %H:%M", labelOverlap=True, tickCount=5)),
-            y=alt.Y("value:Q", axis=alt.Axis(title=entry.unit, format=form), scale=alt.Scale(zero=True)),
-            color=alt.Color("stage:N", sort=list(stages.values()), legend=legend, scale=alt.Scale(scheme="tableau10")),
-            detail="line:N",
-            tooltip=["line:N", "when:T", alt.Tooltip("value:Q", format=form), alt.Tooltip("high:Q", format=form)],
-        )
-        .properties(height=380)
-    )
+    return Chart(table, {**line, "height": 380})
 
 
 def _peaks(chosen: ChosenRun) -> None:

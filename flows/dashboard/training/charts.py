@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.metrics import metric
-from flows.dashboard import queries, shared
+from flows.dashboard import figures, queries, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from store.catalog import CatalogRow
 
 FEW_POINTS = 60  # a curve of at most so many shows its points as well
@@ -95,7 +95,7 @@ def draw(
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
             ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
             described = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
-            st.altair_chart(figure, width="stretch", alt=described)
+            figure.show(described)
         drawn += 1
     if constant:
         st.caption(shared.escaped("The same at every step: " + "; ".join(constant) + "."))
@@ -107,7 +107,7 @@ def chart(
     display: Display = Display(),
     link: Callable[[Line, int], str] | None = None,
     tokens: Mapping[str, float] | None = None,
-) -> alt.LayerChart:
+) -> Chart:
     """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
     table = pd.DataFrame(rows)
     runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
@@ -141,37 +141,34 @@ def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> t
     return table["step"], "step"
 
 
-def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs: bool) -> alt.LayerChart:
+def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs: bool) -> Chart:
     positive = bool((table["low"] > 0).all())
-    scale = alt.Scale(type="log" if display.logarithmic and positive else "linear", zero=False)
-    several = table["line"].nunique() > 1
-    legend = alt.Legend(
-        orient="bottom", title=None, symbolType="stroke", columns=1 if runs else 2, labelLimit=420, symbolOpacity=1
-    )
-    whole = {"format": ",d", "tickMinStep": 1} if x_title == "step" else {"format": "~s"}
-    x_axis = alt.Axis(title=x_title, labelOverlap=True, **whole)
+    scale = {"type": "log" if display.logarithmic and positive else "linear", "zero": False}
     form = "~%" if unit == "share" else ".3~s" if unit == "bytes" else ".4~g"
-    values = alt.Axis(title=unit or None, format=form, titleLimit=240)
-    color = alt.Color("line:N", legend=legend if several else None, scale=alt.Scale(scheme="tableau10"))
-    base = alt.Chart(table).encode(x=alt.X("x:Q", axis=x_axis, scale=alt.Scale(nice=False)), color=color)
-    y = alt.Y("smooth:Q", scale=scale, axis=values)
-    layers = [base.mark_line().encode(y=y, tooltip=alt.value(None))]
+    values = {"scale": scale, "axis": {"title": unit or None, "format": form, "titleLimit": 240}}
+    whole = figures.WHOLE if x_title == "step" else {"format": "~s"}
+    x = quantitative("x", axis={"title": x_title, "labelOverlap": True, **whole}, scale={"nice": False})
+    legend = {**figures.BELOW, "symbolType": "stroke", "columns": 1 if runs else 2, "labelLimit": 420}
+    several = table["line"].nunique() > 1
+    color = nominal("line", scale=figures.COLOURS, legend={**legend, "symbolOpacity": 1} if several else None)
+    base = {"x": x, "color": color, "tooltip": {"value": None}}
+    y = quantitative("smooth", **values)
+    layers = [{**layer("line", **base, y=y), "params": [figures.ZOOM]}]
     if (table["smooth"] != table["value"]).any():
-        raw = base.mark_line(opacity=0.25, strokeWidth=1)
-        layers.insert(0, raw.encode(y=alt.Y("value:Q", scale=scale, axis=values), tooltip=alt.value(None)))
+        faint = {"type": "line", "opacity": 0.25, "strokeWidth": 1}
+        layers.insert(0, layer(faint, **base, y=quantitative("value", **values)))
     if (table["low"] != table["high"]).any():
-        band = base.mark_area(opacity=0.15).encode(
-            y=alt.Y("low:Q", scale=scale, axis=values), y2=alt.Y2("high:Q"), tooltip=alt.value(None)
-        )
-        layers.insert(0, band)
+        band = {"type": "area", "opacity": 0.15}
+        layers.insert(0, layer(band, **base, y=quantitative("low", **values), y2={"field": "high"}))
     few = len(table) / table["line"].nunique() <= FEW_POINTS
     tooltip = [
-        alt.Tooltip("line:N"),
-        alt.Tooltip("step:Q", format=",d"),
-        alt.Tooltip("value:Q", title=f"measured, {unit}" if unit else "measured", format=".5~g"),
-        alt.Tooltip("smooth:Q", title="smoothed", format=".5~g"),
-        alt.Tooltip("points:Q", title="points in it", format=",d"),
+        nominal("line"),
+        quantitative("step", format=",d"),
+        quantitative("value", title=f"measured, {unit}" if unit else "measured", format=".5~g"),
+        quantitative("smooth", title="smoothed", format=".5~g"),
+        quantitative("points", title="points in it", format=",d"),
     ]
-    points = base.mark_point(filled=True, size=30 if few else 60, opacity=1 if few else 0)
-    encoded = points.encode(y=y, tooltip=tooltip, **({"href": "link:N"} if "link" in table else {}))
-    return alt.layer(*layers, encoded).properties(height=320).interactive(bind_y=False)
+    points = {"type": "point", "filled": True, "size": 30 if few else 60, "opacity": 1 if few else 0}
+    linked = {"href": nominal("link")} if "link" in table else {}
+    layers.append(layer(points, **base | {"tooltip": tooltip}, y=y, **linked))
+    return Chart(table, {"layer": layers, "height": 320})

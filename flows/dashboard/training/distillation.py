@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
 from common.text import dollars
-from flows.dashboard import cards, queries, shared
+from flows.dashboard import cards, figures, queries, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
@@ -47,7 +47,7 @@ def _cost(executions: list[str], section: dict[str, Any]) -> None:
         st.progress(min(1.0, sum(costs) / budget), text=f"{sum(costs) / budget:.0%} of the budget")
     if any(costs):
         st.markdown("##### Cost by teacher")
-        st.altair_chart(cost_chart(rows, budget), width="stretch")
+        cost_chart(rows, budget).show()
     st.dataframe(rows, hide_index=True, width="stretch", column_config=_CALLS, alt="Calls by stage and endpoint")
     with st.expander("Attempts by status"):
         statuses = shared.ask(queries.CALL_STATUSES, executions)
@@ -74,26 +74,29 @@ _CALLS = {
 }
 
 
-def cost_chart(rows: list[CatalogRow], budget: float | None) -> alt.LayerChart:
+def cost_chart(rows: list[CatalogRow], budget: float | None) -> Chart:
     """A bar of dollars for each endpoint, divided by purpose, and a line at the budget."""
     costs = [{**row, "dollars": row["dollars"] or 0.0, "purpose": row["purpose"] or "call"} for row in rows]
-    bars = (
-        alt.Chart(pd.DataFrame(costs))
-        .mark_bar()
-        .encode(
-            x=alt.X("sum(dollars):Q", axis=alt.Axis(title="dollars", format="$~g")),
-            y=alt.Y("endpoint:N", title=None),
-            color=alt.Color("purpose:N", legend=alt.Legend(orient="bottom", title=None)),
-            tooltip=["endpoint:N", "purpose:N", alt.Tooltip("sum(dollars):Q", title="dollars", format="$.4f")],
-        )
+    dollars_axis = {"title": "dollars", "format": "$~g"}
+    bars = layer(
+        "bar",
+        x=quantitative("dollars", aggregate="sum", axis=dollars_axis),
+        y=nominal("endpoint", title=None),
+        color=nominal("purpose", legend=figures.BELOW),
+        tooltip=[
+            nominal("endpoint"),
+            nominal("purpose"),
+            quantitative("dollars", aggregate="sum", title="dollars", format="$.4f"),
+        ],
     )
-    layers: list[alt.Chart] = [bars]
+    layers = [bars]
     if budget:  # marks without a value would be nameless groups to a screen reader
-        limit = alt.Chart(pd.DataFrame([{"budget": budget, "label": "budget"}]))
-        layers.append(limit.mark_rule(color="#b00020", strokeDash=[4, 3]).encode(x="budget:Q"))
-        label = limit.mark_text(color="#b00020", align="right", dx=-4, baseline="top")
-        layers.append(label.encode(x="budget:Q", y=alt.value(0), text="label:N"))
-    return alt.layer(*layers).properties(height=alt.Step(28))
+        limit = {"data": {"values": [{"budget": budget, "label": "budget"}]}}
+        rule = layer({"type": "rule", "color": "#b00020", "strokeDash": [4, 3]}, x=quantitative("budget"))
+        mark = {"type": "text", "color": "#b00020", "align": "right", "dx": -4, "baseline": "top"}
+        words = layer(mark, x=quantitative("budget"), y={"value": 0}, text=nominal("label"))
+        layers += [{**limit, **rule}, {**limit, **words}]
+    return Chart(pd.DataFrame(costs), {"layer": layers, "height": figures.ROW})
 
 
 def _mix(facts: dict[str, Any]) -> None:
@@ -103,19 +106,17 @@ def _mix(facts: dict[str, Any]) -> None:
         for name, counts in facts.get("teachers", {}).items()
         for outcome, count in (("kept", counts["kept"]), ("rejected", counts["asked"] - counts["kept"]))
     ]
-    counts_axis = alt.Axis(tickMinStep=1, format=",d", title="documents")
+    count = quantitative("documents", axis={**figures.WHOLE, "title": "documents"})
     with left:
         st.subheader("Mix of teachers")
-        color = alt.Color("outcome:N", legend=alt.Legend(orient="bottom", title=None))
-        bars = alt.Chart(pd.DataFrame(teachers)).mark_bar()
-        bars = bars.encode(x=alt.X("documents:Q", axis=counts_axis), y=alt.Y("teacher:N", title=None), color=color)
-        st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+        color = nominal("outcome", legend=figures.BELOW)
+        bars = layer("bar", x=count, y=nominal("teacher", title=None), color=color)
+        Chart(pd.DataFrame(teachers), {**bars, "height": figures.ROW}).show()
     rejected = [{"reason": reason, "documents": count} for reason, count in facts.get("rejected", {}).items()]
     with right:
         st.subheader("Rejected, by reason")
         if rejected:
-            bars = alt.Chart(pd.DataFrame(rejected)).mark_bar()
-            bars = bars.encode(x=alt.X("documents:Q", axis=counts_axis), y=alt.Y("reason:N", sort="-x", title=None))
-            st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+            bars = layer("bar", x=count, y=nominal("reason", sort="-x", title=None))
+            Chart(pd.DataFrame(rejected), {**bars, "height": figures.ROW}).show()
         else:
             st.caption("None.")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import pyarrow.parquet
 import streamlit as st
@@ -11,13 +10,14 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from evals.labelling.titles import TITLES, arm_rows
-from flows.dashboard import shared
+from flows.dashboard import figures, shared
+from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
 WRONG = 50  # rows shown
 LONGEST = 300  # characters of a text
-RATE: dict[str, Any] = {"axis": alt.Axis(format=".0%"), "scale": alt.Scale(domain=[0, 1])}
+RATE: dict[str, Any] = {"axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
 
 
 def page(chosen: ChosenRun | None) -> None:
@@ -68,26 +68,24 @@ def _scores(report: dict[str, Any]) -> None:
 
 def _labels(report: dict[str, Any], folder: str) -> None:
     st.subheader("Learning curves")
-    st.altair_chart(learning_curves(report), width="stretch")
+    learning_curves(report).show()
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.subheader("Confusion")
-        st.altair_chart(confusion_chart(report), width="stretch")
+        confusion_chart(report).show()
     with right:
         st.subheader("Calibration")
-        bins = pd.DataFrame(report["reliability"])
-        dots = alt.Chart(bins).mark_circle(opacity=1)
-        dots = dots.encode(
-            x=alt.X("confidence:Q", **RATE), y=alt.Y("accuracy:Q", **RATE), size=alt.Size("count:Q", title="rows")
-        )
-        line = alt.Chart(pd.DataFrame({"confidence": [0, 1], "accuracy": [0, 1]})).mark_line(strokeDash=[4, 3])
-        line = line.encode(x="confidence:Q", y="accuracy:Q")
-        st.altair_chart(alt.layer(line, dots), width="stretch")
+        confidence, accuracy = quantitative("confidence", **RATE), quantitative("accuracy", **RATE)
+        line = layer({"type": "line", "strokeDash": [4, 3]}, x=confidence, y=accuracy)
+        line["data"] = {"values": [{"confidence": end, "accuracy": end} for end in (0, 1)]}
+        count = quantitative("count", title="rows", legend={"orient": "bottom"})
+        dots = layer({"type": "circle", "opacity": 1}, x=confidence, y=accuracy, size=count)
+        Chart(pd.DataFrame(report["reliability"]), {"layer": [line, dots]}).show()
     st.subheader("Wrong, the surest first")
     st.dataframe(_wrong_rows(folder), hide_index=True, width="stretch")
 
 
-def learning_curves(report: dict[str, Any]) -> alt.LayerChart:
+def learning_curves(report: dict[str, Any]) -> Chart:
     """Accuracy with its interval over the number of shots, a line for each arm; "all" comes last."""
     points = [
         {
@@ -100,16 +98,16 @@ def learning_curves(report: dict[str, Any]) -> alt.LayerChart:
     ]
     order = [point["shots"] for point in sorted(points, key=lambda point: point["order"])]
     frame = pd.DataFrame(points).drop(columns="order")
-    base = alt.Chart(frame).encode(
-        x=alt.X("shots:O", sort=list(dict.fromkeys(order)), title="shots of each label"),
-        color=alt.Color("arm:N", legend=alt.Legend(orient="bottom", title=None, columns=2)),
-    )
-    lines = base.mark_line(point=True).encode(y=alt.Y("value:Q", title="accuracy", **RATE))
-    bars = base.mark_rule().encode(y="low:Q", y2="high:Q")
-    return alt.layer(bars, lines)
+    base = {
+        "x": {"field": "shots", "type": "ordinal", "sort": list(dict.fromkeys(order)), "title": "shots of each label"},
+        "color": nominal("arm", legend={**figures.BELOW, "columns": 2}),
+    }
+    spans = layer("rule", **base, y=quantitative("low", title="accuracy", **RATE), y2={"field": "high"})
+    lines = layer({"type": "line", "point": True}, **base, y=quantitative("value", title="accuracy", **RATE))
+    return Chart(frame, {"layer": [spans, lines]})
 
 
-def confusion_chart(report: dict[str, Any]) -> alt.Chart:
+def confusion_chart(report: dict[str, Any]) -> Chart:
     """Test rows by right and given label, shaded by the share of the right label's rows."""
     names = report["labels"]
     cells = [
@@ -117,13 +115,11 @@ def confusion_chart(report: dict[str, Any]) -> alt.Chart:
         for i, row in enumerate(report["confusion"])
         for j, count in enumerate(row)
     ]
-    return (
-        alt.Chart(pd.DataFrame(cells))
-        .mark_rect()
-        .encode(
-            x=alt.X("given:N", sort=names),
-            y=alt.Y("right:N", sort=names),
-            color=alt.Color("share:Q", scale=alt.Scale(scheme="blues", domain=[0, 1]), title="share"),
-            tooltip=["right:N", "given:N", "rows:Q", alt.Tooltip("share:Q", format=".0%")],
-        )
+    cell = layer(
+        "rect",
+        x=nominal("given", sort=names),
+        y=nominal("right", sort=names),
+        color=quantitative("share", scale={"scheme": "blues", "domain": [0, 1]}, title="share"),
+        tooltip=[nominal("right"), nominal("given"), quantitative("rows"), quantitative("share", format=".0%")],
     )
+    return Chart(pd.DataFrame(cells), cell)

@@ -50,7 +50,7 @@ def test_the_history_has_days_and_joins_the_stages_of_one_run_alone():
         for day in ("30", "31")
         for after in ("pretrain", "align")
     ]
-    line, *_ = history(points).to_dict()["layer"]
+    line, *_ = history(points).spec["layer"]
     assert line["encoding"]["detail"]["field"] == "run"
     assert line["encoding"]["x"]["type"] == "temporal"
     assert "%d %b" in line["encoding"]["x"]["axis"]["format"]
@@ -79,11 +79,11 @@ def curve_of(name, count, execution="e1"):
     [("loss", 50, True), ("loss", 49, False), ("learning_rate", 80, False), ("validation_loss", 80, False)],
 )
 def test_a_curve_is_smoothed_from_fifty_points_on_and_never_a_schedule(name, count, smoothed):
-    drawn = chart(curve_of(name, count), {"e1": Line("this run", "r", "pretrain")}, Display(smoothing=0.6)).to_dict()
-    (table,) = drawn["datasets"].values()
-    assert any(row["smooth"] != row["value"] for row in table) == smoothed
+    drawn = chart(curve_of(name, count), {"e1": Line("this run", "r", "pretrain")}, Display(smoothing=0.6))
+    assert any(drawn.table["smooth"] != drawn.table["value"]) == smoothed
     # The measured curve is drawn behind it, fainter, where it differs.
-    assert any(layer["mark"].get("opacity") == 0.25 for layer in drawn["layer"]) == smoothed
+    faint = [layer for layer in drawn.spec["layer"] if layer["encoding"]["y"]["field"] == "value"]
+    assert [layer["mark"]["opacity"] for layer in faint] == [0.25] * smoothed
 
 
 def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_step():
@@ -93,13 +93,12 @@ def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_st
         return f"rollouts?run={line.run}&step={step}"
 
     for axis, last, title in (("step", 9, "step"), ("tokens", 900, "tokens"), ("time", 9, "minutes since")):
-        drawn = chart(curve_of("reward", 10), lines, Display(axis=axis), link, {"e1": 100.0}).to_dict()
-        (table,) = drawn["datasets"].values()
-        assert max(row["x"] for row in table) == last
-        points = drawn["layer"][-1]["encoding"]
+        drawn = chart(curve_of("reward", 10), lines, Display(axis=axis), link, {"e1": 100.0})
+        assert drawn.table["x"].max() == last
+        points = drawn.spec["layer"][-1]["encoding"]
         assert points["x"]["axis"]["title"].startswith(title)
         assert points["href"]["field"] == "link"
-        assert table[-1]["link"] == "rollouts?run=r1&step=9"
+        assert drawn.table["link"].iloc[-1] == "rollouts?run=r1&step=9"
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):

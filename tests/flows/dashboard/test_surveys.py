@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 from streamlit.testing.v1 import AppTest
 
 from configs.survey import SimulateConfig
@@ -72,8 +73,8 @@ def test_a_chart_has_an_interval_where_there_is_one():
     question = content["questions"][0]
     everybody, _, left = question["cells"]
     assert left["group"] == "left"
-    chart = distribution(question, everybody, ["model", "humans", "uniform"]).to_dict()
-    [points] = chart["datasets"].values()
-    intervals = [(point["arm"], point["low"] is not None) for point in points]
+    chart = distribution(question, everybody, ["model", "humans", "uniform"])
+    points = chart.table.to_dict("records")
+    intervals = [(point["arm"], not pd.isna(point["low"])) for point in points]
     assert intervals == [("the model", True)] * 2 + [("humans", True)] * 2 + [("uniform", False)] * 2
     assert [row["1 − JSD"] for row in score_rows(content) if row[""].startswith("the overall")] == ["–"]

@@ -34,10 +34,9 @@ REPORT = {
 
 
 def test_curves_end_with_all_rows_and_a_confusion_is_shaded_by_the_right_label():
-    encoding = learning_curves(REPORT).to_dict()["layer"][0]["encoding"]
+    encoding = learning_curves(REPORT).spec["layer"][0]["encoding"]
     assert encoding["x"]["sort"] == ["8", "all"]
-    chart = confusion_chart(REPORT).to_dict()
-    [cells] = chart["datasets"].values()
+    cells = confusion_chart(REPORT).table.to_dict("records")
     assert [(cell["rows"], cell["share"]) for cell in cells] == [(2, 1.0), (0, 0.0), (1, 0.5), (1, 0.5)]
 
 
