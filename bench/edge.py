@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from measure import options, write_results
 
+from common.processes import HUGE_PAGES
+
 ROOT = Path(__file__).parents[1]
 RUNS = ("copy", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
 COPIED = 2**29
@@ -42,7 +44,8 @@ def main():
             arguments = ["--worker", name, "--tokens", str(asked.tokens), "--prompt", str(asked.prompt)]
             done = subprocess.run(
                 [sys.executable, __file__, *arguments, "--folder", str(folder)],
-                stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, check=True, text=True,
+                env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT)},  # as `nautile chat` and `serve` compute
             )  # fmt: skip
             results[name] = row = json.loads(done.stdout.splitlines()[-1])
             if name == "copy":

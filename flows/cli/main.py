@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
-from common.processes import give_way
+from common.processes import give_way, restart_on_huge_pages
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
@@ -483,6 +483,8 @@ PANELS = {
     },
 }
 
+COMPUTING = {"chat", "serve", "evaluate", "bench"}  # with a model, in their own process; stages have child processes
+
 
 class CommandGroup(TyperGroup):
     """Lists the commands as `PANELS` does: Typer by itself would put groups such as `store` first."""
@@ -538,6 +540,8 @@ def script() -> NoReturn:
 
     In the usual teardown DuckDB's binding prints pages about leaks that do not exist.
     """
+    if sys.argv[1:2] and sys.argv[1] in COMPUTING:
+        restart_on_huge_pages()
     try:
         main()
     except SystemExit as ending:

@@ -20,7 +20,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from common.processes import ExitCode, give_session_way
+from common.processes import HUGE_PAGES, ExitCode, give_session_way
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
     "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    **HUGE_PAGES,
 }
 
 _cancelled = threading.Event()

@@ -24,6 +24,20 @@ child.wait()
 """
 
 
+def test_a_command_begins_again_once_on_huge_pages():
+    """As the same process, with its arguments."""
+    code = "import os, sys; from common import processes as p; print(os.getpid(), flush=True); " + (
+        "p.restart_on_huge_pages(); print(*sys.argv[1:], os.environ['GLIBC_TUNABLES'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    for given, starts in (environment, 2), (environment | {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}, 1):
+        command = [sys.executable, "-c", code, "chat", "a b"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=given, text=True) as child:
+            out, _ = child.communicate(timeout=60)
+        tunables = given.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        assert out.splitlines() == [str(child.pid)] * starts + [f"chat a b {tunables}"]
+
+
 def test_a_child_ends_when_its_parent_is_killed():
     child = CHILD + "print('ready', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE, cwd=ROOT) as parent:
