@@ -36,13 +36,14 @@ def _counts(facts: dict[str, Any]) -> None:
     columns = st.columns(5 if "accuracy" in facts else 4)
     labelled = sum(facts["labelled"].values())
     columns[0].metric("Rows", f"{facts['rows']:,}")
-    columns[1].metric("Labelled", f"{labelled:,}", f"{labelled / facts['rows']:.1%}", delta_color="off")
+    share = f"{labelled / facts['rows']:.1%}"
+    columns[1].metric("Labelled", f"{labelled:,}", share, delta_color="off", delta_arrow="off")
     columns[2].metric("Abstained", f"{facts['abstained']:,}")
     columns[3].metric("Without text, refused", f"{facts['no_text']:,}")
     if "accuracy" in facts:
         accuracy = facts["accuracy"]
         interval = f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
-        columns[4].metric("Accuracy", f"{accuracy['value']:.3f}", interval, delta_color="off")
+        columns[4].metric("Accuracy", f"{accuracy['value']:.3f}", interval, delta_color="off", delta_arrow="off")
     if facts["zero_shot"]:
         st.caption("By the likelihood of each label's text, without tuning: the probabilities are not calibrated.")
 

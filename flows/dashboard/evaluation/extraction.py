@@ -23,9 +23,8 @@ def page(chosen: ChosenRun | None) -> None:
     picked, facts = artifact["id"], shared.artifact_facts(artifact)
     left, middle, right = st.columns(3)
     left.metric("Rows", f"{facts['rows']:,}")
-    middle.metric(
-        "Extracted", f"{facts['extracted']:,}", f"{facts['extracted'] / facts['rows']:.1%}", delta_color="off"
-    )
+    share = f"{facts['extracted'] / facts['rows']:.1%}"
+    middle.metric("Extracted", f"{facts['extracted']:,}", share, delta_color="off", delta_arrow="off")
     right.metric("Spans in their texts", f"{facts['spans']:,}")
     st.link_button("Where these rows come from", shared.lineage_link(picked))
     if not facts["refused"]:

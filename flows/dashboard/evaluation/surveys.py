@@ -107,11 +107,13 @@ def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]
         for i, option in enumerate(question["options"])
     ]
     order = [SHORT.get(arm, arm) for arm in arms]
+    shown = [SHORT.get(arm, arm) for arm in arms if cell["arms"].get(arm)]
     share = {"axis": {"format": ".0%", "title": None}, "scale": {"domainMin": 0}}
     base = {
         "y": nominal("option", sort=question["options"], title=None, axis={"labelLimit": 240}),
         "yOffset": nominal("arm", sort=order),
-        "color": nominal("arm", sort=order, legend=figures.BELOW, scale=figures.COLOURS),
+        # An arm has its colour in every group's chart, also where a group lacks another arm.
+        "color": nominal("arm", legend={**figures.BELOW, "values": shown}, scale={**figures.COLOURS, "domain": order}),
     }
     tooltip = [
         nominal("option"),

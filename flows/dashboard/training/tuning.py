@@ -100,7 +100,7 @@ def learning_curves(report: dict[str, Any]) -> Chart:
     frame = pd.DataFrame(points).drop(columns="order")
     base = {
         "x": {"field": "shots", "type": "ordinal", "sort": list(dict.fromkeys(order)), "title": "shots of each label"},
-        "color": nominal("arm", legend={**figures.BELOW, "columns": 2}),
+        "color": nominal("arm", legend={**figures.BELOW, "columns": 2, "labelLimit": 300}),
     }
     spans = layer("rule", **base, y=quantitative("low", title="accuracy", **RATE), y2={"field": "high"})
     lines = layer({"type": "line", "point": True}, **base, y=quantitative("value", title="accuracy", **RATE))

@@ -78,3 +78,11 @@ def test_a_chart_has_an_interval_where_there_is_one():
     intervals = [(point["arm"], not pd.isna(point["low"])) for point in points]
     assert intervals == [("the model", True)] * 2 + [("humans", True)] * 2 + [("uniform", False)] * 2
     assert [row["1 − JSD"] for row in score_rows(content) if row[""].startswith("the overall")] == ["–"]
+
+
+def test_an_arm_has_its_colour_in_the_chart_of_every_group():
+    question = summary(humans=True)["questions"][0]
+    arms = ["model", "humans", "uniform"]
+    colors = [distribution(question, cell, arms).spec["layer"][0]["encoding"]["color"] for cell in question["cells"]]
+    assert {tuple(color["scale"]["domain"]) for color in colors} == {("the model", "humans", "uniform")}
+    assert ["the model", "uniform"] in [color["legend"]["values"] for color in colors]  # a group without humans
