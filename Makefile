@@ -39,7 +39,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym,
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check test test-all lint types audit ahead harness torch trackers lock clean
+.PHONY: run up down check fast test test-all lint types audit ahead harness torch trackers lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -53,9 +53,12 @@ down: $(READY)
 	@$(BIN)/nautile down
 
 # What a contributor runs before each commit. The fast tests compute and seldom wait, so a worker more than cores only
-# imports everything once more.
-check: WORKERS := 2
-check: lint types
+# imports everything once more. The linter and the type checker run beside the tests: each keeps one core busy.
+check: $(READY)
+	@$(MAKE) --no-print-directory -j3 lint types fast
+
+fast: WORKERS := 2
+fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 
 # Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch, trackio or W&B

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -29,6 +30,13 @@ XLA_FLAGS = (
 os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# A store syncs each file to disk, for which a test would wait thousands of times: temporary folders are in memory where
+# there is room. The folder of a test that has passed is removed (pyproject.toml), so a run needs a few hundred MB.
+IN_MEMORY, ROOM = Path("/dev/shm"), 8 << 30
+if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= ROOM:
+    may_run = not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC  # tests start programs that they have written
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY if may_run else tempfile.gettempdir()))
 
 # In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
 # last, and all other workers wait for it. Measured with `--durations=0`.
