@@ -22,7 +22,7 @@ from jax import Array
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.layers.attention import attention, feed_forward, project
-from model.layers.common import Params, compute_dtype, linear
+from model.layers.common import Params, Transposed, compute_dtype, linear
 from model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
 from model.nautile import embed, sca_names
 
@@ -31,6 +31,7 @@ _MASKED = -1e30
 _MATRICES = {
     "embedding", "in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out",
 }  # fmt: skip
+_OTHER_PRODUCTS = {"embedding", "conv", "readout"}
 
 
 class BlockCache(NamedTuple):
@@ -62,12 +63,22 @@ class DecodeWeights(NamedTuple):
     spectra: tuple[tuple[Spectrum, ...], ...]
 
 
-@partial(jax.jit, static_argnames="config")
-def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
-    """Unstack and cast the parameters, once for a whole generation."""
+@partial(jax.jit, static_argnames=("config", "transposed"))
+def decode_weights(params: Params, config: ModelConfig, transposed: bool = False) -> DecodeWeights:
+    """Unstack and cast the parameters, once for a whole generation.
+
+    transposed: with the matrices of `linear` in the order in which a product with a few rows reads them; its sums are
+    then rounded in another order.
+    """
     cast = cast_matrices(params, config)
     blocks = tuple(unstacked(cast["blocks"], index) for index in range(config.blocks))
     spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
+    if transposed:
+
+        def turned(path: tuple, leaf: Array) -> Array | Transposed:
+            return Transposed(leaf.T) if path[-1].key in _MATRICES - _OTHER_PRODUCTS else leaf
+
+        blocks = jax.tree_util.tree_map_with_path(turned, blocks)
     return DecodeWeights(cast["embedding"], blocks, spectra)
 
 

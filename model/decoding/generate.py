@@ -123,11 +123,11 @@ class Generator:
         abstract, config, sampling, size = shapes(self.config), self.config, self.sampling, self._size
         tokens = jax.ShapeDtypeStruct((prompts, self.prompt_length), jnp.int32)
         lengths = jax.ShapeDtypeStruct((prompts,), jnp.int32)
-        yield "weights for decoding", decode_weights, (abstract, config)
+        yield "weights for decoding", decode_weights, (abstract, config, self.rows == 1)
         yield "prefill", prefill_prompts, (abstract, tokens, lengths, config, self.prompt_length)
         capacity = self.prompt_length + sampling.max_tokens
         state = jax.eval_shape(lambda: idle(config, sampling, size, self.prompt_length, capacity))
-        weights = jax.eval_shape(partial(decode_weights, config=config), abstract)
+        weights = jax.eval_shape(partial(decode_weights, config=config, transposed=self.rows == 1), abstract)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         yield "decode", advance, (weights, state, count, count, config, sampling)
 
@@ -149,7 +149,7 @@ class Generator:
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]], tokens: int = STRIDE
     ) -> Iterator[Sample]:
         """Decode everything; yields a sample whenever it has more tokens, at most `tokens` since the last time."""
-        weights = self._on_mesh(decode_weights)(params, self.config)
+        weights = self._on_mesh(decode_weights)(params, self.config, self.rows == 1)
         keys = sample_keys(seeds)
         # By length, so that few columns are prefilled; equal prompts are together, so that each is prefilled once.
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))

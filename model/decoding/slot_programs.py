@@ -73,7 +73,7 @@ class JaxSlots:
         self._params, self._think_end = params, think_end
 
     def start(self) -> None:
-        self._weights = decode_weights(self._params, self.config)
+        self._weights = decode_weights(self._params, self.config, transposed=True)
         self._slots = empty_slots(self.config, self.count)
 
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
