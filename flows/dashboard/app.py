@@ -16,7 +16,8 @@ STYLE = """<style>
 [data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
 [data-testid=stHeader]{background:transparent;height:2.2rem;pointer-events:none}
 [data-testid=stHeader] *{pointer-events:auto}
-[data-testid=stMain] h1{font-size:1.5rem;padding:0}
+[data-testid=stMain] h1{font-size:1.5rem;padding:0 0 .4rem}
+[data-testid=stMain] [data-testid=stVerticalBlock]{gap:.6rem}
 [data-testid=stMain] h2,[data-testid=stMain] h3{font-size:1.2rem;padding:.6rem 0 .2rem}
 [data-testid=stSidebarContent]{display:flex;flex-direction:column}
 [data-testid=stSidebarHeader]{order:0}[data-testid=stSidebarUserContent]{order:1;padding-bottom:.5rem}
@@ -24,8 +25,8 @@ STYLE = """<style>
 [data-testid=stMetricValue]{font-size:1.35rem}
 [data-testid=stMetricLabel] p,[data-testid=stMetricDelta]{white-space:normal;overflow-wrap:anywhere}
 [data-testid=stMetric] *{text-overflow:clip}
-[class*=st-key-attention]{gap:.4rem;padding:.6rem 1rem}
-[class*=st-key-attention] pre{padding:.45rem .7rem}
+[data-testid=stMain] [class*=st-key-attention]{gap:.3rem;padding:.5rem 1rem}
+[class*=st-key-attention] pre{padding:.3rem .7rem}[class*=st-key-attention] code{font-size:.8rem;line-height:1.4}
 [class*=st-key-attention-error]{border-left:5px solid #a40e26}
 [class*=st-key-attention-warning]{border-left:5px solid #b26b00}
 [class*=st-key-attention-info]{border-left:5px solid #0b4fa8}

@@ -19,7 +19,7 @@ _SETTINGS = {
     # Streamlit greys captions to 60 % of the text's colour and tints what is chosen: these keep a contrast of 4.5.
     "theme.textColor": "#000000",
     "theme.primaryColor": "#1f5fa8",
-    "theme.codeTextColor": "#0a3d1f",
+    "theme.codeTextColor": "#000000",
 }
 
 

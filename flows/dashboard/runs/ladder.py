@@ -98,7 +98,7 @@ def picture(climbed: Ladder) -> Chart:
         quantitative("n", title="problems", format=",d"),
         quantitative("paper", title="the paper, GSM8K", format=".1%"),
     ]
-    share = {"format": "%", "title": "right, strict", "tickCount": 5}
+    share = {"format": "%", "title": "right, strict", "tickCount": 4}
     base = {"x": x, "tooltip": tooltip}
     measured = {"transform": [{"filter": "isValid(datum.accuracy)"}]}
     span = layer(
@@ -116,7 +116,7 @@ def picture(climbed: Ladder) -> Chart:
         layer({"type": "tick", "color": "#7a4b00", "thickness": 2, "width": 44}, **base, y=quantitative("paper")),
         {**text, **measured},
     ]
-    return Chart(table, {"layer": layers, "height": 170})
+    return Chart(table, {"layer": layers, "height": 150})
 
 
 def show(climbed: Ladder | None) -> None:

@@ -42,8 +42,6 @@ def page(chosen: ChosenRun | None) -> None:
         ladder.show(climbed)
     with right:
         _money(chosen)
-        if notes := stand_ins(chosen):
-            st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in notes))
     table.show(chosen.run)
     _steps(chosen)
     _other_work()
@@ -171,7 +169,10 @@ def _money_figure(chosen: ChosenRun, place: st.delta_generator.DeltaGenerator) -
 
 def _money(chosen: ChosenRun) -> None:
     """Money against each budget, and the calls behind it by stage."""
-    st.markdown("##### What does it cost?")
+    st.markdown(
+        "##### What does it cost?",
+        help="Calls count every request, as lineage and SQL do; cached: answered from the store, free.",
+    )
     for stage, cost, budget in budgets(chosen):
         text = f"{stage}: {dollars(cost)} of {dollars(budget)} ({cost / budget:.0%})"
         st.progress(min(1.0, cost / budget), text=shared.escaped(text))
@@ -182,7 +183,6 @@ def _money(chosen: ChosenRun) -> None:
     ]
     if rows:
         st.dataframe(rows, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=30)
-        st.caption("Calls count every request, as lineage and SQL do; cached: answered from the store, free.")
     else:
         st.caption("No step of this run asked an endpoint.")
 
@@ -203,6 +203,8 @@ def _show(item: Concern) -> None:
 def _steps(chosen: ChosenRun) -> None:
     """The table of the run's steps, those to come included."""
     st.subheader("Steps of this run")
+    if notes := stand_ins(chosen):
+        st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in notes))
     if link := shared.prefect_link(chosen.run):
         st.link_button("This run in Prefect", link)
     steps = (

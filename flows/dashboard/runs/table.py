@@ -21,20 +21,26 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 
 def show(chosen: str | None) -> None:
     """The table with its controls. `chosen`: the run that the page shows."""
-    st.subheader("All runs")
     summaries = shared.run_summaries()
     changed = [change["field"] for row in summaries for change in json.loads(row["changes"] or "[]")]
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
+    title.subheader("All runs")
     parameters = left.multiselect(
         "Settings shown",
         list(dict.fromkeys([*changed, *USUAL])),
         accept_new_options=True,
         key="settings",
         bind="query-params",
-        placeholder="any setting, by its path: reason.policy.steps",
-        help="Each becomes a column. The address of the page keeps the choice.",
+        placeholder="columns of settings: reason.policy.steps",
+        label_visibility="collapsed",
     )
-    search = right.text_input("Search runs", key="find", bind="query-params", placeholder="name, change, tag or note")
+    search = right.text_input(
+        "Search runs",
+        key="find",
+        bind="query-params",
+        placeholder="search: name, change, tag or note",
+        label_visibility="collapsed",
+    )
     rows = table(summaries, [field for field in parameters if _FIELD.fullmatch(field)], chosen)
     needle = search.strip().lower()
     rows = [row for row in rows if needle in " ".join(str(value) for value in row.values()).lower()]
@@ -54,7 +60,8 @@ def show(chosen: str | None) -> None:
     st.caption(
         "Score: share of the held-out problems (GSM8K where it was asked) that are right after the last stage that was "
         "evaluated. Cost: calls that the run paid for. "
-        "A click on a heading sorts; `nautile note RUN TEXT --tag NAME` writes notes."
+        "A click on a heading sorts; a setting that is chosen above becomes a column, and the page's address keeps it; "
+        "`nautile note RUN TEXT --tag NAME` writes notes."
     )
 
 

@@ -69,3 +69,15 @@ def test_the_pictures_hold_every_figure_and_are_the_same_bytes():
     two = table_figure(table_2({"<ours>": scores}))
     assert "&lt;ours&gt;: 36.4" in two
     assert two.count("<path") > 12 * 5
+
+
+def test_the_legend_fits_the_picture_however_long_a_name_is():
+    name = "an arm of a sweep whose name is long, " * 2
+    svg = ElementTree.fromstring(table_figure(table_2({name: summarise(rows(), "m", {})})))
+    width = float(svg.attrib["viewBox"].split()[2])
+    texts = {node.text: node.attrib for node in svg.iter() if node.tag.endswith("text")}
+    legend = [name, *(text for text in texts if text.endswith("(paper)"))]
+    assert len(legend) == 6
+    for text in legend:
+        begin = float(texts[text]["transform"].split()[1])  # rotate(-0 x y)
+        assert begin + 3.5 * len(text) < width, text  # a letter of the legend takes more
