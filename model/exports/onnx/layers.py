@@ -206,7 +206,8 @@ class Layers:
         fused = self._gated(normed, graph.reshape(both, 0, 0, -1), name)
         by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, 2 * head_dim), perm=[0, 2, 1, 3])
         read = graph.op("Transpose", graph.op("MatMul", by_head, self._readout_weights(name)), perm=[0, 2, 1, 3])
-        return Stream(x, self._merged(read, name)), state
+        hidden = config.readout_expand * head_dim
+        return Stream(x, self._merged(graph.split(read, [hidden, hidden]), 0, name)), state
 
     def step_past(self, names: list[str], past: tuple[str, str, str, str]) -> list[StepPast]:
         """What each SCA layer of `names` takes from the past state, computed for all layers at once.
@@ -225,7 +226,9 @@ class Layers:
 
         sums = graph.op("Concat", *(graph.op("Unsqueeze", part, graph.indices(3, 4)) for part in (re, im)), axis=4)
         sums = graph.op("Mul", sums, stacked("kept", 1, heads, 1, 1, 1, 1))
-        z = graph.op("Unsqueeze", graph.op("Mul", z, stacked("kept", 1, heads)), graph.indices(3, 4, 5, 6))
+        # With the least number that is not 0: where no gate was open the sums are 0, and then so is what is read.
+        z = graph.op("Add", graph.op("Mul", z, stacked("kept", 1, heads)), graph.constant(TINY))
+        z = graph.op("Unsqueeze", z, graph.indices(3, 4, 5, 6))
         parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
         reach = config.convolution - 1
         if not reach:
@@ -279,11 +282,10 @@ class Layers:
         signed = graph.op("Mul", shares, graph.constant(np.reshape([1.0, 1.0, -1.0, 1.0], (2, 2, 1, 1))))
         products = graph.op("Mul", sums, graph.op("Mul", ordered, signed))
         read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=1)
-        # Where Z is 0 the sums are, and so is what is read.
-        both = graph.op("Div", read, graph.op("Max", z, graph.constant(TINY)))
+        both = graph.op("Div", read, z)
         fused = self._gated(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        read = graph.reshape(self._read_token(graph.reshape(fused, 0, heads, 2 * head_dim), name), 0, 1, heads, -1)
-        return Stream(x, self._merged(read, name)), StepValues(sums, z, inputs)
+        read = self._read_token(graph.reshape(fused, 0, heads, 2 * head_dim), name)
+        return Stream(x, self._merged(read, 1, name)), StepValues(sums, z, inputs)
 
     @property
     def _columns(self) -> list[int]:
@@ -355,29 +357,32 @@ class Layers:
         gated = self.graph.op("Mul", both, self.graph.silu(self.linear(normed, f"{name}.gate_proj")))
         return self.norm(gated, f"{name}.gated_norm", self.config.norm_epsilon)
 
-    def _merged(self, read: str, name: str) -> str:
-        """The rest of step 6, from the products with the readouts: [B, L, K, 2·hidden] to [B, L, D]."""
-        graph, hidden = self.graph, self.config.readout_expand * self.config.head_dim
-        value, gate = graph.split(read, [hidden, hidden])
-        inner = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, 0, -1)
+    def _merged(self, read: tuple[str, ...], length: int, name: str) -> str:
+        """The rest of step 6: value and gate of each head, [B, L, K, hidden] or [B, K, hidden], to [B, L, D].
+
+        length: L; 0: as they have it.
+        """
+        graph, (value, gate) = self.graph, read
+        inner = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, length, -1)
         return self.linear(inner, f"{name}.out_proj")
 
-    def _read_token(self, by_head: str, name: str) -> str:
-        """Each head times its readout, for one token: [B, K, 2H] to [B, K, 2·hidden].
+    def _read_token(self, by_head: str, name: str) -> tuple[str, ...]:
+        """Each head times its readout, for one token: [B, K, 2H] to value and gate [B, K, hidden].
 
         A product with quantised weights costs the time of reading them, and a call; so some heads share one, which
         multiplies each by the readouts of all of them, and what is wanted is picked from the results.
         """
         graph, heads = self.graph, self.config.memory_heads
+        hidden = self.config.readout_expand * self.config.head_dim
         if graph.weights.bits == 32:
             read = graph.op("MatMul", graph.op("Unsqueeze", by_head, graph.indices(2)), self._readout_weights(name))
-            return graph.op("Squeeze", read, graph.indices(2))
+            return graph.split(read, [hidden, hidden])
         count = heads_at_once(heads)
         groups = graph.split(by_head, [count] * (heads // count), axis=1)
         products = [self.linear(group, f"{name}.readout.{index}") for index, group in enumerate(groups)]
-        every = graph.reshape(graph.op("Concat", *products, axis=1), 0, heads * count, -1)
-        own = [head * count + head % count for head in range(heads)]
-        return graph.op("Gather", every, graph.indices(*own), axis=1)
+        every = graph.reshape(graph.op("Concat", *products, axis=1), 0, -1, hidden)
+        own = 2 * (np.arange(heads) * count + np.arange(heads) % count)
+        return tuple(graph.op("Gather", every, graph.indices(*(own + part).tolist()), axis=1) for part in (0, 1))
 
     def _readout_weights(self, name: str) -> str:
         """The readouts [K, 2H, 2·hidden] in float32; of quantised ones computed once, as the graph is loaded."""
