@@ -24,8 +24,9 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
     rows = shared.ask(queries.EVALUATIONS)
-    folders = ((row, shared.artifact_folder(row["id"])) for row in rows)
-    evaluations = [{**row, "scores": scores} for row, folder in folders if folder and (scores := _read_scores(folder))]
+    evaluations = [
+        {**row, "scores": scores} for row in rows if (scores := _read_scores(row["id"], row["execution"] or ""))
+    ]
     if not evaluations:
         st.caption("No evaluation in the store yet.")
         return
@@ -61,8 +62,10 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 @st.cache_data(max_entries=512, show_spinner=False)
-def _read_scores(folder: str) -> dict[str, Any]:
-    return read_json(Path(folder) / "scores.json") or {}
+def _read_scores(evaluation: str, execution: str) -> dict[str, Any]:
+    """The scores of an evaluation, empty if they are not on this machine. `execution`: a forced run makes it again."""
+    folder = shared.artifact_folder(evaluation)
+    return (read_json(Path(folder) / "scores.json") if folder else None) or {}
 
 
 def measured_only(table: ResultTable) -> ResultTable:

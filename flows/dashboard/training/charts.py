@@ -63,13 +63,13 @@ def draw(
     charts: Mapping[str, Sequence[str]],
     lines: Mapping[str, Line],
     display: Display,
-    link: Callable[[Line, int], str] | None = None,
+    link: Callable[[Line], str] | None = None,
     tokens: Mapping[str, float] | None = None,
 ) -> None:
     """Draw the charts that have points in two columns; what never changed is named in one line instead.
 
     `charts`: title -> metrics of one unit, which share a scale; the title of a single metric is the glossary's.
-    `link`: the address of the texts of a line's step, which a click on a point opens.
+    `link`: the address of a line's texts; a click on a point opens those of its step.
     """
     names = sorted({name for metrics in charts.values() for name in metrics})
     rows = shared.ask(queries.CURVES, list(lines), names, queries.POINTS) if names else []
@@ -105,7 +105,7 @@ def chart(
     rows: Sequence[CatalogRow],
     lines: Mapping[str, Line],
     display: Display = Display(),
-    link: Callable[[Line, int], str] | None = None,
+    link: Callable[[Line], str] | None = None,
     tokens: Mapping[str, float] | None = None,
 ) -> Chart:
     """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
@@ -126,7 +126,8 @@ def chart(
     if not entry.smooth or not display.smoothing:
         table["smooth"] = table["value"]
     if link is not None:
-        table["link"] = [link(lines[row["execution"]], row["step"]) for row in rows]
+        addresses = {execution: f"{link(lines[execution])}&step=" for execution in set(table["execution"])}
+        table["link"] = table["execution"].map(addresses) + table["step"].astype(str)
     return _layers(table, x_title, entry.unit, display, runs)
 
 

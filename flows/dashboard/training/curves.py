@@ -69,7 +69,7 @@ def training(chosen: ChosenRun | None) -> None:
         {name: (name,) for name in shown},
         lines,
         display,
-        lambda line, step: shared.page_link("samples", run=line.run, step=step),
+        lambda line: shared.page_link("samples", run=line.run),
         tokens,
     )
 
@@ -88,8 +88,8 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     display = charts.settings(tokens=False)
     _links(chosen, stage, {"Rollouts": "rollouts", "Log": "logs", "Memory and cores": "system"})
 
-    def rollouts(line: Line, step: int) -> str:
-        return shared.page_link("rollouts", run=line.run, stage=line.label, step=step)
+    def rollouts(line: Line) -> str:
+        return shared.page_link("rollouts", run=line.run, stage=line.label)
 
     for question, group in HEALTH.items():
         measured = {title: [name for name in metrics if name in names] for title, metrics in group.items()}

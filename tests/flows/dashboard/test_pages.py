@@ -89,8 +89,8 @@ def test_a_curve_is_smoothed_from_fifty_points_on_and_never_a_schedule(name, cou
 def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_step():
     lines = {"e1": Line("this run", "r1", "align")}
 
-    def link(line, step):
-        return f"rollouts?run={line.run}&step={step}"
+    def link(line):
+        return f"rollouts?run={line.run}"
 
     for axis, last, title in (("step", 9, "step"), ("tokens", 900, "tokens"), ("time", 9, "minutes since")):
         drawn = chart(curve_of("reward", 10), lines, Display(axis=axis), link, {"e1": 100.0})
