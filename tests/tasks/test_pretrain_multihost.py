@@ -1,7 +1,8 @@
-"""The stage `pretrain` as two processes, started by the launcher, against one process with as many devices."""
+"""The stage `pretrain` as two processes that the launcher starts."""
 
 import json
 
+import numpy as np
 import pytest
 
 from configs.operation import LaunchConfig
@@ -29,28 +30,25 @@ def inputs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_publish_what_one_does(inputs, tmp_path, monkeypatch):
+def test_two_processes_train_and_publish_together(inputs, tmp_path, monkeypatch):
+    """That they compute what a single process does: tests/model/training/test_pod.py."""
     parts = {
         "pretrain": pod_settings(2, sample_every=6).model_dump(mode="json"),
         "model": MODEL.model_dump(mode="json"),
         "seed": 0,
     }
-    facts = {}
-    for processes, devices in ((2, 2), (1, 4)):
-        store = Store(tmp_path / "store")
-        monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(devices))
-        launch = LaunchConfig(processes=processes)
-        context = RunContext(f"r{processes}", str(store.root), force=processes == 1, launch=launch)
-        checkpoint = store.get(run_stage(pretrain, parts, inputs, context)["checkpoint"])
-        load_weights(checkpoint.path)
-        facts[processes] = checkpoint.manifest["facts"]
-    assert facts[2]["devices"] == facts[1]["devices"] == "4 x cpu"
-    assert facts[2]["train_loss"] == pytest.approx(facts[1]["train_loss"], rel=1e-5)
-    assert facts[2]["targets"] == facts[1]["targets"]
+    store = Store(tmp_path / "store")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    context = RunContext("r2", str(store.root), launch=LaunchConfig(processes=2))
+    checkpoint = store.get(run_stage(pretrain, parts, inputs, context)["checkpoint"])
+    load_weights(checkpoint.path)
+    facts = checkpoint.manifest["facts"]
+    assert facts["devices"] == "4 x cpu"
+    assert facts["train_loss"] < np.log(MODEL.vocabulary)
     catalog = Catalog(store)
     catalog.ingest()
     steps = catalog.query(
         "SELECT execution, count(*) AS n, count(DISTINCT step) AS steps FROM metrics "
         "WHERE name = 'loss' AND source IS NULL GROUP BY execution"
     )
-    assert [(row["n"], row["steps"]) for row in steps] == [(12, 12), (12, 12)], json.dumps(steps)
+    assert [(row["n"], row["steps"]) for row in steps] == [(12, 12)], json.dumps(steps)
