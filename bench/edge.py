@@ -3,9 +3,10 @@
     python bench/edge.py [--tokens 32] [--prompt 512] [--folder SCRATCH] [--json FILE]
 
 The weights are random, in nautile_370m's shape, and are written once for each number of bits (2.1 GB in SCRATCH, by
-default a temporary folder): speed does not depend on their values. Each line is a process of its own: tokens a second
-after a prompt of 512 tokens, bytes of weights read a second, and the seconds of the prompt; medians of three. llama.cpp
-runs the bundled SmolLM2-135M in Q4_1. A copy of 512 MB by two threads is the yardstick for the bytes that a step reads.
+default a temporary folder): speed does not depend on their values. Each line is a process of its own, on pages of 2 MB
+as `nautile chat` and `serve` are: tokens a second after a prompt of 512 tokens, bytes of weights read a second, and the
+seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. A copy of 512 MB by two
+threads is the yardstick for the bytes that a step reads.
 """
 
 import json

@@ -91,6 +91,17 @@ def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B:
     The logits are sorted only if some row needs it: at V = 100,352 sorting costs more than the rest of a draw.
     """
     greedy_B = temperature_B == 0
+    likeliest_B = _first_largest(logits_BV)
+
+    def drawn() -> Array:
+        return jnp.where(greedy_B, likeliest_B, _draw_warm(logits_BV, uniform_B, temperature_B, top_k_B, top_p_B))
+
+    return jax.lax.cond(jnp.all(greedy_B), lambda: likeliest_B, drawn)
+
+
+def _draw_warm(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B: Array, top_p_B: Array) -> Array:
+    """`draw_each` for rows with a temperature above 0; what the others get has no meaning."""
+    greedy_B = temperature_B == 0
     cut_B = ~greedy_B & ((top_k_B > 0) | (top_p_B < 1))
     top_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
     warm_B1 = jnp.where(greedy_B, 1, temperature_B)[:, None]
@@ -105,8 +116,7 @@ def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B:
         kept_BV = jnp.where(before_BV < top_p_B[:, None], shares_BV, 0).at[:, 0].set(shares_BV[:, 0])
         return jnp.take_along_axis(ids_BV, _invert(kept_BV, uniform_B)[:, None], axis=1)[:, 0]
 
-    drawn_B = jax.lax.cond(jnp.any(cut_B), lambda: jnp.where(cut_B, truncated(), drawn_B), lambda: drawn_B)
-    return jnp.where(greedy_B, _first_largest(logits_BV), drawn_B)
+    return jax.lax.cond(jnp.any(cut_B), lambda: jnp.where(cut_B, truncated(), drawn_B), lambda: drawn_B)
 
 
 @jax.jit
