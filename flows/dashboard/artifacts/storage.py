@@ -23,6 +23,7 @@ FOLDERS = {
     "prefect": "Prefect's own database",
 }
 CACHE_S = 60.0
+_JOINED = "\N{NO-BREAK SPACE}"  # between a number and its unit
 MAX_ARTIFACTS = 500
 MAX_FILES = 20_000  # of a folder: counting more would delay the page
 
@@ -41,11 +42,13 @@ def page(chosen: ChosenRun | None) -> None:
     for column, (title, count) in zip(st.columns(len(totals)), totals.items(), strict=True):
         column.metric(title, size(count))
     left, right = st.columns(2, gap="large")
-    kinds_rows = ((row["kind"], f"{row['artifacts']:,}", size(row["bytes"] or 0)) for row in sizes)
+    kinds_rows = (
+        (row["kind"], f"{row['artifacts']:,}", size(row["bytes"] or 0).replace(" ", _JOINED)) for row in sizes
+    )
     with left:
         cards.show([cards.table(("kind", "artifacts", "size"), kinds_rows, "Artifacts by kind")])
     with right:
-        rows = ((row["folder"], size(row["bytes"]), row["what"]) for row in folders)
+        rows = ((row["folder"], size(row["bytes"]).replace(" ", _JOINED), row["what"]) for row in folders)
         cards.show([cards.table(("folder", "size", "what it is"), rows, "Everything else")])
     st.subheader("Artifacts")
     kinds = ["all kinds", *sorted(row["kind"] for row in sizes)]

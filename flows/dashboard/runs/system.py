@@ -31,7 +31,7 @@ def page(chosen: ChosenRun | None) -> None:
     rows = shared.ask(queries.CURVES, executions, list(NAMES), queries.POINTS) if executions else []
     if not rows:
         st.caption("Nothing was measured over time here: stages that end within seconds leave only their peak.")
-    columns = st.columns(2, gap="large")
+    columns = st.columns(2, gap="large") if rows else []  # empty ones would leave a hole on a phone
     for place, measured in enumerate(dict.fromkeys(row["name"] for row in rows)):
         with columns[place % 2]:
             entry, own = metric(measured), [row for row in rows if row["name"] == measured]
