@@ -86,6 +86,7 @@ def test_a_killed_labelling_pays_for_no_reply_again(nautile, tmp_path):
     assert "Cohen's kappa 1.00" in (artifact.path / "card.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
     with FakeOpenAI(lambda body: "bad") as server:
         (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))

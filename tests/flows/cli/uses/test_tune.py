@@ -79,7 +79,7 @@ def test_labels_of_a_teacher_are_learnt_from_by_their_id(nautile, start, tmp_pat
         ("tune.data=OWNER/NAME", "needs as `revision` a full commit hash"),
         ("tune.form=chat", "'head' learns labels; form 'chat' needs 'full' or 'lora'"),
         ("tune.start=checkpoint/0123", "tune.start: "),
-        ("tune.data=once.csv", "1 label(s) occur once, such as 'c' in row 5"),
+        pytest.param("tune.data=once.csv", "1 label(s) occur once, such as 'c' in row 5", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(nautile, start, setting, message):
