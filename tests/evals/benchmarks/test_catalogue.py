@@ -19,12 +19,14 @@ def items(served_records):
     return {name: items_of(item, served_records[name], seed=3) for name, item in BENCHMARKS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_records, name):
     made = items_of(BENCHMARKS[name], hub_records(name, len(served_records[name])), seed=3)
     assert items[name] == made
 
 
+@pytest.mark.slow
 def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
     split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
     assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not available")
