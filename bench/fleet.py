@@ -32,10 +32,10 @@ from typing import Any
 import httpx
 import psutil
 import websockets
+from streamlit.logger import set_log_level
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from bench.dashboard import dashboard
 from common.files import write_json
 from store.artifacts import Store
 from tests.support.postgres import DATABASE, postgres
@@ -161,7 +161,7 @@ def processor_seconds() -> Counter[str]:
             parent = process.parent()
         except psutil.NoSuchProcess:
             continue
-        kinds = {"flows.operate.prefect_server": "server", "postgres": "database", "dashboard/app.py": "dashboard"}
+        kinds = {"flows.operate.prefect_server": "server", "postgres": "database", "flows/dashboard/": "dashboard"}
         kind = next((name for part, name in kinds.items() if part in words), None)
         if kind == "database" and parent is not None and parent.pid != os.getpid():
             used[kind] += times.user + times.system  # one that serves a connection and still lives
@@ -191,19 +191,21 @@ def measure(folder: Path, url: str, page: str, settings: dict[str, str], options
     idle: Times = defaultdict(list)
     loads = {"before": os.getloadavg()[0]}
     empty, before, began = database_bytes(folder, settings), processor_seconds(), time.perf_counter()
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
     for number in range(options.runs):
         with (folder / f"run-{number}.log").open("wb") as log:
             command = run_command(number, options)
             processes.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log))
     with httpx.Client(base_url=url, timeout=120.0) as client:
         looker = Looker(client, page, environment)
-        while any(map(running, processes)) and time.perf_counter() - began < 60 * options.minutes:
-            looker.look(busy)
-            time.sleep(PAUSE_S)
-        loads["at the end"] = os.getloadavg()[0]
-        for process in filter(running, processes):
-            process.terminate()
+        try:
+            while any(map(running, processes)) and time.perf_counter() - began < 60 * options.minutes:
+                looker.look(busy)
+                time.sleep(PAUSE_S)
+        finally:
+            loads["at the end"] = os.getloadavg()[0]
+            for process in filter(running, processes):
+                process.terminate()
         used = processor_seconds()
         used.subtract(before)
         codes = [wait(process, used) for process in processes]
@@ -258,10 +260,13 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=10, help="looks when all runs have ended")
     parser.add_argument("--out", type=Path, help="also write the figures there, as JSON")
     options = parser.parse_args()
+    set_log_level("ERROR")  # else streamlit warns that this process is no server of pages
+    from bench.dashboard import dashboard
+
     with (
         tempfile.TemporaryDirectory(prefix="fleet-") as name,
         server(Path(name), options.database) as (url, settings),
-        dashboard(Store(Path(name) / "store")) as page,
+        dashboard(Store(Path(name) / "store")) as (page, _),
     ):
         result = measure(Path(name), url, page, settings, options)
         if set(result["exit codes"]) != {"0"}:
