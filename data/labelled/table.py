@@ -34,23 +34,23 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", header: Sequence[str] = ()) -> Table:
-    """The table in a .csv, .tsv, .jsonl, .ndjson or .parquet file. Values of a CSV are texts; a field without a value
-    in JSON lines is None.
+    """The table in a .csv, .tsv, .jsonl, .ndjson or .parquet file, or in a .txt whose `delimiter` is given, in which
+    quotation marks are text. Values of a CSV are texts; a field without a value in JSON lines is None.
 
     `sha256`: what the file must contain still. `header`: the columns of a CSV whose first row is data. Raises
     `ConfigError` with the row's number for anything that is not such a table, and for a file that has changed.
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix not in READABLE:
-        raise ConfigError(f"{path}: is none of {', '.join(READABLE)}")
+    if suffix not in READABLE and not (suffix == ".txt" and delimiter):
+        raise ConfigError(f"{path}: is none of {', '.join(READABLE)}, nor a .txt with a `delimiter`")
     content, digest = read_unchanged(path, sha256)
     if not content.strip():
         raise ConfigError(f"{path}: is empty")
     classes: dict[str, list[str]] = {}
     if suffix == ".parquet":
         columns, rows, classes = _parquet(path, content)
-    elif suffix in (".csv", ".tsv"):
+    elif suffix in (".csv", ".tsv", ".txt"):
         columns, rows = _csv(path, content, delimiter or ("\t" if suffix == ".tsv" else ","), list(header))
     else:
         columns, rows = _json_lines(path, content)
@@ -116,7 +116,8 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
 
 def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     csv.field_size_limit(LONGEST_LINE)
-    reader = csv.reader(_lines(path, content), delimiter=delimiter, strict=True)
+    quoting = csv.QUOTE_NONE if path.suffix.lower() == ".txt" else csv.QUOTE_MINIMAL
+    reader = csv.reader(_lines(path, content), delimiter=delimiter, quoting=quoting, strict=True)
     rows: list[dict[str, Any]] = []
     columns = header
     try:

@@ -24,8 +24,9 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ("b", "no", "y", 2),
     ]
     assert [row.target for row in rows_of(tmp_path, records)] == ["1", "no"]
-    (tmp_path / "tweets.tsv").write_text("1\t2.9\tgreat\n2\t-0.2\tthe table\n3\t-1.5\tawful\n")
-    config = LabelledDataConfig.model_validate({"preset": "vader", "path": str(tmp_path / "tweets.tsv")})
+    # As tweets_GroundTruth.txt of vaderSentiment's source archive: no names, a tab, quotation marks that are text.
+    (tmp_path / "tweets.txt").write_text('1\t2.9\t"great" day\n2\t-0.2\t"the table\n3\t-1.5\tawful\n')
+    config = LabelledDataConfig.model_validate({"preset": "vader", "path": str(tmp_path / "tweets.txt")})
     assert [row.target for row in read_rows(config, "label", tmp_path)] == ["positive", "neutral", "negative"]
 
 
