@@ -151,5 +151,5 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-installer.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	@for packages in $(COMPILED); do PREFECT_HOME=$(VENV)/prefect $(BIN)/python -c "import $$packages" >/dev/null & done; wait
+	@for packages in $(COMPILED); do PREFECT_HOME=$(VENV)/prefect $(BIN)/python -W ignore::SyntaxWarning -c "import $$packages" >/dev/null & done; wait
 	@touch $@
