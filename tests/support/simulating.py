@@ -37,9 +37,9 @@ class CountingScorer:
 
     name = "a stand-in"
 
-    def __init__(self, folder, survey, config):
+    def __init__(self, checkpoint, survey, config):
         self.orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
-        self._log, self._chunks = folder / "asked.txt", folder / "chunks.txt"
+        self._log, self._chunks = checkpoint.parent / "asked.txt", checkpoint.parent / "chunks.txt"
 
     def opinions(self, people):
         if self._chunks.exists():
@@ -68,7 +68,9 @@ def job(folder: Path) -> Job:
         "survey": parse_survey(SURVEY, "survey").model_dump(mode="json"),
         "simulate": config.model_dump(mode="json"),
     }
-    return Job("simulate", "k" * 64, "e", section, {"checkpoint": folder}, folder / "staging", silent)
+    checkpoint = folder / "checkpoint"  # the card has its name
+    checkpoint.mkdir(exist_ok=True)
+    return Job("simulate", "k" * 64, "e", section, {"checkpoint": checkpoint}, folder / "staging", silent)
 
 
 def simulate(folder: Path) -> Path:
