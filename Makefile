@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What most processes import. Compiled once, as the environment is set up, by two processes at once: else all the first
 # processes of a run compile the same 6,000 files, 20 s of processor time in each.
-COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym, faiss, datasets, streamlit.testing.v1, altair" \
+COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym, faiss, datasets, streamlit.testing.v1" \
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run

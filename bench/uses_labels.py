@@ -36,17 +36,24 @@ from model.weights.files import load_weights
 TIMED = 100  # texts
 BASELINES = ("majority", "tfidf", "minilm")
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
-# Per set: what is asked, the numbers of shots, and the tokens of a text and the shots where weights are trained.
+TRAINED_SHOTS = (8, 64)  # where weights are trained
+# Per set: its results, the preset that reads it out of `--sentences` (None: it is built in), what is asked, the numbers
+# of shots, and the tokens of a text where weights are trained.
 SETS = {
-    "topics": {"instructions": "Topic?", "shots": (8, 64), "trained_longest": 80, "trained_shots": (8, 64)},
-    "sentiment": {"instructions": "Sentiment?", "shots": (8, 64, 0), "trained_longest": 64, "trained_shots": (8, 64)},
-    "vader": {"instructions": "Sentiment?", "shots": (8, 64, 0), "trained_longest": 64, "trained_shots": (8, 64)},
-}
-PRESETS = {"sentiment": "labelled_sentences", "vader": "vader"}  # of the sets that are read out of `--sentences`
-FEWER_SEEDS = {("sentiment", "LoRA"): 2}  # each fit with 64 sentences takes minutes of a busy machine
-FILES = {
-    "topics": "results-uses-labels", "sentiment": "results-uses-sentiment", "vader": "results-uses-vader",
+    "topics": {
+        "file": "results-uses-labels", "preset": None, "instructions": "Topic?", "shots": (8, 64),
+        "trained_longest": 80,
+    },
+    "sentiment": {
+        "file": "results-uses-sentiment", "preset": "labelled_sentences", "instructions": "Sentiment?",
+        "shots": (8, 64, 0), "trained_longest": 64,
+    },
+    "vader": {
+        "file": "results-uses-vader", "preset": "vader", "instructions": "Sentiment?", "shots": (8, 64, 0),
+        "trained_longest": 64,
+    },
 }  # fmt: skip
+FEWER_SEEDS = {("sentiment", "LoRA"): 2}  # each fit with 64 sentences takes minutes of a busy machine
 
 
 def main():
@@ -56,8 +63,10 @@ def main():
     asked = parser.parse_args()
     if asked.set not in SETS:
         parser.error(f"--set: {asked.set!r} is none of {', '.join(SETS)}")
-    if (asked.set in PRESETS) != (asked.sentences is not None):
-        parser.error(f"--sentences: names the file of --set {' or '.join(PRESETS)}, and of no other set (--help)")
+    about = SETS[asked.set]
+    if (about["preset"] is None) != (asked.sentences is None):
+        needing = " or ".join(name for name, each in SETS.items() if each["preset"])
+        parser.error(f"--sentences: names the file of --set {needing}, and of no other set (--help)")
     enable_compile_cache(Path(asked.work) / "programs")
     params, model, tokenizer = load_weights(Path(asked.checkpoint))
     arms = {}
@@ -79,19 +88,19 @@ def main():
     page = {"topics": topics_page, "sentiment": sentiment_page, "vader": vader_page}[asked.set](result, asked.seeds)
     print(page)
     if asked.write:
-        write_results(result, Path(asked.write) / f"{FILES[asked.set]}.json")
-        (Path(asked.write) / f"{FILES[asked.set]}.md").write_text(page)
+        write_results(result, Path(asked.write) / f"{about['file']}.json")
+        (Path(asked.write) / f"{about['file']}.md").write_text(page)
 
 
 def arms_of(asked):
     """The `[tune]` section of each arm, by name. Of the sentiment set, the last three hold out a site each."""
     about = SETS[asked.set]
-    sentences = {"preset": PRESETS.get(asked.set), "path": str(asked.sentences)}
-    data = sentences if asked.set in PRESETS else "wikipedia_topics"
+    sentences = {"preset": about["preset"], "path": str(asked.sentences)}
+    data = sentences if about["preset"] else "wikipedia_topics"
     common = {"data": data, "longest": 96, "shots": about["shots"], "most_asked": asked.asked, "baselines": ()}
     common["seeds"] = asked.seeds
     trained = {**common, "epochs": 3, "batch_rows": 16, "longest": about["trained_longest"]}
-    trained |= {"instructions": about["instructions"], "shots": about["trained_shots"]}
+    trained |= {"instructions": about["instructions"], "shots": TRAINED_SHOTS}
     arms = {
         "head on the last state": {**common, "method": "head", "pooling": "last", "baselines": BASELINES},
         "head on the mean state": {**common, "method": "head", "pooling": "mean"},

@@ -35,8 +35,6 @@ SURVEY = {
 class CountingScorer:
     """Opinions that depend on the person alone. Writes down whom it was asked about."""
 
-    name = "a stand-in"
-
     def __init__(self, checkpoint, survey, config):
         self.orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
         self._log, self._chunks = checkpoint.parent / "asked.txt", checkpoint.parent / "chunks.txt"

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
+from common.errors import ConfigError
 from common.files import read_json
 from evals.tables.results import MISSING, ResultTable, table_1, table_2
 from flows.dashboard import cards, figures, queries, shared
@@ -16,6 +16,7 @@ from flows.dashboard.figures import Chart, layer, nominal, quantitative, tempora
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
+from store.mirror import open_store
 
 WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
 STAGES = ("pretrain", "align", "reason", "self_distill")
@@ -25,7 +26,7 @@ def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
     rows = shared.ask(queries.EVALUATIONS)
     evaluations = [
-        {**row, "scores": scores} for row in rows if (scores := _read_scores(row["id"], row["execution"] or ""))
+        {**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))
     ]
     if not evaluations:
         st.caption("No evaluation in the store yet.")
@@ -61,11 +62,21 @@ def page(chosen: ChosenRun | None) -> None:
     _problems(row)
 
 
+def _scores_of(evaluation: str, execution: str) -> dict[str, Any]:
+    """`scores.json` of an evaluation; empty if it is not on this machine."""
+    try:
+        return _read_scores(evaluation, execution)
+    except ConfigError:
+        return {}
+
+
 @st.cache_data(max_entries=512, show_spinner=False)
 def _read_scores(evaluation: str, execution: str) -> dict[str, Any]:
-    """The scores of an evaluation, empty if they are not on this machine. `execution`: a forced run makes it again."""
-    folder = shared.artifact_folder(evaluation)
-    return (read_json(Path(folder) / "scores.json") if folder else None) or {}
+    """As `_scores_of`, kept for ever, but for an evaluation that is not here: it may come. Raises `ConfigError`.
+
+    `execution`: a forced run makes the evaluation again.
+    """
+    return read_json(open_store().get(evaluation).path / "scores.json") or {}
 
 
 def measured_only(table: ResultTable) -> ResultTable:
