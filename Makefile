@@ -80,7 +80,7 @@ types: $(READY)
 
 # What the locks install, and the advisories that are known on this day, in build/audit.
 audit: $(READY) $(AUDIT)
-	@$(BIN)/python bench/audit.py build/audit $(VENV)/audit/bin/pip-audit
+	@$(BIN)/python bench/operation/audit.py build/audit $(VENV)/audit/bin/pip-audit
 
 $(AUDIT): requirements-audit.lock $(READY)
 	@echo "fetching pip-audit (once)"

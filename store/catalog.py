@@ -4,9 +4,9 @@ While one process has a DuckDB file open for writing, every other attempt to ope
 process keeps it open: each transaction opens the file, works, and closes it (about 50 ms), and who has several queries
 keeps it open for as long as they take (`CatalogReader`). Before that it takes a lock of ours, because DuckDB's own does
 not protect a process that opens the file while another one closes it: eight processes that committed at once damaged it
-in one of three trials (bench/commits.py). Programs that do not take our lock, such as DuckDB's shell, are waited for by
-polling. The table `ingested` holds how far each file has been read; a position and the rows up to it are written in one
-transaction.
+in one of three trials (bench/operation/commits.py). Programs that do not take our lock, such as DuckDB's shell, are
+waited for by polling. The table `ingested` holds how far each file has been read; a position and the rows up to it are
+written in one transaction.
 """
 
 import atexit

@@ -90,7 +90,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="session")
 def object_store_address():
-    from tests.support.object_store import object_store
+    from tests.support.servers.object_store import object_store
 
     with object_store() as address:
         yield address
@@ -102,7 +102,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
     import s3fs
 
     from store.mirror import open_store
-    from tests.support.object_store import CREDENTIALS, bucket
+    from tests.support.servers.object_store import CREDENTIALS, bucket
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -146,8 +146,8 @@ def made(build_once):
     from common.files import read_json, write_json
     from configs.load import load
     from store.artifacts import Store
-    from tests.support.toy_chain import make_all
-    from tests.support.toy_stages import TOY
+    from tests.support.stages.toy_chain import make_all
+    from tests.support.stages.toy_stages import TOY
 
     folder = build_once("made", lambda folder: write_json(folder / "made.json", make_all(folder / "store", load(TOY))))
     return Store(folder / "store"), read_json(folder / "made.json")
@@ -157,7 +157,7 @@ def made(build_once):
 def prefect_home(build_once) -> Path:
     """A home of Prefect whose database has all its tables: creating them takes most of a server's first start."""
 
-    from tests.support.prefect_server import running_server
+    from tests.support.servers.prefect_server import running_server
 
     def build(folder: Path) -> None:
         with running_server(folder):
@@ -169,7 +169,7 @@ def prefect_home(build_once) -> Path:
 @pytest.fixture(scope="session")
 def prefect_url(prefect_home, tmp_path_factory) -> Iterator[str]:
     """A Prefect server of this test session."""
-    from tests.support.prefect_server import running_server
+    from tests.support.servers.prefect_server import running_server
 
     # A copy: others copy the database too, which they must not do while a server writes to it.
     with running_server(shutil.copytree(prefect_home, tmp_path_factory.mktemp("prefect") / "home")) as url:

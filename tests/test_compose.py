@@ -23,10 +23,10 @@ import yaml
 
 from common.processes import free_port
 from flows.cli.main import app
-from tests.support.postgres import DATABASE, PASSWORD, binary, postgres
-from tests.support.prefect_calls import LOGINS, fetch
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.servers.postgres import DATABASE, PASSWORD, binary, postgres
+from tests.support.servers.prefect_calls import LOGINS, fetch
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "compose.yaml").read_text(encoding="utf-8")

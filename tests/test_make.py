@@ -45,7 +45,7 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
         ("ahead", "--target .venv/ahead"),
         ("harness", "--target .venv/harness"),
         ("trackers", "--target .venv/trackers"),
-        ("audit", "bench/audit.py build/audit .venv/audit/bin/pip-audit"),
+        ("audit", "bench/operation/audit.py build/audit .venv/audit/bin/pip-audit"),
         ("torch", ".venv/torch/bin/python -m pip install"),
         ("lint", "ruff format --check"),
         ("clean", "rm"),

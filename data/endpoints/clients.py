@@ -5,8 +5,8 @@ SDKs' own retries are off: the pool counts, paces and pays for every attempt. Ke
 when a request is sent; a reply that repeats one is rejected, and a message is written without it.
 
 256 requests in flight go through HTTP clients of 8 connections each, because httpcore looks at every connection of a
-client for every request (bench/endpoints.py, 1,000 requests, a server that takes 50 ms: one client 415 requests/s and
-2.4 ms of a core each, 32 clients 889/s and 1.1 ms).
+client for every request (bench/corpus/endpoints.py, 1,000 requests, a server that takes 50 ms: one client 415
+requests/s and 2.4 ms of a core each, 32 clients 889/s and 1.1 ms).
 """
 
 import asyncio

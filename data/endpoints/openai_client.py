@@ -1,7 +1,7 @@
 """The client of OpenAI-compatible endpoints, the embedded one included, over OpenAI's SDK.
 
 Replies are read as plain JSON: with the checks of the SDK's models, which the pool does again, one HTTP client sends
-335 requests a second instead of 415 (bench/endpoints.py).
+335 requests a second instead of 415 (bench/corpus/endpoints.py).
 """
 
 import itertools

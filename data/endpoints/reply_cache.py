@@ -8,7 +8,7 @@
 A reply is on disk before anybody uses it. A line without a text says what an attempt may have cost whose reply was cut,
 late or unreadable. Replies are JSON lines, appended and fsynced in groups: whatever arrives
 while one group is being written forms the next, so the disk sets the size of a group and never the pace of requests.
-Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/endpoints.py ledger).
+Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.py ledger).
 """
 
 import asyncio

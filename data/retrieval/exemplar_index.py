@@ -7,9 +7,9 @@
 
 FAISS only proposes candidates. `ExemplarIndex` ranks them by the exact cosine similarity from `vectors.f4`, which stays
 a memory-mapped file, so a product code of 48 bytes a vector is enough. Exact search is used below
-`IndexConfig.exact_below` vectors, IVF-PQ from there on: at 10,000 vectors (bench/retrieval.py) it reaches a recall@5 of
-0.97 with 1 MB in memory. The number of cells that a search probes is doubled until the recall against exact search,
-measured on a sample of the vectors, is reached. The same exemplars give the same bytes.
+`IndexConfig.exact_below` vectors, IVF-PQ from there on: at 10,000 vectors (bench/corpus/retrieval.py) it reaches a
+recall@5 of 0.97 with 1 MB in memory. The number of cells that a search probes is doubled until the recall against exact
+search, measured on a sample of the vectors, is reached. The same exemplars give the same bytes.
 
 FAISS is imported inside functions: it takes 0.5 s, and every command that plans a run imports this module.
 """

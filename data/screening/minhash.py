@@ -4,9 +4,9 @@ Word 5-grams, 112 values in 14 bands of 8, as FineWeb (Penedo et al. 2024, arXiv
 sets of 5-grams overlap by 0.75 share a band with a probability of 77 %, by 0.8 with 92 %, by 0.5 with 5 %.
 
 The 5-grams are hashed here (`data.screening.words`); `rensa` computes R-MinHash values of the hashes, at 130 times the
-speed of `datasketch` (bench/deduplicate.py). A signature depends on its text alone; a version of rensa whose values
-differ has another `ALGORITHM_VERSION` and is refused. In a script without spaces a word is as long as a clause, so
-fewer near copies are found.
+speed of `datasketch` (bench/corpus/deduplicate.py). A signature depends on its text alone; a version of rensa whose
+values differ has another `ALGORITHM_VERSION` and is refused. In a script without spaces a word is as long as a clause,
+so fewer near copies are found.
 """
 
 from collections.abc import Sequence

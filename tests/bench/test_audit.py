@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench import audit
+from bench.operation import audit
 
 MOMENT = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
 LOCK = f"""anyio==4.9.0 \\

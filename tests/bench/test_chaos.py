@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from bench.chaos_local_faults import PLAN, STRIKES, draw_schedule
-from bench.chaos_local_scene import LABELS
+from bench.chaos.local_faults import PLAN, STRIKES, draw_schedule
+from bench.chaos.local_scene import LABELS
 from configs.load import load
 from flows.dag import pipeline_steps
 

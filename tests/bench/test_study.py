@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bench.study import CACHED, Study, packed, pushed, run, with_cached
-from bench.study_cells import SEEDS, Cell, later, repeated, screen
-from bench.study_results import DOCS, interval, published, settings, unpacked
+from bench.rl.study import CACHED, Study, packed, pushed, run, with_cached
+from bench.rl.study_cells import SEEDS, Cell, later, repeated, screen
+from bench.rl.study_results import RESULTS, interval, published, settings, unpacked
 from common.files import read_json
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
@@ -106,7 +106,7 @@ def test_a_tiny_cell_trains_and_is_not_trained_again(tmp_path):
 
 
 def test_published_cells_are_those_of_the_same_start():
-    data = read_json(DOCS / "results-rl-study.json")
+    data = read_json(RESULTS / "rl-study.json")
     rows = published(data["start"])
     assert len(rows) == len(data["cells"]) > 40
     assert {row["name"] for row in settings_rows(rows)} == {row["name"] for row in data["cells"]}

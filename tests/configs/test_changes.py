@@ -4,7 +4,7 @@ import pytest
 
 from configs.changes import Change, changed_settings, describe_changes, short_names
 from configs.load import load, load_base
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_stages import TOY
 
 
 @pytest.fixture(scope="module")

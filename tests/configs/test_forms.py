@@ -5,7 +5,7 @@ import pytest
 from common.errors import ConfigError
 from configs.forms import WORKER, ServedConfig, served_here
 from configs.load import load, load_form
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_stages import TOY
 
 ELSEWHERE = "http://elsewhere.example/v1"
 COMMAND = "sh -c 'id > owned; {member}'"

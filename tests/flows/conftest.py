@@ -15,12 +15,12 @@ from configs.load import load
 from configs.schema import RunConfig
 from flows.cli.main import main
 from store.artifacts import Store
-from tests.support.prefect_server import running_server
-from tests.support.sockets import watch_sockets
-from tests.support.toy_cli import nautile, start
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
-from tests.support.two_runs import add_second_run
+from tests.support.servers.prefect_server import running_server
+from tests.support.servers.sockets import watch_sockets
+from tests.support.stages.toy_cli import nautile, start
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
+from tests.support.stages.two_runs import add_second_run
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def _own_settings(monkeypatch):
 
 @pytest.fixture(scope="session")
 def two_runs(made, tmp_path_factory) -> Store:
-    """A store with the run `toy` of the toy chain, and one that shares its pretraining (`tests.support.two_runs`)."""
+    """A store with the run `toy` of the toy chain, and one with its pretraining (`tests.support.stages.two_runs`)."""
     store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("two") / "store"))
     add_second_run(store, made[1])
     return store

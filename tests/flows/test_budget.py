@@ -13,8 +13,8 @@ from flows.pipeline import StageFailed, _StepRunner
 from flows.selection import Selection, prepare_run
 from flows.starts import dag_in
 from tasks.engine.attempt import run_stage
-from tests.support.exemplar_index import index_exemplars
-from tests.support.fake_openai import FakeOpenAI
+from tests.support.samples.exemplar_index import index_exemplars
+from tests.support.servers.fake_openai import FakeOpenAI
 
 pytestmark = pytest.mark.slow
 SHIPPED = load("nautile_370m")

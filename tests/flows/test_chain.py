@@ -15,12 +15,12 @@ from flows.cli import inspect
 from model.exports.web.folder import export_web
 from store.artifacts import Store
 from store.catalog import Catalog
-from tests.support.fake_openai import FakeOpenAI, useful
-from tests.support.page_check import both_replies
-from tests.support.prefect_calls import remove_limits
-from tests.support.toy_cli import start
+from tests.support.pages.page_check import both_replies
+from tests.support.servers.fake_openai import FakeOpenAI, useful
+from tests.support.servers.prefect_calls import remove_limits
+from tests.support.stages.toy_cli import start
 
-CHAIN = Path(__file__).parents[1] / "support" / "chain.toml"
+CHAIN = Path(__file__).parents[1] / "support" / "stages" / "chain.toml"
 KILLED = ("distill", "reason")  # one pays for replies, one has checkpoints; the other stages: tests/tasks
 TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ def run(endpoint, prefect_url, prefect_home, tmp_path_factory):
     text = f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}"
     (folder / "chain.toml").write_text(text, encoding="utf-8")
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home)}
-    more |= {"NAUTILE_DAG": "tests.support.toy_dag:chain_dag"}
+    more |= {"NAUTILE_DAG": "tests.support.stages.toy_dag:chain_dag"}
     return partial(start, "run", str(folder / "chain.toml"), cwd=folder, **more)
 
 

@@ -14,7 +14,7 @@ from configs.load import load
 from configs.operation import OPERATED, OperationConfig, ScheduleConfig
 from configs.schema import RunConfig
 from flows.dag import Need, build_dag
-from tests.support.toy_dag import toy_dag
+from tests.support.stages.toy_dag import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -224,7 +224,7 @@ def test_the_keys_of_the_shipped_configurations_are_what_they_were(name):
 
 # Files of sweeps, which name a configuration, have tests of their own.
 BENCHMARKS = [
-    path for path in sorted((ROOT / "bench").glob("*.toml")) if "config" not in tomllib.loads(path.read_text())
+    path for path in sorted((ROOT / "bench").rglob("*.toml")) if "config" not in tomllib.loads(path.read_text())
 ]
 
 
@@ -306,8 +306,11 @@ def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():
 
 
 def test_another_dag_is_named_by_the_environment(toy, monkeypatch):
-    monkeypatch.setenv("NAUTILE_DAG", "tests.support.toy_dag:toy_dag")
-    assert {step.stage.work.__module__ for step in build_dag(toy)} == {"tests.support.toy_stages", "tasks.report"}
+    monkeypatch.setenv("NAUTILE_DAG", "tests.support.stages.toy_dag:toy_dag")
+    assert {step.stage.work.__module__ for step in build_dag(toy)} == {
+        "tests.support.stages.toy_stages",
+        "tasks.report",
+    }
 
 
 def test_the_dag_loads_nothing_heavy():

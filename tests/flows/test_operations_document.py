@@ -19,11 +19,11 @@ from flows.cli.main import app
 from store.artifacts import Store
 from store.manifest import now
 from tests.flows.test_run_state import plan
-from tests.support.document import Command, Settings, ShownFile, match_output, sections
-from tests.support.prefect_server import running_server
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.samples.document import Command, Settings, ShownFile, match_output, sections
+from tests.support.servers.prefect_server import running_server
+from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "operations.md").read_text(encoding="utf-8")

@@ -25,13 +25,13 @@ from flows.run import exit_code, print_failure
 from flows.selection import PreparedRun, Selection
 from store.artifacts import Store
 from tasks.engine.errors import StageCrash
-from tests.support.fake_webhook import FakeWebhook
-from tests.support.prefect_calls import fetch
-from tests.support.sockets import events_to_other_hosts, socket_events
-from tests.support.stage_store import flip_byte
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.samples.stage_store import flip_byte
+from tests.support.servers.fake_webhook import FakeWebhook
+from tests.support.servers.prefect_calls import fetch
+from tests.support.servers.sockets import events_to_other_hosts, socket_events
+from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
 from tasks.engine.staging import write_retry_note
-from tests.support.stage_store import key_of
+from tests.support.samples.stage_store import key_of
 
 STEPS = ("ingest", "pretrain", "align", "report")
 BEGUN = datetime(2026, 11, 22, 12, tzinfo=UTC)

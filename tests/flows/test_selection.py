@@ -8,7 +8,7 @@ from configs.operation import LaunchConfig
 from flows.dag import Need, build_dag
 from flows.selection import PreparedRun, Selection, check_ray_hosts, choose, outside_inputs
 from store.artifacts import Store
-from tests.support.toy_dag import toy_dag
+from tests.support.stages.toy_dag import toy_dag
 
 
 @pytest.fixture(scope="module")

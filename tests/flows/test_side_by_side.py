@@ -14,12 +14,12 @@ from configs.load import load
 from flows.dag import build_dag
 from flows.pipeline import _StepRunner
 from flows.selection import PreparedRun, Selection, prepare_run
-from tests.support.prefect_calls import remove_limits
-from tests.support.stage_parent import is_alive
-from tests.support.toy_cli import start
-from tests.support.toy_stages import TOY
+from tests.support.servers.prefect_calls import remove_limits
+from tests.support.stages.stage_parent import is_alive
+from tests.support.stages.toy_cli import start
+from tests.support.stages.toy_stages import TOY
 
-DAGS = "tests.support.side_by_side_dags"
+DAGS = "tests.support.stages.side_by_side_dags"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from flows import stage_flows
 from flows.nightly.evaluation import evaluation
 from flows.operate.deployments import deployments
 from flows.pipeline import pipeline
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_stages import TOY
 
 
 def test_there_is_one_for_every_stage():

@@ -17,10 +17,10 @@ from flows.snapshot import publish_snapshot
 from flows.starts import resolve_starts
 from store.artifacts import Store
 from tasks.pretrain import START
-from tests.support.toy_chain import make_all
-from tests.support.toy_cli import nautile
-from tests.support.toy_dag import toy_dag
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_chain import make_all
+from tests.support.stages.toy_cli import nautile
+from tests.support.stages.toy_dag import toy_dag
+from tests.support.stages.toy_stages import TOY
 
 PARTS = ("model", "tokenizer")
 

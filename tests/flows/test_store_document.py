@@ -13,7 +13,7 @@ from flows.cli.main import app
 from store.artifacts import Store
 from store.events import EventWriter
 from store.manifest import now
-from tests.support.stage_store import filled
+from tests.support.samples.stage_store import filled
 
 TEXT = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"\*\*(\d+)\. ([^*]+)\*\*\n\n```sql\n(.*?)```", TEXT, re.DOTALL)

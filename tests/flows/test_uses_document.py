@@ -20,10 +20,10 @@ from model.weights.files import save_weights
 from store.add import add_files
 from store.artifacts import Store
 from tests.model.conftest import tiny_config
-from tests.support.document import Command, Script, ShownFile, match_output, sections, with_ids
-from tests.support.fake_openai import FakeOpenAI
-from tests.support.serving import serving
-from tests.support.toy_cli import environment
+from tests.support.processes.serving import serving
+from tests.support.samples.document import Command, Script, ShownFile, match_output, sections, with_ids
+from tests.support.servers.fake_openai import FakeOpenAI
+from tests.support.stages.toy_cli import environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "uses.md"
 SECTIONS = sections(PAGE.read_text(encoding="utf-8"))

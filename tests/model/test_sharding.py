@@ -23,10 +23,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The output of `tests.support.sharded`, run in its own process with eight devices."""
+    """The output of `tests.support.processes.sharded`, run in its own process with eight devices."""
     root = tmp_path_factory.mktemp("sharded")
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-m", "tests.support.sharded", str(root), str(root / "checkpoints")]
+    command = [sys.executable, "-m", "tests.support.processes.sharded", str(root), str(root / "checkpoints")]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

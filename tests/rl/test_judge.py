@@ -18,7 +18,7 @@ from rl.calibration import calibrate, corrupted
 from rl.hostile_answers import FORMS, hostile_item
 from rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
 from rl.rubric import CRITERIA
-from tests.support.fake_openai import FakeOpenAI, always, script
+from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
 CONFIG = JudgeConfig(endpoint="judge")
 ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n + 1}", str(n + 1), f"{n} + 1 = {n + 1}.") for n in range(12)]

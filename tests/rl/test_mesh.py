@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-m", "tests.support.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
+    command = [sys.executable, "-m", "tests.support.processes.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

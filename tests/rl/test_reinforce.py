@@ -13,9 +13,9 @@ from common.errors import Retryable
 from rl.objectives import token_weights
 from rl.rewards import advantages
 from rl.rollouts import keep_steps
-from tests.support.fake_openai import FakeOpenAI, always, useful
-from tests.support.reinforcing import JUDGE, run
-from tests.support.replies import reply_rows
+from tests.support.processes.reinforcing import JUDGE, run
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 
 DEADLINE_S = 1500  # of one process that compiles; a machine four times slower than a laptop needs 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5 * DEADLINE_S)]
@@ -42,7 +42,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def start(folder, url, stop=""):
-    command = [sys.executable, "-m", "tests.support.reinforcing", str(folder), url, *([stop] if stop else [])]
+    command = [sys.executable, "-m", "tests.support.processes.reinforcing", str(folder), url, *([stop] if stop else [])]
     return subprocess.Popen(command)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import ConfigError
 from store.add import add_files
-from tests.support.stage_store import filled, flip_byte
+from tests.support.samples.stage_store import filled, flip_byte
 
 NAMES = ("config.json", "weights.bin")
 

@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from store.artifacts import Store
 from store.manifest import code_commit
 from store.mirror import open_store
-from tests.support.stage_store import filled, flip_byte, key_of, published
+from tests.support.samples.stage_store import filled, flip_byte, key_of, published
 
 
 def test_find_returns_the_artifact_with_its_manifest(store):

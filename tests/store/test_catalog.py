@@ -19,7 +19,7 @@ from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
 from store.schema import TABLES
-from tests.support.stage_store import flip_byte, key_of, published
+from tests.support.samples.stage_store import flip_byte, key_of, published
 
 NAMES = [table.name for table in TABLES]
 

@@ -21,9 +21,9 @@ from store.locks import flock_until
 from store.manifest import ABSENT
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-from tests.support.stage_store import key_of, published
-from tests.support.stage_sums import reader
-from tests.support.training import TOKENIZER
+from tests.support.processes.training import TOKENIZER
+from tests.support.samples.stage_store import key_of, published
+from tests.support.stages.stage_sums import reader
 
 pytestmark = pytest.mark.slow
 ROW = 32

@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError
 from common.files import write_json
 from store.garbage import collect, find_garbage, unfinished_work
-from tests.support.stage_store import filled, key_of, published
+from tests.support.samples.stage_store import filled, key_of, published
 
 
 def reasons(store, **options):

@@ -10,7 +10,7 @@ from common.errors import Retryable
 from store import lease as leases
 from store.lease import Lease
 from store.mirror import open_store
-from tests.support.stage_store import key_of
+from tests.support.samples.stage_store import key_of
 
 pytestmark = pytest.mark.slow
 KEY = key_of("x")

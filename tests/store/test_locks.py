@@ -11,7 +11,7 @@ import pytest
 from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter
 from store.locks import flock_until, locks_work
-from tests.support.stage_store import key_of, published
+from tests.support.samples.stage_store import key_of, published
 
 COUNT = "SELECT count(*) AS n FROM metrics"
 

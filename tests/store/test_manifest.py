@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from configs.base import canonical
 from store.manifest import read_manifest, stage_key
-from tests.support.stage_store import filled, flip_byte, manifest_of
+from tests.support.samples.stage_store import filled, flip_byte, manifest_of
 
 SECTION = {"seed": 7, "reason": {"steps": 3, "rates": [1e-05, 0.1, 1.0], "name": "Ωμέγα", "none": None, "on": True}}
 INPUTS = {"checkpoint": f"checkpoint/{'0123456789abcdef' * 4}"}

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from bench.commits import crowd, lost_and_double
+from bench.operation.commits import crowd, lost_and_double
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import read_events
-from tests.support.stage_crowd import CrowdProcess, publish, write_and_ingest
-from tests.support.stage_store import damage, key_of
+from tests.support.samples.stage_store import damage, key_of
+from tests.support.stages.stage_crowd import CrowdProcess, publish, write_and_ingest
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_killed_process_loses_no_event_that_it_had_written(store):
 
 @pytest.mark.slow
 def test_concurrent_commits_lose_and_duplicate_nothing(tmp_path):
-    """A small run of bench/commits.py, which also compares the catalog with a rebuilt one."""
+    """A small run of bench/operation/commits.py, which also compares the catalog with a rebuilt one."""
     Store(tmp_path).prepare()
     names = ["ann", "bob", "cy", "dee"]
     assert len(crowd(tmp_path, names, 15)) == 60

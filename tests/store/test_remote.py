@@ -18,9 +18,9 @@ from store.events import EventWriter
 from store.garbage import collect, find_garbage
 from store.manifest import ABSENT, MIRRORED
 from store.mirror import open_store
-from tests.support.object_store import CuttingProxy
-from tests.support.stage_crowd import ROOT
-from tests.support.stage_store import flip_byte, key_of, manifest_of, published
+from tests.support.samples.stage_store import flip_byte, key_of, manifest_of, published
+from tests.support.servers.object_store import CuttingProxy
+from tests.support.stages.stage_crowd import ROOT
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
 def test_an_upload_whose_process_was_killed_is_finished_by_the_next(pair):
     a, b = pair
     artifacts = [published(a, "tokens", f"t{i}", {f"{j}.bin": f"{i}{j}" * 20000 for j in range(12)}) for i in range(6)]
-    command = [sys.executable, "-m", "tests.support.object_store", str(a.root)]
+    command = [sys.executable, "-m", "tests.support.servers.object_store", str(a.root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     while process.poll() is None and len(objects(a)[2]) <= 20:
         time.sleep(0.01)

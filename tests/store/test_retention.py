@@ -13,7 +13,7 @@ from configs.operation import RetentionConfig
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
-from tests.support.stage_store import key_of, published
+from tests.support.samples.stage_store import key_of, published
 
 
 @pytest.fixture

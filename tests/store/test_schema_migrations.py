@@ -9,7 +9,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.schema import SCHEMA
-from tests.support.stage_store import published
+from tests.support.samples.stage_store import published
 
 # The tables of schema 1, as that version created them.
 SCHEMA_1 = """

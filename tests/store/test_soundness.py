@@ -11,7 +11,7 @@ from common.files import read_json
 from store.catalog import Catalog
 from store.events import EventWriter, read_events
 from store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
-from tests.support.stage_store import filled, key_of, manifest_of, published
+from tests.support.samples.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}
 

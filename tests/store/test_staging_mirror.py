@@ -9,7 +9,7 @@ from common.errors import Retryable
 from model.training.checkpoint import TrainCheckpoints
 from store.garbage import collect, find_garbage
 from store.staging_mirror import SENT, SNAPSHOT, StagingMirror
-from tests.support.stage_store import filled, key_of, published
+from tests.support.samples.stage_store import filled, key_of, published
 
 pytestmark = pytest.mark.slow
 KEY = key_of("x")

@@ -7,7 +7,7 @@ from common.errors import ConfigError
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tests.support.stage_store import published
+from tests.support.samples.stage_store import published
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from common.errors import ConfigError
 from common.files import sha256_of
 from store import verify as verification
 from store.artifacts import Store
-from tests.support.stage_store import flip_byte, published
+from tests.support.samples.stage_store import flip_byte, published
 
 
 @pytest.fixture

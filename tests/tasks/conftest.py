@@ -6,7 +6,7 @@ import pytest
 
 from tasks.engine.progress import subscribe
 
-# Read when Ray is imported, whichever test does that first; see `tests.support.ray_cluster`.
+# Read when Ray is imported, whichever test does that first; see `tests.support.servers.ray_cluster`.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -31,7 +31,7 @@ def updates():
 
 @pytest.fixture
 def gate(tmp_path):
-    """A folder in which stages say that they wait, and are let go (`tests.support.stage_sums`, `stage_pieces`)."""
+    """A folder where stages say that they wait, and are let go (`tests.support.stages.stage_sums`, `stage_pieces`)."""
     gate = tmp_path / "gate"
     gate.mkdir()
     return gate

@@ -14,8 +14,8 @@ from store.artifacts import Store
 from tasks.reporting.dataset_card import dataset_card
 from tasks.reporting.model_card import Publication, Snippet, model_card
 from tasks.reporting.model_facts import model_facts
-from tests.support.toy_stages import TOY
-from tests.support.upload_hub import card_errors
+from tests.support.servers.upload_hub import card_errors
+from tests.support.stages.toy_stages import TOY
 
 HOSTILE = (
     "<img src=x onerror=alert(1)> [x](http://evil.example) ![y](http://evil.example) `code` <!-- \x1b[31m\n# head\n"

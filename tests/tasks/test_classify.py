@@ -22,7 +22,7 @@ from model.weights.files import load_weights
 from tasks.classify import ROWS, classify
 from tasks.engine.job import Job
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
-from tests.support.labelled import TOKENIZER, labelled_records, write_checkpoint, write_records
+from tests.support.samples.labelled import TOKENIZER, labelled_records, write_checkpoint, write_records
 
 LABELS = ("animal", "plant")
 RECORDS = labelled_records(12)

@@ -14,9 +14,9 @@ from data.endpoints import circuit_breaker
 from data.tokens.loader import Loader
 from tasks.distill import distill
 from tasks.engine.job import Job
-from tests.support.exemplar_index import index_exemplars
-from tests.support.fake_openai import FakeOpenAI, always, useful
-from tests.support.replies import reply_rows
+from tests.support.samples.exemplar_index import index_exemplars
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 
 KEY = "sk-planted-fedcba9876543210"
 

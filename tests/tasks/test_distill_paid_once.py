@@ -10,9 +10,9 @@ from store.garbage import collect, find_garbage
 from tasks.distill import distill
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-from tests.support.exemplar_index import index_exemplars
-from tests.support.fake_openai import FakeOpenAI
-from tests.support.stage_store import key_of
+from tests.support.samples.exemplar_index import index_exemplars
+from tests.support.samples.stage_store import key_of
+from tests.support.servers.fake_openai import FakeOpenAI
 
 PROMPTS = int(os.environ.get("NAUTILE_TEST_PROMPTS", "60"))  # 1000 in a measurement
 PRICES = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}

@@ -10,7 +10,7 @@ from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig
 from tasks.engine.job import Job
 from tasks.evaluate import evaluate
-from tests.support.fake_openai import FakeOpenAI, script
+from tests.support.servers.fake_openai import FakeOpenAI, script
 
 ASKED = EvaluateConfig(benchmarks=({"name": "wiki_choice", "items": 8},), max_tokens=20, batch=4)
 

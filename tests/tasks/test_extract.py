@@ -16,7 +16,7 @@ from model.decoding.engine import Engine
 from tasks.engine.job import Job
 from tasks.extract import ROWS, extract
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
-from tests.support.serving import save_checkpoint
+from tests.support.processes.serving import save_checkpoint
 
 SCHEMA = {
     "type": "object",

@@ -12,7 +12,7 @@ from data.sources.local_files import read_jsonl
 from data.tokens.loader import Loader
 from tasks.engine.job import Job
 from tasks.ingest import ingest
-from tests.support.in_process import run_in_process
+from tests.support.stages.in_process import run_in_process
 
 
 def work(job, **how):

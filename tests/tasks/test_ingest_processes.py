@@ -20,9 +20,9 @@ from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.ingest import ingest
-from tests.support.fake_hub import FakeHub
-from tests.support.shards import Shard
-from tests.support.stage_parent import ROOT, wait_for
+from tests.support.samples.shards import Shard
+from tests.support.servers.fake_hub import FakeHub
+from tests.support.stages.stage_parent import ROOT, wait_for
 
 FILES, ROWS, BAD = 4, 30, 1
 PARENT = """

@@ -14,7 +14,7 @@ from model.tuning.head import Head, save_head
 from model.weights.files import save_weights
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.model.exports.onnx.conftest import MODEL, TOKENIZER, exports, weights  # noqa: F401 - fixtures
-from tests.support.labelled import labelled_records, write_records
+from tests.support.samples.labelled import labelled_records, write_records
 
 TEXTS = [record["text"] for record in labelled_records(7)] + ["x " * 40]
 LABELS = ("animal", "plant", "a")

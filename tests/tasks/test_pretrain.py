@@ -17,7 +17,7 @@ from store.artifacts import Store
 from tasks.engine.job import Job
 from tasks.pretrain import pretrain, rows_before
 from tasks.snapshot import snapshot
-from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, settings, sources, write_tokens
+from tests.support.processes.training import MODEL, ROW, STEPS, TOKENIZER, settings, sources, write_tokens
 
 
 @pytest.fixture(scope="module")

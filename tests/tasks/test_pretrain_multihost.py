@@ -12,9 +12,9 @@ from store.catalog import Catalog
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.pretrain import pretrain
-from tests.support.pod import pod_settings
-from tests.support.stage_store import key_of
-from tests.support.training import MODEL, write_tokens
+from tests.support.processes.pod import pod_settings
+from tests.support.processes.training import MODEL, write_tokens
+from tests.support.samples.stage_store import key_of
 
 
 @pytest.fixture

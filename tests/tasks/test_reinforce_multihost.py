@@ -19,10 +19,10 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.stage import RunContext
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
-from tests.support.fake_openai import FakeOpenAI, useful
-from tests.support.stage_parent import wait_for
-from tests.support.stage_reinforced import reinforced
-from tests.support.stage_store import key_of
+from tests.support.samples.stage_store import key_of
+from tests.support.servers.fake_openai import FakeOpenAI, useful
+from tests.support.stages.stage_parent import wait_for
+from tests.support.stages.stage_reinforced import reinforced
 
 ROLLOUT = RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6)
 PROBLEMS = ProblemsConfig(tasks=SUMS, count=12)

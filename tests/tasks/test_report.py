@@ -23,7 +23,7 @@ from tasks.reporting.charts import MOST_POINTS, svg, thinned
 from tasks.reporting.data import Input, collect, scores, screening
 from tasks.reporting.render import html_page, markdown
 from tasks.reporting.sections import compose
-from tests.support.toy_stages import HOSTILE
+from tests.support.stages.toy_stages import HOSTILE
 
 
 @pytest.fixture(scope="module")

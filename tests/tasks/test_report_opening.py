@@ -14,7 +14,7 @@ from tasks.reporting.charts import svg
 from tasks.reporting.opening import about_line, opening
 from tasks.reporting.problems import changed_problems
 from tasks.reporting.render import html_page, markdown
-from tests.support.toy_stages import HOSTILE
+from tests.support.stages.toy_stages import HOSTILE
 
 N = 40
 STAGES = ("pretrain", "align", "reason", "self_distill")

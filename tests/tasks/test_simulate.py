@@ -19,7 +19,7 @@ from data.surveys.reading import parse_survey
 from data.tokenizer import tokenizer_for
 from evals.opinions.probabilities import OpinionScorer, softmax
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
-from tests.support.simulating import PEOPLE, SURVEY, simulate
+from tests.support.processes.simulating import PEOPLE, SURVEY, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def test_rows_and_figures_of_personas(undisturbed):
 
 
 def test_a_killed_job_asks_nobody_twice_and_leaves_the_same_files(tmp_path, undisturbed):
-    command = [sys.executable, "-m", "tests.support.simulating", str(tmp_path), "2"]
+    command = [sys.executable, "-m", "tests.support.processes.simulating", str(tmp_path), "2"]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     asked = (tmp_path / "asked.txt").read_text().split()

@@ -15,7 +15,7 @@ from evals.labelling.predictor import LabelPredictor
 from model.weights.files import load_weights
 from tasks.engine.job import Job
 from tasks.tune import tune
-from tests.support.labelled import labelled_records, write_checkpoint, write_records
+from tests.support.samples.labelled import labelled_records, write_checkpoint, write_records
 
 TRAINED = {
     "instructions": "?",

@@ -13,8 +13,8 @@ from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
-from tests.support.ordinary_replies import LEAKS, REFUSALS, ordinary_documents
-from tests.support.ordinary_replies import PASSAGE as LEAKED_PASSAGE
+from tests.support.samples.ordinary_replies import LEAKS, REFUSALS, ordinary_documents
+from tests.support.samples.ordinary_replies import PASSAGE as LEAKED_PASSAGE
 
 PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
 PROMPT = Prompt("p", "What is a hat?", "definition", PASSAGE, "We need to say what a hat is: ")

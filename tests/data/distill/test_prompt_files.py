@@ -18,7 +18,7 @@ from data.distill.prompt_files import count_prompt_rows
 from data.sources import hub as hub_source
 from data.sources import local_files
 from data.sources.file_list import SourceFile
-from tests.support.fake_hub import FakeHub
+from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
 README = """---

@@ -26,7 +26,7 @@ from data.retrieval.embedders import Encoder
 from data.retrieval.exemplar_index import ExemplarIndex, build_index
 from data.screening.contamination import Hit
 from data.tokens.exemplar_sample import write_exemplars
-from tests.support.fake_openai import FakeOpenAI, always, mixed, script, useful
+from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script, useful
 
 
 @pytest.fixture(autouse=True)

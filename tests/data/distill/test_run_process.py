@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from data.distill.run import DOCUMENTS, REJECTED
-from tests.support import distilling_process
-from tests.support.fake_openai import own_process
-from tests.support.replies import reply_rows
+from tests.support.processes import distilling_process
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import own_process
 
 ROOT = str(Path(__file__).parents[3])
 PROMPTS = 240

@@ -17,9 +17,9 @@ from data.endpoints.batch.jobs import PendingJob
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import raise_for_outage
-from tests.support import asking_process
-from tests.support.fake_openai import FakeOpenAI
-from tests.support.replies import reply_rows
+from tests.support.processes import asking_process
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import FakeOpenAI
 
 KEY = "sk-planted-batch-0123456789"
 PRICES = {"dollars_per_million_in": 1e5, "dollars_per_million_out": 2e5}

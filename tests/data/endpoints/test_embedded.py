@@ -24,7 +24,7 @@ from data.endpoints.own_server import OwnServerError
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
-from tests.support.listening import listening
+from tests.support.servers.listening import listening
 
 EMBEDDED = EndpointConfig(kind="embedded", model=MODEL, concurrency=2, structured="grammar")
 CONFIG = DistillConfig(

@@ -8,7 +8,7 @@ from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import raise_for_outage
-from tests.support.fake_openai import FakeOpenAI, always
+from tests.support.servers.fake_openai import FakeOpenAI, always
 
 
 @pytest.fixture(autouse=True)

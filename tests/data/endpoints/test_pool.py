@@ -16,9 +16,9 @@ from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import raise_for_outage
-from tests.support import asking_process
-from tests.support.fake_openai import FakeOpenAI, always, mixed, script
-from tests.support.replies import unknown_rows
+from tests.support.processes import asking_process
+from tests.support.samples.replies import unknown_rows
+from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script
 
 KEY = "sk-planted-0123456789abcdef"
 

@@ -1,4 +1,4 @@
-"""The pool against a server in another process, with a tenth of the requests of bench/endpoints.py, and killed."""
+"""The pool against a server in another process, a tenth of the requests of bench/corpus/endpoints.py, and killed."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 from common.events import silent
 from data.endpoints.chat_types import ChatReply
 from data.endpoints.pool import EndpointPool
-from tests.support import asking_process
-from tests.support.fake_openai import own_process
-from tests.support.replies import reply_rows
+from tests.support.processes import asking_process
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import own_process
 
 ROOT = str(Path(__file__).parents[3])
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}

@@ -16,8 +16,8 @@ from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.data.endpoints.conftest import Events
-from tests.support.fake_openai import FakeOpenAI
-from tests.support.replies import reply_rows, unknown_rows
+from tests.support.samples.replies import reply_rows, unknown_rows
+from tests.support.servers.fake_openai import FakeOpenAI
 
 RETURNS_S = 120.0  # patience with a busy machine; an `ask` that waits for nobody would never return
 PER_MILLION = (1e5, 2e5)

@@ -10,8 +10,8 @@ from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatRequest
 from data.endpoints.pool import EndpointPool
 from data.endpoints.reply_source import ReplySource
-from tests.support.fake_openai import FakeOpenAI, script
-from tests.support.replies import reply_rows
+from tests.support.samples.replies import reply_rows
+from tests.support.servers.fake_openai import FakeOpenAI, script
 
 PRICES = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
 REQUESTS = [ChatRequest("t", ({"role": "user", "content": f"number {number}"},), 20) for number in range(24)]

@@ -7,8 +7,8 @@ from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import raise_for_outage
-from tests.support.fake_openai import FakeOpenAI, always
-from tests.support.replies import reply_rows, unknown_rows
+from tests.support.samples.replies import reply_rows, unknown_rows
+from tests.support.servers.fake_openai import FakeOpenAI, always
 
 REQUEST = ChatRequest("fake", ({"role": "user", "content": "hello there"},), 20)
 

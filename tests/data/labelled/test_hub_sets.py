@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.fake_hub import FakeHub
-from tests.support.http_server import FakeServer
+from tests.support.servers.fake_hub import FakeHub
+from tests.support.servers.http_server import FakeServer
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"]

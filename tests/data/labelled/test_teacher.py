@@ -13,7 +13,7 @@ from data.endpoints.outgoing import read_fenced
 from data.endpoints.pool import EndpointPool
 from data.labelled.rows import LabelledRow
 from data.labelled.teacher import ask_labels, label_request, parse_label, refuse_if_too_many
-from tests.support.fake_openai import FakeOpenAI, script
+from tests.support.servers.fake_openai import FakeOpenAI, script
 
 FIELDS = {"data": "texts.csv", "gold": "gold.csv", "labels": ["good", "not good"], "teacher": "t"}
 CONFIG = LabelConfig.model_validate(FIELDS)

@@ -15,7 +15,7 @@ from configs.distill import EmbeddingConfig
 from data.retrieval import embedders
 from data.retrieval.embedders import MINILM_WIDTH, Encoder, MiniLM, encoder_for
 from data.retrieval.vector_cache import VectorCache
-from tests.support.fake_embeddings import FakeEmbeddings
+from tests.support.servers.fake_embeddings import FakeEmbeddings
 
 KEY = "sk-planted-embedding-0123456789"
 

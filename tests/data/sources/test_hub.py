@@ -14,7 +14,7 @@ from common.retry import Backoff
 from configs.ingest import SourceConfig
 from data.sources import hub as hub_source
 from data.sources.hub import list_hub_files
-from tests.support.fake_hub import RETRY_AFTER, FakeHub
+from tests.support.servers.fake_hub import RETRY_AFTER, FakeHub
 
 README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: sample/*\n---\n"
 

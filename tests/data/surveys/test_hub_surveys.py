@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.support.fake_hub import FakeHub
-from tests.support.http_server import FakeServer
+from tests.support.servers.fake_hub import FakeHub
+from tests.support.servers.http_server import FakeServer
 
 COMMIT = "5b4cd35ab46490c1da1bd2b5a2324d6f871be180"
 # The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own.

@@ -19,7 +19,7 @@ from data.tokens import build
 from data.tokens.build import pack_file, publish_tokens, write_tokens
 from data.tokens.shards import read_index
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
-from tests.support.shards import Shard
+from tests.support.samples.shards import Shard
 
 
 def digests(folder):

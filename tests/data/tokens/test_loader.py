@@ -20,7 +20,7 @@ from data.tokens import row_reader
 from data.tokens.loader import Loader, Mixture
 from data.tokens.row_reader import OFFSETS, OpenFiles, RowReader
 from data.tokens.shards import read_index
-from tests.support.shards import Shard
+from tests.support.samples.shards import Shard
 
 ROW = 64
 

@@ -15,7 +15,7 @@ from data.records import WebRecord
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import ConcatPacker, FirstFitPacker
 from data.tokens.shards import ShardIndex, read_index, verify_shards, write_index, write_shard
-from tests.support.shards import Shard
+from tests.support.samples.shards import Shard
 
 ROW = 16
 

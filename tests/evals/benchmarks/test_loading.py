@@ -13,7 +13,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from evals.benchmarks.catalogue import BENCHMARKS, items_of
 from evals.benchmarks.loading import read_hub
-from tests.support.fake_hub import FakeHub
+from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
 README = """---

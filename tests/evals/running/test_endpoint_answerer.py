@@ -11,7 +11,7 @@ from evals.benchmarks.items import BenchmarkItem
 from evals.running.answerers import EndpointAnswerer, SkippedQuestion
 from evals.running.runner import evaluate
 from evals.scoring.scores import score
-from tests.support.fake_openai import FakeOpenAI, always, script
+from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
 ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
 CONFIG = EvaluateConfig(benchmarks=(), max_tokens=20, batch=4)

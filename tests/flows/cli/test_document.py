@@ -13,7 +13,7 @@ from flows.cli.many.compare import compare_evaluations
 from flows.operate import questions
 from flows.operate.reconcile import Reconciled
 from store.artifacts import Store
-from tests.support.evaluations import checkpoint, evaluation
+from tests.support.samples.evaluations import checkpoint, evaluation
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 FROZEN = Path(__file__).parent / f"json_{VERSION}.json"  # the schemas of a version, as it was first documented

@@ -32,8 +32,8 @@ from store.artifacts import Store
 from store.events import EventWriter
 from store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
-from tests.support.toy_dag import toy_dag
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_dag import toy_dag
+from tests.support.stages.toy_stages import TOY
 
 QUESTION = "Stage reason of toy asks for approval before it begins. Expected cost: 3 steps of 64 completions."
 

@@ -17,8 +17,8 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.staging import write_retry_note
 from tests.model.conftest import tiny_config
-from tests.support.stage_store import flip_byte
-from tests.support.toy_dag import toy_dag
+from tests.support.samples.stage_store import flip_byte
+from tests.support.stages.toy_dag import toy_dag
 
 TOKENIZER = TokenizerConfig(ranks=256)
 MODEL = tiny_config(blocks=1, sca_per_block=1, context=16)

@@ -12,8 +12,8 @@ from flows.cli.logs import choose, follow, last_lines
 from flows.cli.watch import state_changes
 from store.artifacts import Store
 from tasks.engine.attempt_log import write_attempt_row
-from tests.support.stage_parent import wait_for
-from tests.support.stage_store import key_of
+from tests.support.samples.stage_store import key_of
+from tests.support.stages.stage_parent import wait_for
 
 
 @pytest.fixture

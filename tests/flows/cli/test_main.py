@@ -17,9 +17,9 @@ from common.processes import free_port
 from flows.cli import main as cli
 from flows.cli.document.outputs import OUTPUTS
 from store.artifacts import Store
-from tests.support.stage_store import flip_byte
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_stages import HOSTILE, TOY
+from tests.support.samples.stage_store import flip_byte
+from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_stages import HOSTILE, TOY
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

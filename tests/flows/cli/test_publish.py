@@ -20,8 +20,8 @@ from model.weights.files import load_weights, save_weights
 from store.artifacts import Store
 from store.manifest import stage_key
 from tests.model.conftest import tiny_config
-from tests.support.toy_cli import environment, start
-from tests.support.upload_hub import UploadHub
+from tests.support.servers.upload_hub import UploadHub
+from tests.support.stages.toy_cli import environment, start
 
 TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"
 TOKENIZER = TokenizerConfig(ranks=600)

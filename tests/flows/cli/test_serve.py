@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import main as cli
 from model.weights.files import load_weights, save_weights
-from tests.support.serving import MODEL, NAME, TOKENIZER, save_checkpoint, serving
+from tests.support.processes.serving import MODEL, NAME, TOKENIZER, save_checkpoint, serving
 
 KEY = "an-open-secret"
 LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}

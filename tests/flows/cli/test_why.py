@@ -8,7 +8,7 @@ from common.errors import ConfigError
 from configs.schema import RunConfig
 from flows.cli import why
 from flows.dag import build_dag
-from tests.support.toy_dag import toy_dag
+from tests.support.stages.toy_dag import toy_dag
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

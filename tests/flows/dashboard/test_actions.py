@@ -14,8 +14,8 @@ from flows.operate.questions import NOTES
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_row
-from tests.support.http_server import FakeServer, json_response
-from tests.support.stage_store import key_of
+from tests.support.samples.stage_store import key_of
+from tests.support.servers.http_server import FakeServer, json_response
 
 RUN = "9bdd20f2-7a6c-49ae-83fd-8758cc196433"
 

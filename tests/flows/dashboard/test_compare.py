@@ -7,7 +7,7 @@ from streamlit.testing.v1 import AppTest
 
 from flows.sweep.arms import read_sweep
 from store.catalog import Catalog
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_stages import TOY
 
 
 def _draw(run: str) -> None:

@@ -18,10 +18,10 @@ from common.processes import free_port
 from evals.tables.results import table_1, table_2, to_html
 from flows.operate.prefect_server import STARTUP_S
 from store.artifacts import Store
-from tests.support.axe import axe_source, serious_violations
-from tests.support.browser import chromium, save_screenshot, wait_for_page, watch
-from tests.support.hostile_store import FORMS, NAME, make_hostile
-from tests.support.toy_cli import ROOT, environment
+from tests.support.pages.axe import axe_source, serious_violations
+from tests.support.pages.browser import chromium, save_screenshot, wait_for_page, watch
+from tests.support.samples.hostile_store import FORMS, NAME, make_hostile
+from tests.support.stages.toy_cli import ROOT, environment
 
 pytestmark = pytest.mark.slow
 TITLES = {

@@ -4,7 +4,7 @@ import pytest
 
 from configs.operation import ScheduleConfig
 from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
-from tests.support.evaluations import ITEMS, checkpoint, evaluation
+from tests.support.samples.evaluations import ITEMS, checkpoint, evaluation
 
 
 @pytest.fixture

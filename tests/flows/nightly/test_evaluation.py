@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from store.artifacts import Store
-from tests.support.evaluations import checkpoint, evaluation
-from tests.support.fake_webhook import SECRET, FakeWebhook
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_stages import TOY
+from tests.support.samples.evaluations import checkpoint, evaluation
+from tests.support.servers.fake_webhook import SECRET, FakeWebhook
+from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ from flows.operate import approval
 from flows.operate.approval import before_step, expected_cost, question_at_budget
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
-from tests.support.http_server import FakeServer, json_response
-from tests.support.prefect_calls import fetch, request
-from tests.support.toy_cli import start
-from tests.support.toy_dag import toy_dag
-from tests.support.toy_stages import TOY
+from tests.support.servers.http_server import FakeServer, json_response
+from tests.support.servers.prefect_calls import fetch, request
+from tests.support.stages.toy_cli import start
+from tests.support.stages.toy_dag import toy_dag
+from tests.support.stages.toy_stages import TOY
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from flows.operate import services
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tests.support.browser import chromium, save_screenshot, table_text, wait_for_page, watch
-from tests.support.prefect_calls import fetch
-from tests.support.toy_cli import environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.pages.browser import chromium, save_screenshot, table_text, wait_for_page, watch
+from tests.support.servers.prefect_calls import fetch
+from tests.support.stages.toy_cli import environment
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
 STAGE = "ingest"  # waits in the first run, to be cancelled there

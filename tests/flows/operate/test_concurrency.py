@@ -17,7 +17,7 @@ from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCancelled
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
-from tests.support.prefect_calls import remove_limits
+from tests.support.servers.prefect_calls import remove_limits
 
 pytestmark = pytest.mark.slow
 

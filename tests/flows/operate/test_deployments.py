@@ -15,10 +15,10 @@ from common.errors import ConfigError
 from configs.load import load
 from flows.operate.deployments import POOL, deploy_settings, deployments, register
 from store.artifacts import Store
-from tests.support.prefect_calls import fetch, remove_limits, request
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.servers.prefect_calls import fetch, remove_limits, request
+from tests.support.stages.toy_cli import ROOT, environment
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 
 @pytest.fixture(scope="module")

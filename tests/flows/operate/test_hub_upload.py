@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 from common.errors import ConfigError, Retryable
 from flows.operate.hub_upload import HubUploader, check_repository
-from tests.support.upload_hub import UploadHub
+from tests.support.servers.upload_hub import UploadHub
 
 TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"
 CARD = "---\nlicense: mit\n---\n# A model\n"

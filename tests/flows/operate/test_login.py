@@ -12,7 +12,7 @@ from common.files import write_json
 from common.processes import is_loopback
 from flows.operate import services
 from flows.operate.prefect_calls import call
-from tests.support.http_server import FakeServer, json_response
+from tests.support.servers.http_server import FakeServer, json_response
 
 API = "http://192.0.2.7:4200/api"
 

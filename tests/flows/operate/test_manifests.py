@@ -20,7 +20,7 @@ from flows.operate.deployments import POOL, job_variables, register
 from flows.operate.manifests import job_template, manifest
 from store.mirror import open_store
 from tasks.engine.multihost import host_command
-from tests.support.prefect_calls import fetch
+from tests.support.servers.prefect_calls import fetch
 
 GPU = {"gpus": 8, "node_selector": {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, "memory_request": "200Gi"}
 POOLS = """

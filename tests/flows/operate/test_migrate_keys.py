@@ -13,7 +13,7 @@ from flows.dag import build_dag
 from flows.operate import migrate_keys
 from store.artifacts import Store
 from store.manifest import MANIFEST, stage_key, with_seal
-from tests.support.toy_dag import toy_dag
+from tests.support.stages.toy_dag import toy_dag
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

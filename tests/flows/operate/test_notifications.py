@@ -11,7 +11,7 @@ from flows.operate import notifications
 from flows.operate.notifications import message, notifying, post_webhook
 from flows.pipeline import StageFailed
 from tasks.engine.progress import StageUpdate, notify
-from tests.support.fake_webhook import SECRET, FakeWebhook
+from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 
 RUN = "11112222-3333-4444-5555-666677778888"
 REGRESSION = {"text": "fell", "event": "nautile.regression"}

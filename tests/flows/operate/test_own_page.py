@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from common.processes import listen
 from flows.operate.own_page import OwnPageOnly
-from tests.support.browser import chromium, playwright
+from tests.support.pages.browser import chromium, playwright
 
 OWN, ELSEWHERE = "http://127.0.0.1:4200", "http://elsewhere.example"
 JSON = {"content-type": "application/json"}

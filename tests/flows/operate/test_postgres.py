@@ -13,11 +13,11 @@ from flows.operate import services
 from flows.operate.deployments import deployments
 from flows.operate.questions import approve, waiting
 from store.artifacts import Store
-from tests.support.postgres import DATABASE, PASSWORD, binary, postgres
-from tests.support.prefect_calls import fetch
-from tests.support.toy_cli import environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
+from tests.support.servers.postgres import DATABASE, PASSWORD, binary, postgres
+from tests.support.servers.prefect_calls import fetch
+from tests.support.stages.toy_cli import environment
+from tests.support.stages.toy_dag import TOY_DAG
+from tests.support.stages.toy_stages import TOY
 
 pytestmark = [
     pytest.mark.heavy,

@@ -12,9 +12,9 @@ from flows.operate import reconcile
 from flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
 from store.catalog import Catalog
 from tasks.engine.attempt_log import write_attempt_row
-from tests.support.stage_parent import is_alive, reached, start, wait_for
-from tests.support.stage_store import key_of, published
-from tests.support.stage_sums import section
+from tests.support.samples.stage_store import key_of, published
+from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
+from tests.support.stages.stage_sums import section
 
 RUNS = "SELECT state, error, ended, outputs FROM runs ORDER BY time"
 

@@ -13,11 +13,11 @@ from flows.operate import services
 from flows.operate.deployments import deployments
 from store.artifacts import Store
 from store.catalog import Catalog
-from tests.support.evaluations import checkpoint, evaluation
-from tests.support.fake_webhook import SECRET, FakeWebhook
-from tests.support.listening import listening
-from tests.support.prefect_calls import fetch, request
-from tests.support.toy_cli import environment
+from tests.support.samples.evaluations import checkpoint, evaluation
+from tests.support.servers.fake_webhook import SECRET, FakeWebhook
+from tests.support.servers.listening import listening
+from tests.support.servers.prefect_calls import fetch, request
+from tests.support.stages.toy_cli import environment
 
 pytestmark = pytest.mark.slow
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -177,7 +177,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
 
 
 def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
-    from tests.support.browser import chromium, save_screenshot, watch
+    from tests.support.pages.browser import chromium, save_screenshot, watch
 
     api = running[1]["server"].url
     ui = api.removesuffix("/api")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import Server, save_checkpoint, serving
+from tests.support.processes.serving import Server, save_checkpoint, serving
 
 
 @pytest.fixture(scope="session")

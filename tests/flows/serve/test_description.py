@@ -11,7 +11,7 @@ from hypothesis import HealthCheck
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.python.asgi import get_client
 
-from tests.support.instant_engine import NAME, instant_application
+from tests.support.samples.instant_engine import NAME, instant_application
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2"}]}
 APP = instant_application()

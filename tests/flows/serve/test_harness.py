@@ -12,8 +12,8 @@ import pytest
 from configs.load import load
 from evals.benchmarks.stand_ins import wiki_choice
 from evals.running.likelihood import PROMPT, CheckpointScorer
-from tests.support.serving import CONTEXT, NAME
-from tests.support.toy_cli import ROOT, environment
+from tests.support.processes.serving import CONTEXT, NAME
+from tests.support.stages.toy_cli import ROOT, environment
 
 HARNESS = Path(os.environ.get("HARNESS_FOLDER", Path(sys.prefix) / "harness"))
 ITEMS = 24
@@ -43,7 +43,7 @@ def lm_eval_results(items, server, tmp_path_factory):
     (folder / "items.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     offline = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     path = os.pathsep.join((str(ROOT), str(HARNESS)))
-    command = [sys.executable, "-m", "tests.support.harness_run", server.root, NAME, str(CONTEXT)]
+    command = [sys.executable, "-m", "tests.support.processes.harness_run", server.root, NAME, str(CONTEXT)]
     done = subprocess.run(
         [*command, folder / "items.jsonl"],
         env=environment(folder / "store", **offline) | {"PYTHONPATH": path},

@@ -14,8 +14,8 @@ from data.tokenizer import tokenizer_for
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.weights.files import load_weights
-from tests.support.listening import listening
-from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER
+from tests.support.processes.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER
+from tests.support.servers.listening import listening
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "2 + 2"}]

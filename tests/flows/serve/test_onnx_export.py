@@ -7,7 +7,7 @@ from data.tokenizer import tokenizer_for
 from model.decoding.sampling import Sampling
 from model.runtimes.load import load_runtime
 from tests.model.exports.onnx.conftest import TOKENIZER, exports, weights  # noqa: F401 - fixtures
-from tests.support.serving import NAME, serving
+from tests.support.processes.serving import NAME, serving
 
 pytestmark = pytest.mark.slow
 TOKENS = 24

@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.support.serving import NAME
+from tests.support.processes.serving import NAME
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "a"}]

@@ -9,9 +9,9 @@ from configs.load import changed
 from flows.cli.many.sweep import planned
 from flows.sweep.arms import read_sweep, toml_value
 from flows.sweep.report import saved_sweeps
-from tests.support.evaluations import checkpoint
-from tests.support.toy_cli import ROOT
-from tests.support.toy_stages import TOY
+from tests.support.samples.evaluations import checkpoint
+from tests.support.stages.toy_cli import ROOT
+from tests.support.stages.toy_stages import TOY
 
 GRID = '[grid]\n"reason.policy.steps" = [3, 30]\n'
 
@@ -125,7 +125,7 @@ def test_a_value_of_a_grid_passes_through_set_unchanged(value):
 
 def test_the_sweep_of_the_benchmark_begins_from_one_checkpoint(store):
     checkpoint(store, "start")
-    sweep = read_sweep(ROOT / "bench" / "table1_rates.toml", store)
+    sweep = read_sweep(ROOT / "bench" / "rl" / "table1_rates.toml", store)
     assert [run.arm for run in sweep.runs][:2] == [
         "learning_rate=3e-05, balance=off",
         "learning_rate=3e-05, balance=equalise",

@@ -16,7 +16,7 @@ from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
 from flows.sweep import execute
 from flows.sweep.arms import read_sweep
-from tests.support.toy_stages import TOY
+from tests.support.stages.toy_stages import TOY
 
 ARMS = '[[arms]]\nname = "as it is"\n[[arms]]\nname = "fewer"\nset = ["self_distill.rounds=2"]\n'
 GRID = '[grid]\n"reason.policy.steps" = [1, 2, 3]\n'

@@ -17,8 +17,8 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import now
 from tasks.engine.attempt_log import write_attempt_row
-from tests.support.stage_store import filled
-from tests.support.toy_stages import TOY
+from tests.support.samples.stage_store import filled
+from tests.support.stages.toy_stages import TOY
 
 
 def rows(right, questions=range(40), benchmark="held_out"):

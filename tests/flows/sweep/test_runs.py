@@ -14,7 +14,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import now
 from tasks.engine.attempt_log import write_row
-from tests.support.two_runs import RUN
+from tests.support.stages.two_runs import RUN
 
 
 @pytest.fixture

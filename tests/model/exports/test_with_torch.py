@@ -1,6 +1,6 @@
 """The export for transformers in real torch and transformers, against our own arithmetic.
 
-Our side writes arrays; `tests/support/torch_run.py` compares in the environment that `make torch` makes.
+Our side writes arrays; `tests/support/processes/torch_run.py` compares in the environment that `make torch` makes.
 """
 
 import json
@@ -30,7 +30,7 @@ from model.weights.author_import import import_weights, load_author_weights
 from model.weights.author_layout import to_author
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import packed_rows, tiny_config
-from tests.support.toy_cli import ROOT
+from tests.support.stages.toy_cli import ROOT
 
 PYTHON = Path(os.environ.get("TORCH_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -130,7 +130,7 @@ def results(root, items):
         for item in items
     ]
     (root / "items.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    in_torch("-m", "tests.support.torch_run", root, folder=root)
+    in_torch("-m", "tests.support.processes.torch_run", root, folder=root)
     return json.loads((root / "results.json").read_text())
 
 

@@ -22,7 +22,7 @@ from model.training.gathered_checkpoint import GatheredCheckpoints
 from model.training.optimizer import build
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
-from tests.support.stage_store import flip_byte
+from tests.support.samples.stage_store import flip_byte
 
 TOKENIZER = TokenizerConfig(ranks=256)
 ROOT = Path(__file__).parents[3]

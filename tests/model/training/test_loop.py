@@ -22,8 +22,7 @@ from model.training import loop as training
 from model.training.step import BATCH, Program, check_rows, rows_at_once
 from model.weights.files import load_weights
 from tests.model.conftest import tiny_config
-from tests.support.stage_store import flip_byte
-from tests.support.training import (
+from tests.support.processes.training import (
     MODEL,
     ROW,
     STEPS,
@@ -34,6 +33,7 @@ from tests.support.training import (
     sources,
     write_tokens,
 )
+from tests.support.samples.stage_store import flip_byte
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +211,7 @@ def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
 
 
 def child(root, step, number):
-    command = [sys.executable, "-m", "tests.support.training", str(root), str(step), str(int(number))]
+    command = [sys.executable, "-m", "tests.support.processes.training", str(root), str(step), str(int(number))]
     return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
 
 

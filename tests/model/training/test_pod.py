@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from common.processes import free_port
-from tests.support.training import sources
+from tests.support.processes.training import sources
 
 REPOSITORY = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,7 +28,14 @@ def root(tmp_path_factory):
 
 def start(root, name, fsdp, devices, port, count, index, *kill_at):
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
-    command = [sys.executable, "-m", "tests.support.pod", str(root), name, *map(str, (fsdp, port, count, index))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.processes.pod",
+        str(root),
+        name,
+        *map(str, (fsdp, port, count, index)),
+    ]
     return subprocess.Popen(
         [*command, *(str(int(part)) for part in kill_at)],
         cwd=REPOSITORY,

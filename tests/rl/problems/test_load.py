@@ -19,7 +19,7 @@ from data.sources.reasoning_gym import problem_split, problems
 from evals.benchmarks.catalogue import BENCHMARKS, items_of
 from rl.problems.load import ProblemOrder, ProblemScreen, load, load_guard
 from tests.rl.conftest import SUMS, policy
-from tests.support.fake_hub import FakeHub
+from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
 # The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.

@@ -9,7 +9,7 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
-from tests.support.stage_sums import section, sums
+from tests.support.stages.stage_sums import section, sums
 
 
 def count(store):

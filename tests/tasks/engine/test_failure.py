@@ -14,8 +14,8 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import StageUpdate
-from tests.support.stage_store import published
-from tests.support.toy_stages import HOSTILE
+from tests.support.samples.stage_store import published
+from tests.support.stages.toy_stages import HOSTILE
 
 
 def page_of(error, tail="", page=""):

@@ -48,9 +48,9 @@ def test_a_seed_is_the_section_s_or_zero(job):
 
 
 def test_only_a_stage_can_be_loaded():
-    assert load_stage("tests.support.stage_sums", "sums").name == "sums"
+    assert load_stage("tests.support.stages.stage_sums", "sums").name == "sums"
     with pytest.raises(ConfigError, match=r"tests\.support\.stage_sums\.section is not a stage"):
-        load_stage("tests.support.stage_sums", "section")
+        load_stage("tests.support.stages.stage_sums", "section")
 
 
 def test_listeners_hear_until_they_unsubscribe():

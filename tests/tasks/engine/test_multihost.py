@@ -19,9 +19,9 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
 from tasks.engine.ray_hosts import RayHost
 from tasks.engine.stage import RunContext
-from tests.support.stage_parent import wait_for
-from tests.support.stage_psum import psum
-from tests.support.stage_sums import section, sums
+from tests.support.stages.stage_parent import wait_for
+from tests.support.stages.stage_psum import psum
+from tests.support.stages.stage_sums import section, sums
 
 REPOSITORY = Path(__file__).parents[3]
 TEMPLATE = (

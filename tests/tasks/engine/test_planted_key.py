@@ -13,7 +13,7 @@ from data.endpoints.pool import EndpointPool
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tests.support.fake_openai import FakeOpenAI
+from tests.support.servers.fake_openai import FakeOpenAI
 
 KEY = "sk-planted-3141592653589793"
 

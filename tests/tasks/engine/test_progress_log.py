@@ -8,7 +8,7 @@ import pytest
 
 from store.events import EventWriter
 from tasks.engine.progress_log import LoggedProgress
-from tests.support.toy_cli import ROOT
+from tests.support.stages.toy_cli import ROOT
 
 NOISE = """
 import logging, os

@@ -24,10 +24,10 @@ from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.ray_cluster import check_hosts, connected
 from tasks.engine.ray_hosts import reserve
 from tasks.engine.stage import RunContext
-from tests.support.ray_cluster import ROOT, cluster, surroundings
-from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import joined, pieces, runs, section
-from tests.support.stage_psum import psum
+from tests.support.servers.ray_cluster import ROOT, cluster, surroundings
+from tests.support.stages.stage_parent import is_alive, wait_for
+from tests.support.stages.stage_pieces import joined, pieces, runs, section
+from tests.support.stages.stage_psum import psum
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def members_of(folder):
 
 def test_no_host_stays_when_the_launcher_is_killed(address, tmp_path):
     launch = launch_on(address, host_resources={"CPU": 1}).model_dump(mode="json")
-    request = {"parent": os.getpid(), "launch": launch, "child": "tests.support.waiting_host"}
+    request = {"parent": os.getpid(), "launch": launch, "child": "tests.support.processes.waiting_host"}
     request |= {"staging": str(tmp_path), "store": str(tmp_path), "commit": code_commit(), "host": host()}
     (tmp_path / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "tasks.engine.multihost", str(tmp_path / "request.json")]

@@ -11,8 +11,8 @@ from configs.operation import LaunchConfig
 from store.catalog import Catalog
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-from tests.support.stage_psum import visit
-from tests.support.stage_store import published
+from tests.support.samples.stage_store import published
+from tests.support.stages.stage_psum import visit
 
 REPOSITORY = Path(__file__).parents[3]
 

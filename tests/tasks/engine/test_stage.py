@@ -18,8 +18,8 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
 from tasks.engine.staging import note_failure, note_giving_up
-from tests.support.stage_store import damage, flip_byte
-from tests.support.stage_sums import local_stage, nothing, section, sums
+from tests.support.samples.stage_store import damage, flip_byte
+from tests.support.stages.stage_sums import local_stage, nothing, section, sums
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
-from tests.support.stage_parent import wait_for
-from tests.support.stage_sums import section, sums
+from tests.support.stages.stage_parent import wait_for
+from tests.support.stages.stage_sums import section, sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 

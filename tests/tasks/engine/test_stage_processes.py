@@ -11,8 +11,8 @@ from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled, StageCrash
 from tasks.engine.stage import RunContext
-from tests.support.stage_parent import is_alive, reached, start, wait_for
-from tests.support.stage_sums import section, sums
+from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
+from tests.support.stages.stage_sums import section, sums
 
 
 @pytest.fixture

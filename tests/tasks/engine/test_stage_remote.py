@@ -24,9 +24,9 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
-from tests.support.stage_pieces import joined, pieces, start
-from tests.support.stage_pieces import section as pieces_section
-from tests.support.stage_sums import section, sums
+from tests.support.stages.stage_pieces import joined, pieces, start
+from tests.support.stages.stage_pieces import section as pieces_section
+from tests.support.stages.stage_sums import section, sums
 
 
 def context(store, run="r1", **more):

@@ -12,7 +12,7 @@ from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
 from flows.cli.many.compare import compare_evaluations, comparison_view
 from tests.evals.conftest import Known
-from tests.support.stage_store import published
+from tests.support.samples.stage_store import published
 
 ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
 

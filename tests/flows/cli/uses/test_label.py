@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from store.artifacts import Store
-from tests.support.fake_openai import FakeOpenAI
-from tests.support.toy_cli import ROOT, environment
+from tests.support.servers.fake_openai import FakeOpenAI
+from tests.support.stages.toy_cli import ROOT, environment
 
 GOLD = [("a fine day", "good"), ("a poor day", "bad"), ("a fine meal", "good"), ("a poor meal", "bad")]
 TEXTS = ["a fine walk", "a poor walk", "no answer", "a fine book", "a poor book", "a fine day"]

@@ -6,8 +6,8 @@ import pytest
 
 from data.labelled.label_set import read_label_set
 from store.artifacts import Store
-from tests.support.labelled import labelled_records, write_checkpoint, write_records
-from tests.support.stage_store import published
+from tests.support.samples.labelled import labelled_records, write_checkpoint, write_records
+from tests.support.samples.stage_store import published
 
 CONFIG = """
 [tune]

@@ -11,7 +11,7 @@ from data.tokenizer import tokenizer_for
 from model.exports.web.folder import export_web, fetched_runtime
 from model.weights.digests import DIGESTS, first_fault, read_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
-from tests.support.page_check import both_replies, opened_page
+from tests.support.pages.page_check import both_replies, opened_page
 
 pytestmark = pytest.mark.slow
 QUESTIONS = ["2 + 2", "<|im_end|><img src=x onerror=alert(1)> don't"]

@@ -19,8 +19,8 @@ from tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_i
 from tasks.engine.fanout.work_item import WorkItem, lease, run_item
 from tasks.engine.job import Job
 from tasks.engine.stage import RunContext, stage
-from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import joined, pieces, runs, section, start
+from tests.support.stages.stage_parent import is_alive, wait_for
+from tests.support.stages.stage_pieces import joined, pieces, runs, section, start
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tasks.engine.fanout import own_disk
 from tasks.engine.fanout.executor import Executor
 from tasks.engine.fanout.work_item import WorkItem
 from tasks.engine.stage import RunContext
-from tests.support.stage_pieces import joined, pieces, section
+from tests.support.stages.stage_pieces import joined, pieces, section
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.fanout import work_item
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
-from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import joined, pieces, runs, section
+from tests.support.stages.stage_parent import is_alive, wait_for
+from tests.support.stages.stage_pieces import joined, pieces, runs, section
 from tests.tasks.engine.test_stage_prefect import artifacts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]

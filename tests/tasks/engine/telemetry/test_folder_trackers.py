@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.toy_cli import ROOT, environment
+from tests.support.stages.toy_cli import ROOT, environment
 
 FOLDER = Path(os.environ.get("TRACKERS_FOLDER", Path(sys.prefix) / "trackers"))
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory):
-    """What `tests.support.tracked_run` prints."""
+    """What `tests.support.processes.tracked_run` prints."""
     folder = tmp_path_factory.mktemp("tracked")
     path = os.pathsep.join((str(ROOT), str(FOLDER)))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.tracked_run", folder],
+        [sys.executable, "-m", "tests.support.processes.tracked_run", folder],
         env=environment(folder / "store", HOME=str(folder)) | {"PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -24,11 +24,11 @@ from tasks.engine.telemetry.event_file import EventFile
 from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
 from tasks.engine.telemetry.points import Point
 from tasks.engine.telemetry.trackers import Outcome
-from tests.support.otlp_collector import FakeCollector
-from tests.support.stage_sums import section, sums
-from tests.support.toy_dag import toy_dag
-from tests.support.toy_stages import TOY
-from tests.support.tracking import execution
+from tests.support.samples.tracking import execution
+from tests.support.servers.otlp_collector import FakeCollector
+from tests.support.stages.stage_sums import section, sums
+from tests.support.stages.toy_dag import toy_dag
+from tests.support.stages.toy_stages import TOY
 
 DONE = Outcome("done")
 POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000_000, "synth")]

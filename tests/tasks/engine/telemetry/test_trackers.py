@@ -20,9 +20,9 @@ from tasks.engine.stage import RunContext
 from tasks.engine.telemetry import trackers
 from tasks.engine.telemetry.mlflow_client import MlflowClient
 from tasks.engine.telemetry.trackers import Outcome, Tracker
-from tests.support.mlflow_server import FakeMlflow
-from tests.support.stage_sums import section, sums
-from tests.support.tracking import execution
+from tests.support.samples.tracking import execution
+from tests.support.servers.mlflow_server import FakeMlflow
+from tests.support.stages.stage_sums import section, sums
 
 DONE = Outcome("done", {"numbers": "numbers/0123456789ab"})
 

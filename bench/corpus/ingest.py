@@ -1,0 +1,167 @@
+"""Ingest of one file on one core, from Parquet to a published index, against bare tiktoken on the same text.
+
+    python bench/corpus/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000] [--json
+    FILE]
+
+The text is Wikipedia's vital articles, `--join` of them a document (8: some 850 ids, as FineWeb-Edu has on average),
+written as a Parquet file of FineWeb-Edu's columns (`--form synth`: of SYNTH's, a question from the title, the text as
+the reasoning, its first sentence as the answer). Bare is `tiktoken.Encoding.encode_ordinary_batch` on one thread, on
+texts that lie in memory. Ours reads the file, judges each row, hashes, tokenises, settles copies, packs, writes,
+digests, indexes; then again with decontamination, and with MinHash too. A round through all of them at a time; the
+ratio is of medians, in seconds of the clock and in seconds of the processor (which other work disturbs less). The
+questions are sentences of articles that are not in the text.
+"""
+
+import os
+import platform
+import re
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tiktoken
+from measure import in_turns, medians, options, write_results
+
+from common.events import silent
+from configs.model import TokenizerConfig
+from data.records import RecordForm
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from data.screening.corpus_copies import find_copies
+from data.screening.minhash import minhash_bands
+from data.sources.local_files import read_parquet_batches
+from data.sources.wikipedia import articles, web_record
+from data.tokenizer import PATTERN, tokenizer_for
+from data.tokens.build import pack_file, publish_tokens
+from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, tokenise_file
+
+ROW_LENGTH = 1024
+
+
+def documents(count: int, join: int) -> list[str]:
+    """`count` documents of `join` articles each."""
+    texts = [web_record(article).text for article in articles(0)[: count * join]]
+    return ["\n\n".join(texts[first : first + join]) for first in range(0, len(texts), join)]
+
+
+def questions(count: int, after: int) -> list[HeldOutQuestion]:
+    """Sentences of the articles from the `after`-th on; of all of them, if those are too few."""
+    sentences = [
+        sentence
+        for article in articles(0)[after:]
+        for sentence in re.split(r"(?<=[.!?])\s+", article.extract)
+        if len(sentence.split()) >= 13
+    ]
+    return [HeldOutQuestion("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
+
+
+def exercises(texts: list[str]) -> list[tuple[str, str, str]]:
+    """Query, reasoning and answer of each document."""
+    return [(f"What is {text.partition(chr(10))[0]}?", text, text.partition(". ")[0]) for text in texts]
+
+
+def write_synth(path: Path, texts: list[str]) -> None:
+    """The columns of SYNTH that are worked on, and a few more."""
+    names = ("query", "synthetic_reasoning", "synthetic_answer")
+    rows = [
+        {**dict(zip(names, exercise, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
+         "synth_id": str(n), "language": "en", "model": "teacher", "query_seed_url": f"https://example.org/{n}"}
+        for n, exercise in enumerate(exercises(texts))
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
+
+
+def write_web(path: Path, texts: list[str]) -> None:
+    """The columns of FineWeb-Edu, in row groups of 1,000 as it has them."""
+    rows = [
+        {"text": text, "id": f"<urn:uuid:{n:032x}>", "dump": "CC-MAIN-2024-10", "url": f"https://example.org/{n}",
+         "file_path": f"s3://commoncrawl/crawl-data/CC-MAIN-2024-10/segments/{n}.warc.gz", "language": "en",
+         "language_score": 0.95, "token_count": len(text) // 4, "score": 3.2, "int_score": 3}
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
+
+
+def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -> tuple[int, float]:
+    """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
+    unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
+    tokenise_file(read_parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, checks, unit)
+    find_copies([unit], (), folder / "settling", silent)
+    pack_file(unit, 0, plan, mark, out)
+    corpus = publish_tokens([unit], [mark], plan, out)
+    tokens = corpus.index.total("tokens")
+    return tokens, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / tokens
+
+
+def measure(
+    ranks: int, form: RecordForm, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
+) -> dict:
+    """Medians over `repeats` rounds, for one vocabulary."""
+    config = TokenizerConfig(ranks=ranks)
+    ours = tokenizer_for(config)
+    kept = {token: rank for rank, token in ours._bytes.items()}
+    bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=ours.specials)
+    file = folder / "documents.parquet"
+    (write_web if form == "web" else write_synth)(file, texts)
+    if form == "synth":
+        texts = [text for exercise in exercises(texts) for text in exercise]
+    plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
+    contamination = ContaminationIndex(held_out)
+    by_name: dict[str, tuple[int, float]] = {}
+
+    def end_to_end(name: str, checks: DocumentChecks) -> Callable[[], None]:
+        def work() -> None:
+            shutil.rmtree(folder / "ingest", ignore_errors=True)
+            by_name[name] = ingest(file, plan, checks, folder / "ingest")
+
+        return work
+
+    kinds: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare.encode_ordinary_batch(texts, num_threads=1),
+        "ours": end_to_end("ours", DocumentChecks()),
+        "decontaminated": end_to_end("decontaminated", DocumentChecks(contamination)),
+        "decontaminated, MinHash": end_to_end("decontaminated, MinHash", DocumentChecks(contamination, minhash_bands)),
+    }
+    seconds = in_turns(kinds, repeats)
+    tokens, disk = by_name["ours"]
+    clock = medians(seconds)
+    cores = {name: statistics.median(cpu for _, cpu in times) for name, times in seconds.items()}
+    return {
+        "ranks": ranks,
+        "tokens": tokens,
+        "disk_bytes_per_token": round(disk, 4),
+        "tokens_per_second": {name: round(tokens / item) for name, item in clock.items()},
+        "of_bare_by_clock": {name: round(clock["bare"] / entry, 3) for name, entry in clock.items()},
+        "of_bare_by_processor": {name: round(cores["bare"] / core, 3) for name, core in cores.items()},
+    }
+
+
+def main() -> None:
+    parser = options(__doc__, documents=1200, join=8, repeats=5, questions=20_000)
+    parser.add_argument("--form", choices=("web", "synth"), default="web")
+    args = parser.parse_args()
+    texts = documents(args.documents, args.join)
+    held_out = questions(args.questions, args.documents * args.join)
+    results = []
+    print(
+        f"{len(texts)} documents, {sum(map(len, texts)) / len(texts):,.0f} characters each; {len(held_out)} questions"
+    )
+    for ranks in (100_256, 2048):
+        with tempfile.TemporaryDirectory() as folder:
+            result = measure(ranks, args.form, texts, held_out, args.repeats, Path(folder))
+        results.append(result)
+        print(f"{ranks} ranks, {result['tokens']:,} ids, {result['disk_bytes_per_token']} bytes an id on disk")
+        for name, speed in result["tokens_per_second"].items():
+            clock, processor = result["of_bare_by_clock"][name], result["of_bare_by_processor"][name]
+            print(
+                f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
+            )
+    where = {"cores": os.cpu_count(), "machine": platform.platform()}
+    write_results({"where": where, "results": results}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Decoding of 372 M parameters at batch 1 on this machine's cores: JAX, onnxruntime at 32, 8 and 4 bits, llama.cpp.
+
+    python bench/decoding/edge.py [--tokens 32] [--prompt 512] [--folder SCRATCH] [--json FILE]
+
+The weights are random, in nautile_370m's shape, and are written once for each number of bits (2.1 GB in SCRATCH, by
+default a temporary folder): speed does not depend on their values. Each line is a process of its own, on pages of 2 MB
+as `nautile chat` and `serve` are: tokens a second after a prompt of 512 tokens, bytes of weights read a second, and the
+seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. A copy of 512 MB by two
+threads is the yardstick for the bytes that a step reads.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from measure import options, write_results
+
+from common.processes import HUGE_PAGES
+
+ROOT = Path(__file__).parents[2]
+RUNS = ("copy", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
+COPIED = 2**29
+
+
+def main():
+    parser = options(__doc__, tokens=32, prompt=512, folder=None, only=list(RUNS), worker="")
+    asked = parser.parse_args()
+    if asked.worker:
+        print(json.dumps(measure(asked.worker, asked)))
+        return
+    results = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.folder or Path(scratch)
+        print(f"{os.cpu_count()} cores; prompt {asked.prompt} tokens, then {asked.tokens}", flush=True)
+        print(f"{'':10}{'tokens/s':>10}{'GB/s':>8}{'prompt s':>10}{'MB':>8}", flush=True)
+        for name in asked.only:
+            arguments = ["--worker", name, "--tokens", str(asked.tokens), "--prompt", str(asked.prompt)]
+            done = subprocess.run(
+                [sys.executable, __file__, *arguments, "--folder", str(folder)],
+                stdout=subprocess.PIPE, check=True, text=True,
+                env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT)},  # as `nautile chat` and `serve` compute
+            )  # fmt: skip
+            results[name] = row = json.loads(done.stdout.splitlines()[-1])
+            if name == "copy":
+                print(f"{name:10}{'':10}{row['bytes_s'] / 1e9:8.1f}", flush=True)
+                continue
+            speed = row["tokens_s"] * row["bytes"] / 1e9
+            print(
+                f"{name:10}{row['tokens_s']:10.1f}{speed:8.2f}{row['prompt_s']:10.2f}{row['bytes'] / 1e6:8.0f}",
+                flush=True,
+            )
+    if {"jax 32", "copy"} <= set(results):
+        share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results["copy"]["bytes_s"]
+        print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a copy")
+    for bits in (8, 4):
+        if {"onnx 32", f"onnx {bits}"} <= set(results):
+            times = results[f"onnx {bits}"]["tokens_s"] / results["onnx 32"]["tokens_s"]
+            print(f"{bits} bits: {times:.2f} times the tokens/s of 32 bits with onnxruntime", end="")
+            if "jax 32" in results:
+                print(
+                    f", {results[f'onnx {bits}']['tokens_s'] / results['jax 32']['tokens_s']:.2f} times JAX's", end=""
+                )
+            print()
+    write_results(results, asked.json)
+
+
+def measure(name, asked):
+    """The numbers of one line."""
+    if name == "copy":
+        return {"bytes_s": copy_speed()}
+    if name == "llama.cpp":
+        return llama(asked.prompt, asked.tokens)
+    from configs.load import load
+
+    config = load("nautile_370m").model.model_copy(update={"compute_dtype": "float32"})
+    if name == "jax 32":
+        from model.decoding.slot_programs import JaxSlots
+
+        params = random_params(config)
+        slots = JaxSlots(params, config, (), 0, 1)
+        size = 4 * (sum(leaf.size for leaf in leaves(params)))
+    else:
+        from model.exports.onnx.folder import WEIGHTS
+        from model.runtimes.onnx_runtime import OnnxRuntime
+
+        folder = asked.folder / name.removeprefix("onnx ")
+        if not folder.exists():
+            write_export(folder, config, int(folder.name))
+        slots = OnnxRuntime(folder).slots((), 0, 1)
+        size = (folder / WEIGHTS).stat().st_size
+    return {**speeds(slots, asked.prompt, asked.tokens), "bytes": size}
+
+
+def speeds(slots, length, tokens):
+    """Tokens a second after a prompt, and the seconds of the prompt."""
+    import jax
+
+    from model.decoding.engine import STRIDE
+    from model.decoding.requests import DecodeRequest
+    from model.decoding.slots import slot_settings
+
+    slots.start()
+    prompt_1P = np.random.default_rng(0).integers(0, slots.config.vocabulary, (1, length)).astype(np.int32)
+    request, first = DecodeRequest((0,), slots.config.context - length, temperature=0.0), np.zeros(1, np.int32)
+    prompt_s, token_s = [], []
+    for _ in range(4):
+        started = time.perf_counter()
+        prefilled, _ = jax.block_until_ready(slots.prefill(prompt_1P, np.array([length]), score=False))
+        prompt_s.append(time.perf_counter() - started)
+        slots.fill(prefilled, first, first, slot_settings([request], 0))
+        slots.advance(np.ones(1, bool), STRIDE)
+        started = time.perf_counter()
+        for _ in range(0, tokens, STRIDE):
+            np.asarray(slots.advance(np.ones(1, bool), STRIDE).count_B)
+        token_s.append((time.perf_counter() - started) / tokens)
+    return {"tokens_s": 1 / statistics.median(token_s[1:]), "prompt_s": statistics.median(prompt_s[1:])}
+
+
+def leaves(params):
+    import jax
+
+    return jax.tree.leaves(params)
+
+
+def random_params(config):
+    """Parameters of the model's shapes, which take their place in memory; zeros would share a page."""
+    import jax
+
+    from model.nautile import shapes
+
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jax.numpy.asarray(rng.random(leaf.shape, np.float32) * np.float32(0.02)), shapes(config)
+    )
+
+
+def write_export(folder, config, bits):
+    """An export whose matrices are drawn as they are stored, which is sooner done than to draw and quantise them."""
+    import jax
+    import onnx
+
+    from configs.load import load
+    from model.exports.onnx.folder import CONFIG, INT8_ACTIVATIONS, PROMPT, STEP, WEIGHTS
+    from model.exports.onnx.graph import WeightFile
+    from model.exports.onnx.graphs import prompt_graph, step_graph
+    from model.exports.onnx.quantise import Quantised
+    from model.exports.onnx.weights import write_weights
+    from model.nautile import shapes
+    from model.weights.digests import write_digests
+
+    rng = np.random.default_rng(0)
+
+    def drawn(weight_NI, bits, block):
+        rows, blocks = len(weight_NI), -(-weight_NI.shape[1] // block)
+        levels = rng.integers(0, 256, (rows, blocks, block * bits // 8), np.uint8)
+        zero_points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8) if bits == 4 else None
+        return Quantised(levels, np.full((rows, blocks), 0.04 / 2**bits, np.float32), zero_points)
+
+    folder.mkdir(parents=True)
+    # Views of single numbers: a whole model of them takes no memory.
+    params = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0.02), leaf.shape), shapes(config))
+    with WeightFile(folder / WEIGHTS, bits, drawn) as weights:
+        write_weights(weights, params, config)
+    for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
+        onnx.save(graph(weights, config, INT8_ACTIVATIONS), folder / name)
+    settings = {
+        "format": 1,
+        "model": config.model_dump(mode="json"),
+        "tokenizer": load("nautile_370m").tokenizer.model_dump(mode="json"),
+        "onnx": {"bits": bits, "weights_sha256": "random"},
+    }
+    (folder / CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+    write_digests(folder)
+
+
+def copy_speed():
+    """Bytes read and written a second by two threads that copy; the best of five."""
+    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+    halves = (slice(0, COPIED // 2), slice(COPIED // 2, COPIED))
+    times = []
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(5):
+            started = time.perf_counter()
+            list(threads.map(lambda half: np.copyto(target[half], source[half]), halves))
+            times.append(time.perf_counter() - started)
+    return 2 * COPIED / min(times)
+
+
+def llama(length, tokens):
+    """llama.cpp's own timings for the bundled model, on all cores."""
+    import xllamacpp
+
+    from data.endpoints.embedded import model_file
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(model_file())
+    parameters.n_ctx, parameters.n_parallel = 1024, 1
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = os.cpu_count() or 2
+    parameters.cache_ram_mib = 0
+    parameters.hostnames, parameters.port, parameters.ui, parameters.verbosity = ["127.0.0.1"], 0, False, 1
+    server = xllamacpp.Server(parameters)
+    rows = []
+    for seed in range(4):
+        prompt = np.random.default_rng(seed).integers(100, 40_000, length).tolist()
+        body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        request = urllib.request.Request(
+            f"{server.listening_address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=200) as reply:
+            rows.append(json.load(reply)["timings"])
+    return {
+        "tokens_s": statistics.median(row["predicted_per_second"] for row in rows[1:]),
+        "prompt_s": statistics.median(row["prompt_ms"] / 1000 for row in rows[1:]),
+        "bytes": model_file().stat().st_size,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A catalog of four million calls: how long it takes to fill, to ask, and how long a backlog of it holds up watching.
+
+    python bench/operation/catalog.py [--calls 4000000] [--executions 8] [--repeats 5] [--store FOLDER] [--json FILE]
+
+The store has what distillations of so many prompts leave: event files and nothing else. Four times are taken:
+`rebuild`, the catalog from those files; `backlog`, the same in the short turns that a stage's parent takes between two
+looks at its child, with the longest of them, in which the child is not watched; `query`, the dashboard's questions
+about one execution and a sum over all calls. Beside the first and the last stands DuckDB alone over the same files,
+once as a table of the JSON's own columns, without keys, and once as a question to the files.
+`--store` keeps the store, and takes it again if it is there.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import duckdb
+from measure import in_turns, medians, options, write_results
+
+from flows.dashboard import queries
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from tasks.engine.attempt_log import WATCHING
+
+BATCH = 10_000
+SUM = "SELECT endpoint, count(*) AS n, sum(dollars) AS dollars, sum(tokens_out) AS tokens FROM {calls} GROUP BY ALL"
+OF_FILES = "(SELECT unnest(fields) FROM read_ndjson('{files}', columns = {columns}))"
+COLUMNS = """{id: 'VARCHAR', execution: 'VARCHAR', stage: 'VARCHAR', time: 'BIGINT', fields: 'STRUCT(endpoint VARCHAR,
+model VARCHAR, purpose VARCHAR, tag VARCHAR, digest VARCHAR, attempt INTEGER, status VARCHAR, cached BOOLEAN,
+tokens_in BIGINT, tokens_out BIGINT, latency_s DOUBLE, dollars DOUBLE)'}"""
+
+
+def make(store: Store, calls: int, executions: int) -> None:
+    """Write the calls as that many executions of `distill` would."""
+    store.prepare()
+    for number in range(executions):
+        execution = f"{number:032x}"
+        emit = EventWriter(store.root / "events" / f"distill-{execution}-1.jsonl", execution, stage="distill")
+        count = calls // executions
+        for begin in range(0, count, BATCH):
+            emit.many("call", [_call(number, index) for index in range(begin, min(begin + BATCH, count))])
+        emit.close()
+
+
+def _call(execution: int, index: int) -> dict[str, object]:
+    fields = {"endpoint": f"teacher{index % 4}", "model": "bench", "purpose": "teacher", "tag": f"{index:08d}"}
+    fields |= {"digest": f"{execution:08x}{index:056x}", "attempt": 1, "status": "200" if index % 50 else "429"}
+    return fields | {"cached": False, "tokens_in": 900, "tokens_out": 300, "latency_s": 2.5, "dollars": 3e-4}
+
+
+def timed(work: Callable[[], object]) -> tuple[float, object]:
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def main() -> None:
+    given = options(__doc__, calls=4_000_000, executions=8, repeats=5, store=None).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(given.store or Path(folder) / "store")
+        if not (store.root / "events").exists():
+            make(store, given.calls, given.executions)
+        catalog, files = Catalog(store), f"{store.root}/events/distill-*.jsonl"
+        of_files = OF_FILES.format(files=files, columns=COLUMNS)
+        catalog.path.unlink(missing_ok=True)
+        turns, rows = [], 1
+        while rows:
+            took, rows = timed(partial(catalog.ingest, **WATCHING))
+            turns.append(took)
+        rebuild, _ = timed(catalog.rebuild)
+        with duckdb.connect(str(Path(folder) / "bare.duckdb")) as bare:
+            table, _ = timed(partial(bare.execute, f"CREATE TABLE calls AS FROM {of_files}"))
+        calls, first = catalog.query("SELECT count(*) AS n FROM calls")[0]["n"], [[f"{0:032x}"]]
+        asked = {
+            "calls of one execution": lambda: catalog.query(queries.CALLS, first),
+            "statuses of one execution": lambda: catalog.query(queries.CALL_STATUSES, first),
+            "sum of all calls": lambda: catalog.query(SUM.format(calls="calls")),
+            "sum of the files": lambda: duckdb.sql(SUM.format(calls=of_files)).fetchall(),
+        }
+        seconds = medians(in_turns(asked, given.repeats))
+    results = {"calls": calls, "rebuild_s": rebuild, "rebuild_of_bare_table": rebuild / table, "backlog_s": sum(turns)}
+    results |= {"backlog_of_rebuild": sum(turns) / rebuild, "longest_turn_s": max(turns), "turns": len(turns)}
+    results |= {f"{name}, s": value for name, value in seconds.items()}
+    results["sum_of_files"] = seconds["sum of all calls"] / seconds["sum of the files"]
+    for name, value in results.items():
+        print(f"{name:<32}{value:>14,.3f}")
+    write_results(results, given.json)
+
+
+if __name__ == "__main__":
+    main()

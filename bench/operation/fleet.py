@@ -1,0 +1,282 @@
+"""Many runs at once on one Prefect server: do they all finish, and do its pages, ours and `nautile status` answer?
+
+    PYTHONPATH=. python bench/operation/fleet.py postgres|sqlite [--runs 20] [--items 500] [--item-s 2] [--workers 4]
+
+So many `nautile run` processes on one store and one server, each with a stage of so many work items, which are
+stand-ins: a task run of Prefect's each, that only waits. While they work, the requests that Prefect's pages send, the
+first page of our dashboard (until its script has run, without a browser) and `nautile status` are timed, one after the
+other; and again when all has ended, `--idle` times, on the same server and store. Prints a table of medians and 95th
+percentiles, failures, processor seconds by kind of process, and the database's size. With `postgres`, a PostgreSQL
+server of Debian's is started for it. After `--minutes` the runs are ended, and the figures are those of what was done
+by then.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import websockets
+from streamlit.logger import set_log_level
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+from common.files import write_json
+from store.artifacts import Store
+from tests.support.servers.postgres import DATABASE, postgres
+from tests.support.servers.prefect_server import running_server
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = ROOT / "tests/support/stages/toy.toml"
+PAUSE_S = 2.0  # between two looks at everything
+PAGES = "Prefect's pages: all six requests"
+Times = dict[str, list[float]]
+
+
+@contextmanager
+def server(folder: Path, database: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The API's address and the settings of its database."""
+    choice = postgres() if database == "postgres" else nullcontext({})
+    with choice as settings, running_server(folder / "prefect", settings=settings) as url:
+        yield url, settings
+
+
+def run_command(number: int, options: argparse.Namespace) -> list[str]:
+    values = (f"seed={number}", f"launch.workers={options.workers}", f"launch.niceness={options.niceness}")
+    sets = [part for value in values for part in ("--set", value)]
+    return [sys.executable, "-m", "flows.cli.main", "run", str(TOY), *sets]
+
+
+def requests(run: str | None) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What Prefect's pages ask for: name -> path and body. `run`: one of the flow runs, whose page is looked at."""
+    newest = {"sort": "START_TIME_DESC", "limit": 10}
+    pages = {
+        "the list of runs": ("/flow_runs/filter", newest),
+        "the number of runs": ("/flow_runs/count", {}),
+        "the number of task runs": ("/task_runs/count", {}),
+        "the newest task runs": ("/task_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 10}),
+    }
+    if run:
+        only = {"flow_runs": {"id": {"any_": [run]}}}
+        pages["a run's task runs"] = ("/task_runs/filter", {**only, "sort": "EXPECTED_START_TIME_DESC", "limit": 100})
+        pages["a run's log"] = ("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
+    return pages
+
+
+@dataclass
+class Looker:
+    """Looks at what people look at, and keeps how long each took to answer."""
+
+    client: httpx.Client
+    page: str  # the dashboard's address
+    environment: dict[str, str]
+    lost: list[str] = field(default_factory=list)  # what was answered with an error
+
+    def look(self, times: Times) -> None:
+        """Time each request, the dashboard's first page and `nautile status`, once."""
+        runs = self.client.post("/flow_runs/filter", json={"limit": 1}).json()
+        all_of_them = 0.0
+        for name, (path, body) in requests(runs[0]["id"] if runs else None).items():
+            all_of_them += self._time(times, name, partial(self._ask, path, body))
+        times[PAGES].append(all_of_them)
+        self._time(times, "the dashboard's first page", lambda: asyncio.run(first_page(self.page)))
+        self._time(times, "nautile status", self._status)
+
+    def _time(self, times: Times, name: str, answer: Callable[[], str | None]) -> float:
+        began = time.perf_counter()
+        problem = answer()
+        took = time.perf_counter() - began
+        times[name].append(took)
+        if problem:
+            self.lost.append(f"{name}: {problem}")
+        return took
+
+    def _ask(self, path: str, body: dict[str, Any]) -> str | None:
+        response = self.client.post(path, json=body)
+        return str(response.status_code) if response.is_error else None
+
+    def _status(self) -> str | None:
+        command = [sys.executable, "-m", "flows.cli.main", "status", "--json"]
+        done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stderr.strip()[-200:] if done.returncode else None
+
+
+async def first_page(base: str) -> str | None:
+    """Ask for the dashboard's first page as a browser's script does, and wait until it is whole; what went wrong."""
+    ask, error = BackMsg(), None
+    ask.rerun_script.query_string = ""
+    address = f"{base.replace('http', 'ws', 1)}/_stcore/stream"
+    options: dict[str, Any] = {"subprotocols": ["streamlit"], "origin": base, "max_size": None, "open_timeout": 120}
+    async with websockets.connect(address, **options) as socket:
+        await socket.send(ask.SerializeToString())
+        async for data in socket:
+            message = ForwardMsg()
+            message.ParseFromString(data)
+            if message.WhichOneof("type") == "script_finished":
+                return error
+            if message.delta.new_element.WhichOneof("type") == "exception":
+                error = message.delta.new_element.exception.message
+    return "the connection was closed"
+
+
+def database_bytes(folder: Path, settings: dict[str, str]) -> int:
+    """The size of the database on the disk."""
+    if not settings:
+        return sum(path.stat().st_size for path in (folder / "prefect").glob("prefect.db*"))
+
+    async def ask() -> int:
+        import asyncpg
+
+        fields = {name: settings[f"{DATABASE}{name.upper()}"] for name in ("host", "port", "user", "password")}
+        connection = await asyncpg.connect(**fields, database=settings[f"{DATABASE}NAME"])
+        try:
+            return await connection.fetchval("SELECT pg_database_size(current_database())")
+        finally:
+            await connection.close()
+
+    return asyncio.run(ask())
+
+
+def processor_seconds() -> Counter[str]:
+    """What the servers of this bench have used so far, by kind, their ended children included."""
+    used: Counter[str] = Counter()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words, times = " ".join(process.cmdline()), process.cpu_times()
+            parent = process.parent()
+        except psutil.NoSuchProcess:
+            continue
+        kinds = {"flows.operate.prefect_server": "server", "postgres": "database", "flows/dashboard/": "dashboard"}
+        kind = next((name for part, name in kinds.items() if part in words), None)
+        if kind == "database" and parent is not None and parent.pid != os.getpid():
+            used[kind] += times.user + times.system  # one that serves a connection and still lives
+        elif kind:
+            used[kind] += times.user + times.system + times.children_user + times.children_system
+    return used
+
+
+def wait(process: "subprocess.Popen[bytes]", used: Counter[str]) -> int:
+    """The exit code of a run; its processor time, with that of its processes, is added to `used`."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    used["runs"] += usage.ru_utime + usage.ru_stime
+    return process.returncode
+
+
+def running(process: "subprocess.Popen[bytes]") -> bool:
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def measure(folder: Path, url: str, page: str, settings: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """Start the runs, look at them until they have ended, look again, and count."""
+    environment = {**os.environ} | {"NAUTILE_STORE": str(folder / "store"), "PREFECT_API_URL": url}
+    environment |= {"NAUTILE_DAG": "fleet_stages:dag", "PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}
+    environment |= {"FLEET_ITEMS": str(options.items), "FLEET_ITEM_S": str(options.item_s)}
+    busy: Times = defaultdict(list)
+    idle: Times = defaultdict(list)
+    loads = {"before": os.getloadavg()[0]}
+    empty, before, began = database_bytes(folder, settings), processor_seconds(), time.perf_counter()
+    processes: list[subprocess.Popen[bytes]] = []
+    for number in range(options.runs):
+        with (folder / f"run-{number}.log").open("wb") as log:
+            command = run_command(number, options)
+            processes.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log))
+    with httpx.Client(base_url=url, timeout=120.0) as client:
+        looker = Looker(client, page, environment)
+        try:
+            while any(map(running, processes)) and time.perf_counter() - began < 60 * options.minutes:
+                looker.look(busy)
+                time.sleep(PAUSE_S)
+        finally:
+            loads["at the end"] = os.getloadavg()[0]
+            for process in filter(running, processes):
+                process.terminate()
+        used = processor_seconds()
+        used.subtract(before)
+        codes = [wait(process, used) for process in processes]
+        took = time.perf_counter() - began
+        time.sleep(PAUSE_S + 5.0)  # Prefect's server writes what it was told last
+        for _ in range(options.idle):
+            looker.look(idle)
+        states = {
+            state: client.post("/task_runs/count", json={"task_runs": {"state": {"type": {"any_": [state]}}}}).json()
+            for state in ("COMPLETED", "FAILED", "CRASHED", "RUNNING", "PENDING", "CANCELLED")
+        }
+    done = sum(1 for _ in (folder / "store").glob("staging/*/rounds/work/done/item-*"))
+    published = [path for path in (folder / "store" / "artifacts" / "tokens").glob("*/items.txt")]
+    return {
+        "seconds": took,
+        "exit codes": {str(code): codes.count(code) for code in sorted(set(codes))},
+        "items done": done + sum(int(path.read_text()) for path in published),
+        "task runs by state": {state: count for state, count in states.items() if count},
+        "answered with an error": looker.lost,
+        "processor seconds": {kind: round(seconds, 1) for kind, seconds in used.items()},
+        "database bytes": [empty, database_bytes(folder, settings)],
+        "load average": loads | {"idle looks": os.getloadavg()[0]},
+        "busy": busy,
+        "idle": idle,
+    }
+
+
+def middle_and_worst(times: list[float]) -> tuple[float, float]:
+    """The median, and what 95 of 100 do not exceed."""
+    return statistics.median(times), sorted(times)[math.ceil(0.95 * len(times)) - 1]
+
+
+def print_table(result: dict[str, Any]) -> None:
+    rows = [f"{'seconds':36s}{'idle':>8s}{'95 %':>8s}{'busy':>8s}{'95 %':>8s}{'looks':>9s}"]
+    for name, times in result["busy"].items():
+        cells = [
+            f"{value:8.2f}" for each in (result["idle"].get(name), times) if each for value in middle_and_worst(each)
+        ]
+        rows.append(f"{name:36s}{''.join(cells)}{len(result['idle'].get(name, ())):5d}/{len(times)}")
+    print("\n".join(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("database", choices=("postgres", "sqlite"))
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--items", type=int, default=500)
+    parser.add_argument("--item-s", type=float, default=2.0, help="seconds that an item waits")
+    parser.add_argument("--workers", type=int, default=4, help="items at a time in each run")
+    parser.add_argument("--niceness", type=int, default=10, help="[launch] niceness of the runs")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--idle", type=int, default=10, help="looks when all runs have ended")
+    parser.add_argument("--out", type=Path, help="also write the figures there, as JSON")
+    options = parser.parse_args()
+    set_log_level("ERROR")  # else streamlit warns that this process is no server of pages
+    from bench.operation.dashboard import dashboard
+
+    with (
+        tempfile.TemporaryDirectory(prefix="fleet-") as name,
+        server(Path(name), options.database) as (url, settings),
+        dashboard(Store(Path(name) / "store")) as (page, _),
+    ):
+        result = measure(Path(name), url, page, settings, options)
+        if set(result["exit codes"]) != {"0"}:
+            for log in sorted(Path(name).glob("run-*.log"))[:3]:
+                print(log.name, log.read_text(errors="replace")[-800:])
+    print_table(result)
+    print(json.dumps({key: value for key, value in result.items() if key not in ("busy", "idle")}, indent=1))
+    if options.out:
+        write_json(options.out, {"database": options.database, **vars(options) | {"out": None}, **result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,468 @@
+"""Hosts that share nothing but an object store: network namespaces of this machine, each with a folder of its own.
+
+    sudo PYTHONPATH=. .venv/bin/python bench/training/hosts.py [pretrain] [distill] [ray]
+
+Needs root on Linux (`ip netns`, `unshare`); takes some minutes of two cores. A bridge in a namespace of its own carries
+an S3 server and a teacher; nothing of the machine's own network is changed. Every host sees its own folder at /mnt and,
+where all the folders are, an empty one. In each part one host is lost: all its processes are killed with SIGKILL, its
+folder is deleted, and another takes its place. At the end the bytes are compared with those of one machine that nobody
+disturbed, with a store in a folder.
+"""
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import s3fs
+from moto.server import ThreadedMotoServer
+from prefect import flow
+
+from common.errors import Retryable
+from common.events import silent
+from common.files import write_json
+from configs.base import TaskConfig
+from configs.distill import IndexConfig
+from configs.operation import LaunchConfig
+from configs.training import PretrainConfig
+from data.sources.corpus_source import synth_record
+from data.sources.reasoning_gym import problems
+from data.tokens.exemplar_sample import write_exemplars
+from data.tokens.row_reader import write_row_offsets
+from data.tokens.shards import read_index
+from store import lease as leases
+from store import staging_mirror
+from store.artifacts import Artifact, Store
+from store.mirror import MirroredStore, open_store
+from store.remote import Remote
+from tasks.distill import distill
+from tasks.engine import attempt
+from tasks.engine.attempt import run_stage
+from tasks.engine.child_process import cancelling
+from tasks.engine.job import Job
+from tasks.engine.prefect_task import as_prefect_task
+from tasks.engine.progress import StageUpdate, subscribe
+from tasks.engine.stage import RunContext, Stage
+from tasks.index import index
+from tasks.pretrain import pretrain
+from tests.support.processes.training import MODEL, ROW, write_tokens
+from tests.support.samples.stage_store import key_of
+from tests.support.servers.fake_openai import FakeOpenAI
+from tests.support.servers.object_store import CREDENTIALS
+from tests.support.stages.stage_pieces import pieces, section
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = os.environ.setdefault("NAUTILE_NAMES", f"nautile-{os.getpid()}")  # what those of the namespaces begin with
+SERVER, S3_PORT, TEACHER_PORT, COORDINATOR_PORT = "10.77.0.1", 5000, 7000, 6000
+URL = "s3://runs/demo"
+RAY_PORT = 6379
+RAY_ADDRESS = f"10.77.0.10:{RAY_PORT}"
+PIECES, GATED = 12, ("piece-4", "piece-5", "piece-6", "piece-7")  # those gated wait until a host is lost
+PIDS = Path("/run") / NAMES
+STEPS, SAVE_EVERY = 1000, 100
+PROMPTS = 200
+BEGAN = float(os.environ.setdefault("NAUTILE_BEGAN", str(time.time())))
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{time.time() - BEGAN:6.1f} s  {text}\n")
+    sys.stdout.flush()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+# The network and its hosts
+
+
+class Network:
+    """A bridge with the servers, and hosts on it. `base` holds the folder of each host."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.names = base, [f"{NAMES}-net"]
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def begin(self) -> None:
+        """Make the bridge, and start the servers on it."""
+        PIDS.mkdir(exist_ok=True)
+        ip("netns", "add", self.names[0])
+        inside = ["netns", "exec", self.names[0], "ip"]
+        ip(*inside, "link", "set", "lo", "up")
+        ip(*inside, "link", "add", "bridge", "type", "bridge")
+        ip(*inside, "address", "add", f"{SERVER}/24", "dev", "bridge")
+        ip(*inside, "link", "set", "bridge", "up")
+        self.start(["ip", "netns", "exec", self.names[0], sys.executable, __file__, "serve"])
+        wait_until(lambda: (PIDS / "serving").exists(), "the servers")
+
+    def add(self, number: int, name: str) -> None:
+        """A host at 10.77.0.1<number>, with an empty folder."""
+        full, port, folder = f"{NAMES}-{name}", f"nb{number}{name[-1]}", self.base / name
+        self.names.append(full)
+        ip("netns", "add", full)
+        ip("link", "add", port, "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", full)
+        ip("netns", "exec", self.names[0], "ip", "link", "set", port, "master", "bridge", "up")
+        for settings in (["link", "set", "lo", "up"], ["link", "set", "eth0", "up"]):
+            ip("netns", "exec", full, "ip", *settings)
+        ip("netns", "exec", full, "ip", "address", "add", f"10.77.0.1{number}/24", "dev", "eth0")
+        folder.mkdir()
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1{number} {full}\n")
+        steps = (
+            f"mount --bind {folder} /mnt",
+            "mount --bind /mnt/hosts /etc/hosts",
+            f"mount -t tmpfs none {self.base}",
+            f"echo {full} >/proc/sys/kernel/hostname",
+            f"echo $$ >{PIDS / str(number)}",
+            "exec sleep 100000",
+        )
+        self.start(["ip", "netns", "exec", full, "unshare", "--mount", "--uts", "sh", "-c", " && ".join(steps)])
+        wait_until(lambda: (PIDS / str(number)).exists(), f"host {name}")
+
+    def run(self, number: int, part: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """Start a part of this program on a host."""
+        return self.shell(number, f"{sys.executable} {__file__} {part}", settings)
+
+    def shell(self, number: int, command: str, settings: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
+        """Start a command on a host."""
+        return self.start(remote_shell(number, f"cd {ROOT} && exec {command}"), settings)
+
+    def kill(self, number: int, name: str) -> None:
+        """The host is lost: its processes, its network and its disk."""
+        (PIDS / str(number)).unlink()
+        self._remove_host(f"{NAMES}-{name}")
+
+    def remove_hosts(self) -> None:
+        """End all hosts."""
+        for name in self.names[1:]:
+            self._remove_host(name)
+        for number in range(3):
+            (PIDS / str(number)).unlink(missing_ok=True)
+
+    def _remove_host(self, full: str) -> None:
+        end_processes(full)
+        ip("netns", "delete", full)
+        self.names.remove(full)
+        shutil.rmtree(self.base / full.removeprefix(f"{NAMES}-"))
+
+    def start(self, command: list[str], settings: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"NAUTILE_HOSTS": json.dumps(settings or {})}
+        self.children.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL))
+        return self.children[-1]
+
+    def remove(self) -> None:
+        for name in self.names:
+            end_processes(name)
+            with suppress(subprocess.CalledProcessError):
+                ip("netns", "delete", name)
+        for child in self.children:
+            child.kill()
+            child.wait()
+        shutil.rmtree(PIDS, ignore_errors=True)
+
+
+def end_processes(namespace: str) -> None:
+    pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False).stdout
+    for pid in pids.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+ENVIRONMENT = CREDENTIALS | {
+    "AWS_ENDPOINT_URL": f"http://{SERVER}:{S3_PORT}",
+    "NAUTILE_STORE": URL,
+    "NAUTILE_STORE_CACHE": "/mnt/store",
+    "PYTHONPATH": str(ROOT),
+    "JAX_NUM_CPU_DEVICES": "1",
+    "MPLCONFIGDIR": "/mnt/matplotlib",
+    "PREFECT_API_URL": "http://10.77.0.12:4200/api",
+    "PREFECT_HOME": "/mnt/prefect",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN_PATH": str(PIDS / "token"),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HOME": "/mnt",
+}
+
+
+def remote_shell(number: int | str, command: str) -> list[str]:
+    """A command run in the namespaces of a host, as `ssh` would run it on one."""
+    settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    lost = f"[ -e {PIDS}/{number} ] || exit 255"
+    return ["sh", "-c", f'{lost}; exec nsenter -t $(cat {PIDS}/{number}) -n -m -u -- env {settings} sh -c "{command}"']
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > until:
+            raise SystemExit(f"{what}: nothing after {seconds:g} s")
+        time.sleep(0.1)
+    return value
+
+
+def serve(_: dict[str, Any]) -> None:
+    """The S3 server and the teacher, until they are killed."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    ThreadedMotoServer(ip_address=SERVER, port=S3_PORT, verbose=False).start()
+    os.environ |= ENVIRONMENT
+    s3fs.S3FileSystem().mkdir("runs")
+    remote = Remote(URL)
+    teacher = FakeOpenAI(delay_s=0.2, port=TEACHER_PORT)
+    teacher.address = SERVER
+    with teacher:
+        while True:
+            snapshots = [name for name in remote.names("staging") if name.endswith(staging_mirror.SNAPSHOT)]
+            finished = [
+                json.loads(remote.read(f"staging/{name}", 2**25) or b"{}").get("progress", [0])[0] for name in snapshots
+            ]
+            write_json(PIDS / "status", {"answered": teacher.answered, "finished": max(finished, default=0)})
+            (PIDS / "serving").touch()
+            time.sleep(0.5)
+
+
+# What the hosts do
+
+
+def launch_pretraining(_: dict[str, Any]) -> None:
+    """On the machine where a run is started: publish the tokens, and have two other hosts train on them."""
+    store = open_store()
+    assert isinstance(store, MirroredStore)
+    store.prepare()
+    inputs = tokens(store)
+    store.push(inputs.values())
+    shell, option, script = remote_shell("{host}", f"cd {ROOT} && exec env {{member}}")
+    coordinator = f"10.77.0.10:{COORDINATOR_PORT}"
+    launch = LaunchConfig(processes=2, command=f"{shell} {option} '{script}'", coordinator=coordinator, silent_s=20)
+    finish(pretrain, pretraining(), inputs, store, launch)
+
+
+def distil(settings: dict[str, Any]) -> None:
+    """On whichever host holds the lease: make the documents."""
+    leases.EXPIRES_S, leases.RENEW_S, attempt.MIRROR_REPLIES_EVERY_S = 10.0, 1.0, 1.0
+    store = open_store(settings.get("store"))
+    store.prepare()
+    store.refresh()
+    inputs = {"retrieval": retrieval(store)}
+    if isinstance(store, MirroredStore):
+        store.push(inputs.values())
+    finish(distill, distillation(settings["teacher"]), inputs, store, LaunchConfig())
+
+
+def ray_items(_: dict[str, Any]) -> None:
+    """On the machine where a run is started: a fan-out over the nodes of the Ray cluster."""
+    store = open_store()
+    store.prepare()
+    launch = LaunchConfig(engine="ray", ray_address=RAY_ADDRESS)
+    context = RunContext("demo", str(store.root), label="pieces", launch=launch)
+
+    @flow(name="ray")
+    def items() -> dict[str, str]:
+        with cancelling():
+            return as_prefect_task(pieces)(section(PIECES, gate=str(PIDS), gated=GATED), {}, context)
+
+    say(f"pieces: published {items()['numbers']}")
+
+
+def finish(
+    stage: Stage, section: dict[str, Any], inputs: dict[str, Artifact], store: Store, launch: LaunchConfig
+) -> None:
+    """Run a stage, and again after an outage, as a Prefect task does."""
+    shown = ""
+
+    def show(update: StageUpdate) -> None:
+        nonlocal shown
+        if (line := f"{update.stage}: {update.state} {update.note}".rstrip()) != shown and not update.metrics:
+            shown = line
+            say(line)
+
+    unsubscribe = subscribe(show)
+    while True:
+        try:
+            context = RunContext("demo", str(store.root), label=stage.name, launch=launch)
+            outputs = run_stage(stage, section, {name: artifact.id for name, artifact in inputs.items()}, context)
+        except Retryable as error:
+            say(f"{stage.name}: {error}")
+            time.sleep(3.0)
+        else:
+            unsubscribe()
+            return say(f"{stage.name}: published {', '.join(outputs.values())}")
+
+
+def tokens(store: Store) -> dict[str, Artifact]:
+    artifacts = {}
+    for seed, name in enumerate(("web", "synth")):
+        folder = write_tokens(store.staging(key_of(name)) / "output" / "tokens", seed)
+        write_row_offsets(folder, read_index(folder))
+        artifacts[name] = store.publish("tokens", key_of(name), folder, **PUBLISHED)
+    return artifacts
+
+
+def retrieval(store: Store) -> Artifact:
+    """An index of eight exemplars, the same on every machine."""
+    if known := store.find("retrieval", key_of("index")):
+        return known
+    work = store.staging(key_of("index"))
+    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
+    write_exemplars(work / "exemplars.jsonl", map(synth_record, drawn))
+    job = Job("index", "key", "e", {"index": IndexConfig().model_dump(mode="json")}, {"exemplars": work}, work, silent)
+    index.work(job)
+    return store.publish("retrieval", key_of("index"), job.output("retrieval"), **PUBLISHED)
+
+
+PUBLISHED: dict[str, Any] = {"stage": "toy", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+
+
+def pretraining() -> dict[str, Any]:
+    config = {
+        "phases": [{"name": "one", "tokens": STEPS * 4 * ROW, "mixture": {"web": 0.5, "synth": 0.5}}],
+        "batch_rows": 4, "save_every": SAVE_EVERY, "keep": 2, "log_every": 100, "validate_every": STEPS,
+        "sample_every": STEPS, "validation_rows": 4, "optimizer": {"learning_rate": 0.01, "warmup_steps": 2},
+    }  # fmt: skip
+    part = PretrainConfig.model_validate(config).model_dump(mode="json")
+    return {"seed": 0, "pretrain": part, "model": MODEL.model_dump(mode="json")}
+
+
+def distillation(teacher: str) -> dict[str, Any]:
+    return {
+        "seed": 1,
+        "row_length": 128,
+        "tokenizer": {"ranks": 400},
+        "index": IndexConfig().model_dump(mode="json"),
+        "distill": {"prompts": PROMPTS, "chunk": 10, "teachers": [{"endpoint": "t"}]},
+        "endpoints": {"t": {"kind": "openai", "model": "fake", "url": teacher, "concurrency": 2}},
+    }
+
+
+# The parts of the demonstration
+
+
+def show_pretraining(network: Network, undisturbed: Store) -> None:
+    say("PRETRAINING: two hosts (a, b) train as one; a third machine (c) launches them; b is lost")
+    launching = network.run(2, "launch_pretraining")
+    wait_until(lambda: status("finished"), "the first uploaded checkpoint")
+    say(f"a checkpoint is uploaded: step {status('finished')} of {STEPS}")
+    network.kill(1, "b")
+    say("host b is lost: its processes, its network, its disk; host d takes its place")
+    network.add(1, "d")
+    launching.wait()
+    launch = LaunchConfig(processes=2)
+    finish(pretrain, pretraining(), tokens(undisturbed), undisturbed, launch)
+    compare("checkpoint", network, undisturbed)
+
+
+def show_distillation(network: Network, undisturbed: Store) -> None:
+    say("DISTILLATION: host a asks the teacher; it is lost, and host c, which waited for it, goes on")
+    teacher = f"http://{SERVER}:{TEACHER_PORT}/v1"
+    network.run(0, "distil", teacher=teacher)
+    wait_until(lambda: status("answered") > PROMPTS // 4, "the teacher")
+    waiting = network.run(2, "distil", teacher=teacher)
+    wait_until(lambda: status("answered") > PROMPTS // 2, "the teacher")
+    network.kill(0, "a")
+    say(f"host a is lost; the teacher has answered {status('answered')} of {PROMPTS} requests")
+    waiting.wait()
+    say(f"the teacher has answered {status('answered')} requests for {PROMPTS} prompts in all")
+    with FakeOpenAI() as local:
+        distil({"store": str(undisturbed.root), "teacher": local.url})
+    compare("documents", network, undisturbed)
+
+
+def compare(kind: str, network: Network, undisturbed: Store) -> None:
+    """Print whether the bytes that the hosts published are those of one machine that nobody disturbed."""
+    (PIDS / "files").unlink(missing_ok=True)
+    network.run(2, "list_files", kind=kind).wait()
+    files = json.loads((PIDS / "files").read_text())
+    expected = undisturbed.list(kind)[-1].manifest["files"]
+    size = sum(entry["bytes"] for entry in expected.values())
+    same = "the same" if files == expected else "OTHER"
+    say(f"{same} bytes as one machine that nobody disturbed: {len(expected)} files of {kind}, {size:,} bytes")
+    if files != expected:
+        raise SystemExit(1)
+
+
+def list_files(settings: dict[str, Any]) -> None:
+    """On a host: the files of the newest artifact of a kind at the remote, with their digests."""
+    store = open_store()
+    store.refresh()
+    (PIDS / "files").write_text(json.dumps(store.list(settings["kind"])[-1].manifest["files"]))
+
+
+def show_ray(network: Network, undisturbed: Store) -> None:
+    say("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with items at work")
+    (PIDS / "token").write_text(secrets.token_hex(32))
+    start = f"{ROOT}/.venv/bin/ray start --block --disable-usage-stats --object-store-memory=80000000"
+    head = f"--head --port={RAY_PORT} --include-dashboard=false --temp-dir=/mnt/ray"
+    network.shell(0, f"{start} {head} --node-ip-address=10.77.0.10 --num-cpus=2 >/mnt/ray.txt 2>&1")
+    time.sleep(10)
+    for number, cpus in ((1, 2), (2, 0)):
+        address = f"--address={RAY_ADDRESS} --node-ip-address=10.77.0.1{number} --num-cpus={cpus}"
+        network.shell(number, f"{start} {address} >/mnt/ray.txt 2>&1")
+    network.shell(2, f"{ROOT}/.venv/bin/prefect server start --host 10.77.0.12 --port 4200 >/mnt/prefect.txt 2>&1")
+    time.sleep(20)
+    launching = network.run(2, "ray_items")
+    wait_until(lambda: all((PIDS / name).exists() for name in GATED) or launching.poll() is not None, "the work items")
+    network.kill(1, "b")
+    say("host b is lost: its processes, its network, its disk")
+    (PIDS / "open").touch()
+    if launching.wait():
+        raise SystemExit("the fan-out failed")
+    finish(pieces, section(PIECES), {}, undisturbed, LaunchConfig())
+    compare("numbers", network, undisturbed)
+
+
+def status(name: str) -> int:
+    """A number that the servers' process knows: `answered` requests, or the `finished` step that was uploaded last."""
+    return json.loads((PIDS / "status").read_text())[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
+    chosen = parser.parse_args().parts or list(PARTS)
+    if os.geteuid() or not usable():
+        return say("skipped: this needs root and network namespaces (`ip netns`, `unshare`) on Linux")
+    os.environ |= {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
+    with tempfile.TemporaryDirectory(prefix=f"{NAMES}-") as folder, ExitStack() as stack:
+        (Path(folder) / "hosts").mkdir()
+        network = Network(Path(folder) / "hosts")
+        stack.callback(network.remove)
+        network.begin()
+        undisturbed = Store(Path(folder) / "undisturbed")
+        undisturbed.prepare()
+        for part in chosen:
+            for number, name in enumerate("abc"):
+                network.add(number, name)
+            PARTS[part](network, undisturbed)
+            network.remove_hosts()
+
+
+def usable() -> bool:
+    """Whether a network namespace can be made here."""
+    if not (shutil.which("ip") and shutil.which("unshare") and shutil.which("nsenter")):
+        return False
+    probe = f"{NAMES}-probe"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode == 0
+    if made:
+        ip("netns", "delete", probe)
+    return made
+
+
+PARTS = {"pretrain": show_pretraining, "distill": show_distillation, "ray": show_ray}
+ON_HOSTS = {part.__name__: part for part in (serve, launch_pretraining, distil, ray_items, list_files)}
+
+if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1] in ON_HOSTS:
+        ON_HOSTS[sys.argv[1]](json.loads(os.environ["NAUTILE_HOSTS"]))
+    else:
+        main()

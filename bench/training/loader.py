@@ -1,0 +1,92 @@
+"""The loader with few shards and with many: rows of 1,024 tokens a second, the page cache cold and warm.
+
+    python bench/training/loader.py [--shards 36 36000] [--rows 144000] [--steps 200] [--folder FOLDER] [--json FILE]
+
+The same rows (ids of 2 bytes) in so many shards, in an artifact as ingest writes it. Batches of 64 rows, as one of the
+paper's 8 hosts takes them, are drawn one after the other, and nothing else is done: the model would take 188 rows/s on
+a v4 host at 40 % utilisation (a reckoning: `nautile plan`). "cold": a new loader, after the system was told to drop the
+shards and the row offsets from its cache. "warm": the same steps again by another loader. In turns; medians.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from measure import options, print_rows, write_results
+
+from configs.model import TokenizerConfig
+from configs.training import PhaseConfig
+from data.tokenizer import tokenizer_for
+from data.tokens.loader import Loader
+from data.tokens.packing import ConcatPacker
+from data.tokens.row_reader import write_row_offsets
+from data.tokens.shards import ShardIndex, write_index, write_shard
+
+HOSTS, BATCH_ROWS, LENGTH, NEEDED = 8, 512, 1024, 1.54e6 / 1024 / 8
+TOKENIZER = TokenizerConfig(ranks=8000)
+
+
+def artifact(folder: Path, shards: int, rows: int) -> Path:
+    """A tokens artifact of `shards` equal shards of random documents, some 300 tokens long; written once."""
+    if (folder / "index.json").is_file():
+        return folder
+    tokenizer, rng = tokenizer_for(TOKENIZER), np.random.default_rng(0)
+    packer = ConcatPacker(LENGTH)
+    while packer.rows <= rows // shards:
+        ids = rng.integers(0, tokenizer.end_of_text, rng.integers(8, 600), dtype=np.uint32)
+        packer.add(np.append(ids, np.uint32(tokenizer.end_of_text)))
+    first = write_shard(folder, 0, "train", packer.finish(), tokenizer.vocabulary)
+    entries = [replace(first, file=f"shards/train-{number:05d}-00000.bin") for number in range(shards)]
+    for entry in entries[1:]:
+        shutil.copyfile(folder / first.file, folder / entry.file)
+    index = ShardIndex(TOKENIZER, tokenizer.fingerprint, LENGTH, "web", tuple(entries))
+    write_row_offsets(folder, index)
+    write_index(folder, index)
+    os.sync()
+    return folder
+
+
+def drop_from_cache(folder: Path) -> None:
+    for path in (*folder.glob("shards/*"), folder / "rows.u4"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def rows_per_second(folder: Path, steps: int, *, cold: bool) -> float:
+    phase = PhaseConfig(name="one", tokens=BATCH_ROWS * LENGTH * steps, mixture={"web": 1.0})
+    loader = Loader({"web": folder}, [phase], BATCH_ROWS, 0, TOKENIZER, host=3, hosts=HOSTS)
+    if cold:
+        drop_from_cache(folder)
+    began = time.perf_counter()
+    for step in range(steps):
+        loader.batch(step)
+    return steps * BATCH_ROWS / HOSTS / (time.perf_counter() - began)
+
+
+def main() -> None:
+    asked = options(__doc__, shards=[36, 36_000], rows=144_000, steps=200, repeats=3, folder=None).parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as root:
+        folders = {shards: artifact(Path(root) / str(shards), shards, asked.rows) for shards in asked.shards}
+        rates: dict[tuple[int, bool], list[float]] = {}
+        for _ in range(asked.repeats):
+            for shards, folder in folders.items():
+                for cold in (True, False):
+                    rates.setdefault((shards, cold), []).append(rows_per_second(folder, asked.steps, cold=cold))
+    results = [
+        {"shards": shards, "cache": "cold" if cold else "warm", "rows_per_s": round(median(entry))}
+        | {"of_the_fewest": round(median(entry) / median(rates[asked.shards[0], cold]), 2)}
+        | {"times_what_a_v4_host_needs": round(median(entry) / NEEDED, 1)}
+        for (shards, cold), entry in rates.items()
+    ]
+    print_rows({"loader": results})
+    write_results(results, asked.json)
+
+
+if __name__ == "__main__":
+    main()

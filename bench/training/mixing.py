@@ -1,0 +1,163 @@
+"""Mixing: time and memory of every form, all in one run, forward and with all gradients; and cost against length.
+
+    python bench/training/mixing.py [--repeats 15] [--lengths] [--json FILE]
+
+Rounds go through all alternatives in turn, so a noisy machine disturbs all alike; medians are shown. Sizes are the
+published layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to
+the end of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under
+autodiff, and the chunked form of `model.layers.mixing.operator`.
+"""
+
+import platform
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from measure import in_turns, medians, options, print_rows, write_results
+
+from model.layers.mixing.operator import empty_state, mix, reference
+from model.layers.mixing.parts import MixState, Operands, divide, softsign
+
+BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
+
+
+def inputs(batch: int, length: int, seed: int = 0) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Operands and the cotangents of both readouts."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    keys, queries = (batch, length, HEADS, HEAD_DIM), (batch, length, HEADS, HEAD_DIM, SAMPLES)
+    grid = (HEADS, HEAD_DIM, SAMPLES)
+    decay = jnp.asarray(np.geomspace(0.001, 0.1, HEADS), jnp.float32)
+    operands = [
+        normal(*keys), jax.nn.softplus(normal(*keys[:3])), decay, normal(HEADS), normal(*grid), normal(*grid),
+        normal(*queries), normal(*queries),
+    ]  # fmt: skip
+    return operands, [normal(*keys), normal(*keys)]
+
+
+def encoded(keys: jax.Array, phase_scale: jax.Array, grid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    phase = softsign(phase_scale[:, None] * keys)[..., None] * grid
+    return keys[..., None] * jnp.cos(phase), keys[..., None] * jnp.sin(phase)
+
+
+def read(state: MixState, weights: jax.Array, q_re: jax.Array, q_im: jax.Array) -> tuple[jax.Array, jax.Array]:
+    re, im = (divide(part, state.z_BK[..., None, None]) for part in state[:2])
+    q_re, q_im = q_re * weights, q_im * weights
+    root = HEAD_DIM**-0.5
+    return root * jnp.sum(re * q_re + im * q_im, -1), root * jnp.sum(im * q_re - re * q_im, -1)
+
+
+def cumsum(keys, gates, decay, phase_scale, grid, weights, q_re, q_im):
+    gates = gates * jnp.exp(-decay * jnp.arange(keys.shape[1] - 1, -1, -1)[:, None])
+    re, im = encoded(keys, phase_scale, grid)
+    wide = gates[..., None, None]
+    state = MixState(jnp.cumsum(wide * re, 1), jnp.cumsum(wide * im, 1), jnp.cumsum(gates, 1))
+    return read(state, weights, q_re, q_im)
+
+
+def matrix(*operands):
+    return reference(Operands(*operands), None, empty_state(operands[0].shape[0], HEADS, HEAD_DIM, SAMPLES))[:2]
+
+
+def plain_scan(*operands, chunk: int = 32):
+    """The matrix form chunk by chunk in a `lax.scan`, differentiated by JAX with each chunk recomputed."""
+    keys, gates, *small, q_re, q_im = operands
+    batch, length = keys.shape[:2]
+
+    def split(array: jax.Array) -> jax.Array:
+        return jnp.moveaxis(array.reshape(batch, length // chunk, chunk, *array.shape[2:]), 1, 0)
+
+    @jax.checkpoint
+    def body(state, block):
+        keys, gates, q_re, q_im = block
+        re, im, state = reference(Operands(keys, gates, *small, q_re, q_im), None, state)
+        return state, (re, im)
+
+    start = empty_state(batch, HEADS, HEAD_DIM, SAMPLES)
+    _, outs = jax.lax.scan(body, start, tuple(map(split, (keys, gates, q_re, q_im))))
+    return tuple(jnp.moveaxis(out, 0, 1).reshape(keys.shape) for out in outs)
+
+
+def ours(*operands):
+    return mix(Operands(*operands))[:2]
+
+
+FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "plain scan": plain_scan, "chunked": ours}
+
+
+def with_gradients(form: Callable) -> Callable:
+    """Both readouts and the gradients of all eight operands."""
+
+    def both(operands, cotangents):
+        outs, back = jax.vjp(form, *operands)
+        return outs, back(tuple(cotangents))
+
+    return both
+
+
+def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, float]]:
+    """name of the pass -> (call, MiB of temporaries)."""
+    forward = jax.jit(lambda operands: form(*operands)).lower(operands).compile()
+    backward = jax.jit(with_gradients(form)).lower(operands, cotangents).compile()
+    return {
+        "forward": (lambda: forward(operands), forward.memory_analysis().temp_size_in_bytes / 2**20),
+        "gradients": (lambda: backward(operands, cotangents), backward.memory_analysis().temp_size_in_bytes / 2**20),
+    }
+
+
+def milliseconds(calls: dict[tuple, Callable], repeats: int) -> dict[tuple, float]:
+    """Median of each, the rounds interleaved."""
+    waiting = {name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()}
+    return {name: 1e3 * seconds for name, seconds in medians(in_turns(waiting, repeats)).items()}
+
+
+def compare(repeats: int) -> list[dict]:
+    """Every alternative at the published layer's size."""
+    operands, cotangents = inputs(BATCH, LENGTH)
+    passes = {name: compiled(form, operands, cotangents) for name, form in FORMS.items()}
+    calls = {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}
+    took = milliseconds(calls, repeats)
+    return [
+        {
+            "form": name,
+            **{f"{kind}_ms": round(took[name, kind], 1) for kind in kinds},
+            **{f"{kind}_mib": round(mib, 1) for kind, (_, mib) in kinds.items()},
+            "ours_is_times_faster": round(took[name, "gradients"] / took["chunked", "gradients"], 1),
+        }
+        for name, kinds in passes.items()
+    ]
+
+
+def lengths(repeats: int) -> list[dict]:
+    """The chunked form against L, batch 1: time and temporaries per token should not change. Needs 5 GB."""
+    passes = {length: compiled(ours, *inputs(1, length))["gradients"] for length in (1024, 4096, 16384, 65536)}
+    took = milliseconds({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
+    return [
+        {
+            "length": length,
+            "gradients_ms": round(took["gradients", length], 1),
+            "us_per_token": round(1e3 * took["gradients", length] / length, 1),
+            "kib_per_token": round(1024 * mib / length, 2),
+        }
+        for length, (_, mib) in passes.items()
+    ]
+
+
+def main() -> None:
+    asked = options(__doc__, repeats=15, lengths=False).parse_args()
+    results = {
+        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
+        "comparison": compare(asked.repeats),
+    }
+    if asked.lengths:
+        results["lengths"] = lengths(5)
+    print_rows(results)
+    write_results(results, asked.json)
+
+
+if __name__ == "__main__":
+    main()

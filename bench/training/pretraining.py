@@ -1,0 +1,128 @@
+"""Around the training step: saving and resuming, and devices as correctness.
+
+    python bench/training/pretraining.py [--repeats 5] [--json FILE]
+
+Steps, saves and resumes are of a model of 25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 of them share
+the same cores, so their times mean nothing: what is shown is that their losses agree. The loader:
+bench/training/loader.py.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+import jax
+import numpy as np
+from measure import median_seconds, options, print_rows, write_results
+
+from configs.base import OptimizerConfig
+from configs.model import ModelConfig, TokenizerConfig
+from configs.training import PhaseConfig, PretrainConfig
+from data.tokenizer import tokenizer_for
+from data.tokens.loader import Loader
+from data.tokens.packing import ConcatPacker
+from data.tokens.shards import ShardIndex, write_index, write_shard
+from model.nautile import parameter_counts
+from model.sharding import make_mesh, put_rows
+from model.training.checkpoint import TrainCheckpoints
+from model.training.step import BATCH, Program
+
+LENGTH, ROWS = 128, 8
+MODEL = ModelConfig(vocabulary=8192, width=512, blocks=2, context=1024, compute_dtype="float32", remat="none")
+
+
+def median(run: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of a call."""
+    return median_seconds(lambda: jax.block_until_ready(run()), repeats)
+
+
+def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> Path:
+    """A tokens artifact of random documents, half a row long on average."""
+    chosen, rng, entries = tokenizer_for(tokenizer), np.random.default_rng(0), []
+    for split, count in (("train", rows), ("validation", 8)):
+        packer = ConcatPacker(length)
+        for _ in range(2 * count):
+            ids = rng.integers(0, chosen.end_of_text, rng.integers(8, length), dtype=np.uint32)
+            packer.add(np.append(ids, np.uint32(chosen.end_of_text)))
+        entries.append(write_shard(folder, 0, split, packer.finish(), chosen.vocabulary))
+    write_index(folder, ShardIndex(tokenizer, chosen.fingerprint, length, "web", tuple(entries)))
+    return folder
+
+
+def stepping(root: Path, repeats: int) -> dict[str, Any]:
+    """What a save keeps the loop from doing, and what a resume costs."""
+    config, program, loader = _program(root, 1)
+    state = program.fresh()
+    batch = {name: loader.batch(0)[name] for name in BATCH}
+    compiled = program.step.lower(state, program.batch_shapes()).compile()
+    times = []
+    for _ in range(3 + repeats):
+        start = time.perf_counter()
+        state, metrics = compiled(state, put_rows(batch, program.mesh))
+        jax.block_until_ready(metrics)
+        times.append(time.perf_counter() - start)
+    step = statistics.median(times[3:])
+    kept = TrainCheckpoints(root / "checkpoints", config.keep, {})
+    stalls, wholes = [], []
+    for number in range(1, repeats + 1):
+        start = time.perf_counter()
+        kept.save(number, state, {})
+        stalls.append(time.perf_counter() - start)
+        kept.wait()
+        wholes.append(time.perf_counter() - start)
+    resume = median(lambda: kept.restore(kept.latest(), program.state_shapes())[0], repeats)
+    kept.close()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return {
+        "parameters": sum(parameter_counts(MODEL).values()),
+        "step_seconds": round(step, 3),
+        "state_mib": round(size / 2**20),
+        "save_keeps_the_loop_seconds": round(statistics.median(stalls), 3),
+        "save_until_on_disk_seconds": round(statistics.median(wholes), 3),
+        "stall_share_at_one_save_a_1000_steps": round(statistics.median(stalls) / (1000 * step), 6),
+        "verify_and_restore_seconds": round(resume, 3),
+    }
+
+
+def devices(root: Path) -> dict[str, Any]:
+    """The loss of the third step on 1, 2, 4 and 8 devices, and the largest difference from one device."""
+    losses = {}
+    for count in (1, 2, 4, 8):
+        _, program, loader = _program(root, count)
+        state = program.fresh()
+        for number in range(3):
+            batch = loader.batch(number)
+            state, metrics = program.step(state, put_rows({name: batch[name] for name in BATCH}, program.mesh))
+        losses[count] = float(np.sum(metrics.source_loss_S) / np.sum(metrics.source_weight_S))
+    worst = max(abs(loss / losses[1] - 1) for loss in losses.values())
+    return {"losses": losses, "largest_relative_difference": worst}
+
+
+def _program(root: Path, count: int) -> tuple[PretrainConfig, Program, Loader]:
+    tokenizer = TokenizerConfig(ranks=8000)
+    folder = root / "small"
+    source = folder if folder.exists() else tokens(folder, tokenizer, 256, LENGTH)
+    phase = PhaseConfig(name="one", tokens=ROWS * LENGTH * 20, mixture={"web": 1.0})
+    config = PretrainConfig(phases=(phase,), batch_rows=ROWS, fsdp=count, optimizer=OptimizerConfig(warmup_steps=2))
+    loader = Loader({"web": source}, config.phases, ROWS, 0, tokenizer)
+    mesh = make_mesh(count, jax.devices()[:count])
+    return config, Program(config, MODEL, mesh, loader.steps, 1, LENGTH, 0), loader
+
+
+def main() -> None:
+    asked = options(__doc__, repeats=5).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        results = {"saving": stepping(root, asked.repeats), "devices": devices(root)}
+    print_rows(results)
+    write_results(results, asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The exported PyTorch form against ours: forward, and forward and backward, of 372 M parameters in float32.
+
+    make torch; python bench/training/torch_form.py [--length 512] [--tokens 32] [--repeats 3] [--folder SCRATCH]
+    [--json FILE]
+
+Random weights in nautile_370m's shape, one row of `length` tokens, both forms on all cores of this machine, each in a
+process and an environment of its own (.venv/torch for PyTorch). The backward pass is that of the mean cross-entropy,
+with every block recomputed in both. Medians. A greedy token after that prompt is timed for PyTorch alone; ours is in
+bench/decoding/edge.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measure import median_seconds, options, write_results
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = {"jax": Path(sys.executable), "torch": ROOT / ".venv" / "torch" / "bin" / "python"}
+CHECKPOINT, EXPORT = "checkpoint", "export"
+
+
+def main():
+    parser = options(__doc__, length=512, tokens=32, repeats=3, folder=None, worker="")
+    asked = parser.parse_args()
+    if asked.worker:
+        print(json.dumps({"jax": ours, "torch": exported, "write": write}[asked.worker](asked)))
+        return
+    if not PYTHONS["torch"].is_file():
+        parser.error(f"{PYTHONS['torch']} is not there: `make torch` makes it")
+    results = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.folder or Path(scratch)
+        for name in ("write", "jax", "torch"):
+            if name == "write" and (folder / EXPORT).exists():
+                continue
+            numbers = [f"--{key}={getattr(asked, key)}" for key in ("length", "tokens", "repeats")]
+            done = subprocess.run(
+                [PYTHONS.get(name, sys.executable), __file__, "--worker", name, *numbers, "--folder", folder],
+                stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            if name == "write":
+                continue
+            results[name] = json.loads(done.stdout.splitlines()[-1])
+            print(name, {key: round(value, 3) for key, value in results[name].items()}, flush=True)
+    for key, value in results["jax"].items():
+        print(f"{key}: PyTorch takes {results['torch'][key] / value:.2f} times as long as JAX")
+    write_results(results, asked.json)
+
+
+def write(asked):
+    """A checkpoint with random weights, and its export."""
+    import jax
+    import numpy as np
+
+    from configs.load import load
+    from model.exports.transformers.export import export_transformers
+    from model.nautile import shapes
+    from model.weights.files import save_weights
+
+    config, rng = load("nautile_370m"), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.random(leaf.shape, np.float32) * np.float32(0.02), shapes(config.model))
+    save_weights(asked.folder / CHECKPOINT, params, config.model, config.tokenizer)
+    export_transformers(asked.folder / CHECKPOINT, asked.folder / EXPORT)
+
+
+def timed(calls, repeats):
+    """Name -> the median of seconds, each call repeated by itself: one of the forms is in memory at a time."""
+    return {name: median_seconds(call, repeats) for name, call in calls.items()}
+
+
+def ours(asked):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from model.loss import token_logprobs
+    from model.nautile import forward
+    from model.weights.files import load_weights
+
+    params, config, _ = load_weights(asked.folder / CHECKPOINT)
+    config = config.model_copy(update={"compute_dtype": "float32", "mixing": "chunked", "remat": "block"})
+    ids_BL = np.random.default_rng(0).integers(0, 1000, (1, asked.length), np.int32)
+    ones_BL, positions_BL = np.ones_like(ids_BL), np.arange(asked.length, dtype=np.int32)[None]
+
+    def loss(params):
+        hidden_BLD = forward(params, config, ids_BL, ones_BL, positions_BL)
+        return -jnp.mean(token_logprobs(params, config, hidden_BLD, ids_BL)[0])
+
+    calls = {
+        "forward": lambda program=jax.jit(loss): jax.block_until_ready(program(params)),
+        "forward and backward": lambda program=jax.jit(jax.value_and_grad(loss)): jax.block_until_ready(
+            program(params)
+        ),
+    }
+    return timed(calls, asked.repeats)
+
+
+def exported(asked):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(asked.folder / EXPORT, trust_remote_code=True, dtype=torch.float32)
+    ids = torch.randint(1, 1000, (1, asked.length), generator=torch.Generator().manual_seed(0))
+
+    def forward():
+        with torch.no_grad():
+            model(ids, labels=ids)
+
+    def backward():
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+
+    def reply(tokens):
+        with torch.no_grad():
+            out = model(ids, use_cache=True, logits_to_keep=1)
+            for _ in range(tokens):
+                chosen = out.logits.argmax(-1)
+                out = model(chosen, past_key_values=out.past_key_values, use_cache=True)
+
+    model.eval()
+    seconds = timed({"forward": forward}, asked.repeats)
+    model.train()
+    model.gradient_checkpointing_enable()
+    seconds |= timed({"forward and backward": backward}, asked.repeats)
+    model.gradient_checkpointing_disable()
+    model.eval()
+    model.zero_grad()
+    both = timed({1: lambda: reply(asked.tokens), 2: lambda: reply(2 * asked.tokens)}, asked.repeats)
+    return {**seconds, "a token": (both[2] - both[1]) / asked.tokens}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Rollouts and updates on one device and on eight; prints the results as JSON.
+
+As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.processes.reinforced_mesh FOLDER`. The eight split
+parameters over four (`fsdp`), rows over all.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.processes import relax_collector
+from configs.base import OptimizerConfig
+from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from data.tokenizer import tokenizer_for
+from model.nautile import initialise
+from model.sharding import make_mesh
+from rl import self_distillation
+from rl.capacity import estimate_memory
+from rl.learner import Learner
+from rl.objectives import Balance
+from rl.problems.load import load
+from rl.rewards import advantages
+from rl.rollouts import RolloutEngine
+from rl.stage_inputs import StageInputs
+from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
+
+ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
+
+
+def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
+    """Two updates, each from fresh rollouts rewarded by their share of even ids."""
+    model = tiny_model()
+    start = jax.tree.map(np.asarray, initialise(model, 0))  # as weights are read; of a device's arrays each part is cut
+    problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
+    engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
+    settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
+    learner = Learner(model, settings, ROLLOUT, start, Balance(), mesh)
+    results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
+    for draw in range(2):
+        groups = engine.sample(learner.params, problems, draw)
+        for group in groups:
+            rewards = [float((rollout.ids % 2 == 0).mean()) for rollout in group.rollouts]
+            for rollout, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
+                rollout.reward, rollout.advantage = reward, advantage
+                results["ids"].append(rollout.ids.tolist())
+                results["logprobs"].append(rollout.logprobs.tolist())
+        results["measured"].append(learner.update(groups))
+    table = learner.trained["embedding"]
+    results["share"] = table.addressable_shards[0].data.size / table.size
+    results["plan"] = estimate_memory(model, ROLLOUT, settings, Balance(), mesh)
+    return results
+
+
+def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
+    """A round of self-distillation that grades completions by their length; returns the last loss."""
+    self_distillation.make_mesh = lambda fsdp, part: mesh
+    self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
+    optimizer = OptimizerConfig(learning_rate=1e-3)
+    problems = ProblemsConfig(tasks=SUMS, count=8)
+    config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)
+    folder.mkdir(parents=True)
+    inputs = StageInputs(tiny_model(), TOKENIZER, load(problems, 0))
+    run = self_distillation.SelfDistillation(inputs, config, {}, folder, folder / "traces.jsonl", 5)
+    _, facts = self_distillation.self_distil(run, jax.tree.map(np.asarray, initialise(inputs.model, 0)))
+    return facts["rounds"][0]["last_loss"]
+
+
+def main(folder: Path) -> None:
+    meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
+    results: dict[str, Any] = {}
+    for name, (mesh, fsdp) in meshes.items():
+        results[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
+    sys.stdout.write(json.dumps(results, default=np.ndarray.tolist))
+
+
+if __name__ == "__main__":
+    relax_collector()
+    main(Path(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""A tiny alignment as a separate process: `python -m tests.support.processes.reinforcing FOLDER URL [POINT:COUNT]`.
+
+The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the process stops there after COUNT passes,
+writes FOLDER/stopped and waits to be killed.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common.events import Emit, silent
+from common.processes import relax_collector
+from common.retry import Backoff
+from configs.endpoint import EndpointConfig
+from configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
+from data.endpoints import circuit_breaker
+from data.endpoints.pool import EndpointPool
+from model.nautile import initialise
+from model.weights.files import save_weights
+from rl.judge import Judge
+from rl.learner import Learner
+from rl.problems.load import load, load_guard
+from rl.reinforce import Reinforcement, reinforce
+from rl.rollouts import RolloutEngine
+from rl.stage_inputs import StageInputs
+from tasks.align import JudgeScorer
+from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
+
+JUDGE = JudgeConfig(endpoint="judge")
+
+
+def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: Any) -> dict:
+    """Align, in this process. `changes` are of the policy."""
+    circuit_breaker.BACKOFF, circuit_breaker.OUTAGE_S = Backoff(first_s=0.01), 0.1
+    folder.mkdir(parents=True, exist_ok=True)
+    endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
+    model = tiny_model()
+    with EndpointPool({"judge": endpoint}, folder / "replies", emit) as pool:
+        reinforcement = Reinforcement(
+            inputs=StageInputs(
+                model,
+                TOKENIZER,
+                load(ProblemsConfig(tasks=SUMS, count=12), 0),
+                load_guard(ProblemsConfig(tasks=SUMS), policy(steps=steps, **changes), 0),
+            ),
+            rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
+            policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, "sync_every": 3, **changes}),
+            scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE),
+            identity={"run": 1},
+            work=folder,
+            rollouts=folder / "rollouts.jsonl",
+            seed=7,
+            emit=emit,
+        )
+        params, facts = reinforce(reinforcement, initialise(model, 0))
+    save_weights(folder / "final", params, model, TOKENIZER)
+    return facts
+
+
+def stop_at(folder: Path, point: str, count: int) -> None:
+    """Make this process stop at the point, for good, after `count` passes."""
+    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_accumulate")}[point]
+    original, left = getattr(owner, name), [count]
+
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            (folder / "stopped").touch()
+            time.sleep(600)
+        return original(*arguments, **named)
+
+    setattr(owner, name, stopping)
+
+
+def main(folder: Path, url: str, stop: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if stop:
+        point, _, count = stop.partition(":")
+        stop_at(folder, point, int(count))
+    run(folder, url)
+
+
+if __name__ == "__main__":
+    relax_collector()
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,26 @@
+"""The pipeline's DAG with the stand-in stages of `tests.support.stages.toy_stages`.
+
+Apart from them because their child processes import that file: this one imports every stage of the project.
+"""
+
+from dataclasses import replace
+
+from configs.schema import RunConfig
+from flows.dag import Step, all_outputs, pipeline_steps
+from tests.support.stages.toy_stages import toy_stage
+
+TOY_DAG = {"NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag"}  # for the environment of a process
+
+
+def toy_dag(config: RunConfig) -> list[Step]:
+    """The pipeline's steps with the stand-ins in place of its stages but the report; an argument of `build_dag`."""
+    *steps, last = pipeline_steps(config)
+    steps = [replace(step, stage=toy_stage(step.stage.name)) for step in steps]
+    return [*steps, replace(last, needs=all_outputs(steps))]
+
+
+def chain_dag(config: RunConfig) -> list[Step]:
+    """The real steps with the evaluations of the first and the last checkpoint alone: the others show nothing more."""
+    *steps, last = pipeline_steps(config)
+    steps = [step for step in steps if step.label not in ("evaluate:align", "evaluate:reason")]
+    return [*steps, replace(last, needs=all_outputs(steps))]
