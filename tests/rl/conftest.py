@@ -12,6 +12,7 @@ from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
+from rl.learner import Learner
 from rl.policy_gradient import LearnerProgram
 from rl.rewards import advantages
 from rl.rollouts import Group, Rollout
@@ -49,21 +50,28 @@ def tokenizer():
 
 
 # What the compiled gradients do not depend on. They are given the defaults, so a test that depends on one would fail.
-NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every")
+# (`inner_epochs` sets the length of a learning rate's schedule, which is constant here.)
+NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every", "inner_epochs")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_programs():
-    """Learners of equal settings share their compiled gradients: tracing them is most of what a learner costs."""
-    program = cache(LearnerProgram)
+    """Learners of equal settings share what they compile: tracing it is most of what a learner costs."""
+    program, updates, initialise = cache(LearnerProgram), {}, Learner.__init__
 
     def shared(model, config, rollout, apart, mesh):
         defaults = {name: PolicyConfig.model_fields[name].default for name in NOT_COMPILED}
         defaults |= {name: field.default for name, field in PolicyConfig.model_fields.items() if "guard" in name}
         return program(model, config.model_copy(update=defaults), rollout, apart, mesh)
 
+    def sharing(learner, *arguments):
+        initialise(learner, *arguments)
+        compiled = updates.setdefault((learner.program, learner.balance), (learner._apply, learner._add_group))
+        learner._apply, learner._add_group = compiled
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl.learner.LearnerProgram", shared)
+        patch.setattr(Learner, "__init__", sharing)
         yield
 
 

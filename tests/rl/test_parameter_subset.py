@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from model.nautile import initialise
+from model.nautile import shapes
 from rl.parameter_subset import ParameterSubset
 from tests.rl.conftest import tiny_model
 
@@ -14,7 +14,13 @@ MODEL = tiny_model().model_copy(update={"blocks": 3})
 
 @pytest.fixture(scope="module")
 def params():
-    return initialise(MODEL, 0)
+    """Arrays of numpy, no two of whose entries are the same: on a device each slice would be a program to compile."""
+    kinds, places = shapes(MODEL), np.arange(2**20, dtype=np.float32)
+    leaves, tree = jax.tree.flatten(kinds)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    return tree.unflatten(
+        places[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)
+    )
 
 
 def size(tree):
@@ -32,7 +38,7 @@ def test_split_and_joined_parameters_are_the_same(params, names):
     trained, frozen = subset.split(params)
     assert size(trained) + size(frozen) == size(params)
     assert size(trained) > 0
-    joined = subset.join(trained, frozen)
+    joined = jax.jit(subset.join)(trained, frozen)
     assert jax.tree.structure(joined) == jax.tree.structure(params)
     for leaf, other in zip(jax.tree.leaves(joined), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other))

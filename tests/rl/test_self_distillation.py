@@ -9,19 +9,14 @@ import optax
 import pytest
 
 from common.errors import ConfigError
-from model.nautile import forward, initialise
+from model.nautile import forward
 from rl.finite_updates import SkippedUpdates
 from rl.self_distillation import curriculum, update
 from rl.training_rows import TrainingRow, batches
-from tests.model.conftest import tiny_config
+from tests.rl.conftest import tiny_model
 
-MODEL = tiny_config()
+MODEL, ROWS = tiny_model(), 5
 RATE = 0.1
-
-
-@pytest.fixture(scope="module")
-def params():
-    return initialise(MODEL, 0)
 
 
 def row(rng, length, advantage, forced=None):
@@ -52,26 +47,32 @@ def expected_loss(params, rows):
     for trace in rows:
         counted = [index != trace.forced for index in range(len(trace.ids))]
         weights_L = trace.advantage * np.array([0.0] * len(trace.prompt_ids) + counted)
-        row_1L = jnp.asarray([*trace.prompt_ids, *trace.ids.tolist()], jnp.int32)[None]
-        parts.append(trace_loss(params, row_1L, jnp.asarray(weights_L, jnp.float32)))
+        row_1L = np.asarray([[*trace.prompt_ids, *trace.ids.tolist()]], np.int32)
+        parts.append(trace_loss(params, row_1L, weights_L.astype(np.float32)))
         tokens += sum(counted)
     return jax.tree.map(lambda *terms: sum(np.asarray(term) for term in terms) / tokens, *parts)
 
 
-def step(params, rows, size):
-    (batch,) = batches(rows, size, 16)
+@pytest.fixture(scope="module")
+def step():
     tx = optax.sgd(RATE)
-    batch = {name: jnp.asarray(value) for name, value in batch.items()}
-    return jax.jit(partial(update, MODEL, tx))(params, tx.init(params), batch)
+    updated = jax.jit(partial(update, MODEL, tx))
+
+    def run(params, rows):
+        (batch,) = batches(rows, ROWS, 16)
+        return updated(params, tx.init(params), batch)
+
+    return run
 
 
 @pytest.mark.slow
-def test_a_step_is_the_formulas_whatever_the_padding(params):
+def test_a_step_is_the_formulas_whatever_the_padding(params, step):
+    """Rows without padding against a batch of wider rows, with two empty ones and with none."""
     rng = np.random.default_rng(3)
-    rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
-    value, gradient = expected_loss(params, rows)
-    for size in (3, 5):
-        after, _, loss, _ = step(params, rows, size)
+    rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2), row(rng, 3, 0.7), row(rng, 4, 0.1)]
+    for chosen in (rows[:3], rows):
+        value, gradient = expected_loss(params, chosen)
+        after, _, loss, _ = step(params, chosen)
         np.testing.assert_allclose(loss, value, rtol=1e-5)
         jax.tree.map(
             lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
@@ -82,9 +83,9 @@ def test_a_step_is_the_formulas_whatever_the_padding(params):
 
 
 @pytest.mark.slow
-def test_an_update_that_is_not_finite_is_not_applied(params):
+def test_an_update_that_is_not_finite_is_not_applied(params, step):
     rng = np.random.default_rng(3)
-    after, _, _, measured = step(params, [row(rng, 2, 0.9), row(rng, 9, np.inf)], 3)
+    after, _, _, measured = step(params, [row(rng, 2, 0.9), row(rng, 9, np.inf)])
     jax.tree.map(np.testing.assert_array_equal, after, params)
     assert not measured["applied"]
     skipped = SkippedUpdates(1, "self_distill")
@@ -95,7 +96,7 @@ def test_an_update_that_is_not_finite_is_not_applied(params):
         skipped.record(8, measured, params)
 
 
-def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):
+def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace():
     rng = np.random.default_rng(4)
     short, long = row(rng, 1, 0.5), row(rng, 9, 0.5)
     (batch,) = batches([short, long], 2, 16)

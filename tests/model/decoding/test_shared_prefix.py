@@ -62,13 +62,9 @@ def test_random_trees_have_the_sums_of_whole_sequences(config, params, scorer, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [{"decay": "window", "blocks": 1, "sca_per_block": 2}, {"spectral_samples": 1, "convolution": 1, "qk_norm": False}],
-    ids=["window decay", "one sample, no convolution"],
-)
-def test_other_shapes(changes):
-    config = tiny_config(**changes)
+def test_other_shapes():
+    """Window decay, two SCA layers in a block, one sample, and neither convolution nor normalised queries and keys."""
+    config = tiny_config(decay="window", blocks=1, sca_per_block=2, spectral_samples=1, convolution=1, qk_norm=False)
     params = jax.jit(initialise, static_argnums=0)(config, 0)
     persona = tokens(1, 13)
     groups = [([*persona, 3], [[4, 5], [6]]), ([*persona, 7, 8], [[9, 10, 11]]), ([], [[1]])]
