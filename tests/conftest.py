@@ -38,8 +38,8 @@ if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN
     may_run = not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC  # tests start programs that they have written
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY if may_run else tempfile.gettempdir()))
 
-# In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
-# last, and all other workers wait for it. Measured with `--durations=0`.
+# In the order of their names a file of minutes would begin among the last, and all other workers wait for it. Measured
+# with `--durations=0`.
 LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
 
 # On a busy machine drawing the first example may take seconds: no reason to fail.
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep bytes out of the names of tests: an archive holds its time, and all workers have to collect one list."""
+    """Keep bytes out of the names of tests: an archive holds the time at which it was written."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -70,7 +70,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the files of the heavy tests that a run left out. Read off the sources: with xdist only workers collect."""
+    """Name the files of the heavy tests that a run left out."""
     if "not heavy" in (config.option.markexpr or ""):
         root = Path(__file__).parent
         paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
@@ -124,7 +124,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
 def build_once(tmp_path_factory) -> BuildOnce:
     """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = base.parent if base.name.startswith("worker-") else base  # tests.support.workers
 
     def once(name: str, build: Callable[[Path], None]) -> Path:
         original, complete = shared / f"{name}-original", shared / f"{name}-complete"

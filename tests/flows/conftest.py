@@ -90,7 +90,7 @@ class Bench:
         return {"PREFECT_HOME": self.home, "TOY_KEY": self.key, **self.server()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bench(build_once) -> Iterator[Bench]:
     """The first run brings its own server. The later ones share one with a login: each would take seconds to start."""
 

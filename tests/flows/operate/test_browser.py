@@ -4,7 +4,6 @@ The stages are the stand-ins; server, deployments and dashboard are those of `na
 test-output/browser. That a scheduled evaluation fires is tested without a browser.
 """
 
-import os
 import shutil
 import threading
 import time
@@ -23,7 +22,7 @@ from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.pages.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.servers.prefect_calls import fetch
-from tests.support.stages.toy_cli import environment
+from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
 
@@ -61,12 +60,7 @@ def running(folder, prefect_home):
     store, config = Store(folder / "store"), folder / "toy.toml"
     shutil.copytree(prefect_home, store.root / "prefect")
     config.write_text(f'extends = "{TOY}"\n[operation.index]\napprove = true\n', encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
-            patch.delenv(name)
-        for name, value in environment(store.root, **TOY_DAG).items():
-            patch.setenv(name, value)
-        patch.setenv("NAUTILE_TOY_FAULT", f"{STAGE}:wait={folder}")
+    with environment_of_operator(store.root, NAUTILE_TOY_FAULT=f"{STAGE}:wait={folder}", **TOY_DAG):
         try:
             services.up(store, str(config), free_port(), free_port(), lambda _: None)
             yield {service.name: service for service in services.services(store)}

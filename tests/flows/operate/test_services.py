@@ -17,7 +17,7 @@ from tests.support.samples.evaluations import checkpoint, evaluation
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 from tests.support.servers.listening import listening
 from tests.support.servers.prefect_calls import fetch, request
-from tests.support.stages.toy_cli import environment
+from tests.support.stages.toy_cli import environment_of_operator
 
 pytestmark = pytest.mark.slow
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -52,9 +52,7 @@ def running(tmp_path_factory, webhook, worse, prefect_home):
     config.write_text(
         'extends = "local"\n[schedule]\ncron = "* * * * *"\n[operation]\nnotify = "HOOK"\n', encoding="utf-8"
     )
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(store.root, HOOK=webhook.secret_url).items():
-            patch.setenv(name, value)
+    with environment_of_operator(store.root, HOOK=webhook.secret_url):
         try:
             started = services.up(store, str(config), free_port(), free_port(), lambda _: None)
             yield store, {service.name: service for service in started}

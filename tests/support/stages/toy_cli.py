@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.stages.toy_dag import TOY_DAG
@@ -13,6 +15,19 @@ ROOT = Path(__file__).resolve().parents[3]
 def environment(store: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NAUTILE_", "PREFECT_"))}
     return kept | {"NAUTILE_STORE": str(store), "PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
+
+
+@contextmanager
+def environment_of_operator(store: Path, **more: str) -> Iterator[None]:
+    """Give this very process that environment for the length of the block; what is set in it goes with it."""
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment(store, **more))
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def start(*arguments: str, store: Path, cwd: Path, **more: str) -> subprocess.Popen[str]:
