@@ -89,8 +89,8 @@ def attend(q_BLNH: Array, k_BSGH: Array, v_BSGH: Array, from_BS: Array) -> Array
     before = k_BSGH.shape[1] - length
     to_BL = from_BS[:, before:]
     if length <= QUERY_BLOCK:
-        return _attend_block(q_BLNH, k_BSGH, v_BSGH, to_BL, from_BS, before)
-    block = jax.checkpoint(_attend_block, static_argnums=5)
+        return _attend_block(q_BLNH, k_BSGH, v_BSGH, to_BL, from_BS, before, by_query=False)
+    block = jax.checkpoint(_attend_block, static_argnums=(5, 6))
     outs = []
     for start in range(0, length, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, length)
@@ -98,23 +98,31 @@ def attend(q_BLNH: Array, k_BSGH: Array, v_BSGH: Array, from_BS: Array) -> Array
         outs.append(
             block(
                 q_BLNH[:, start:end], k_BSGH[:, :last], v_BSGH[:, :last], to_BL[:, start:end], from_BS[:, :last],
-                before + start,
+                before + start, True,
             )
         )  # fmt: skip
     return jnp.concatenate(outs, axis=1)
 
 
-def _attend_block(q_BTNH: Array, k_BSGH: Array, v_BSGH: Array, to_BT: Array, from_BS: Array, start: int) -> Array:
-    """Attention of queries whose first column is `start`, against keys whose first column is 0."""
+def _attend_block(
+    q_BTNH: Array, k_BSGH: Array, v_BSGH: Array, to_BT: Array, from_BS: Array, start: int, by_query: bool
+) -> Array:
+    """Attention of queries whose first column is `start`, against keys whose first column is 0.
+
+    by_query: the heads that share a key stand beside each other in the scores, as the product with the keys leaves
+    them, where else XLA on CPU transposes the scores, number by number. Gradients sum in another order, so short rows
+    stay as they were.
+    """
     batch, count, heads, head_dim = q_BTNH.shape
     groups = k_BSGH.shape[2]
     rows, columns = start + jnp.arange(count), jnp.arange(k_BSGH.shape[1])
     seen_BTS = (to_BT[:, :, None] == from_BS[:, None, :]) & (rows[:, None] >= columns)
     q_BTGRH = q_BTNH.reshape(batch, count, groups, heads // groups, head_dim)
-    scores = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen_BTS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    order, others = ("bgtrs", (1, 3)) if by_query else ("bgrts", (1, 2))
+    scores = jnp.einsum(f"btgrh,bsgh->{order}", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
+    scores = jnp.where(jnp.expand_dims(seen_BTS, others), scores * head_dim**-0.5, _MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BSGH.dtype)
-    return jnp.einsum("bgrts,bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
+    return jnp.einsum(f"{order},bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
 
 
 def feed_forward(params: Params, config: ModelConfig, x: Array) -> Array:

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers.common import Params, causal_convolution, linear, matrix, normals, preceded, rms_norm
+from model.layers.common import Params, apart_on_cpu, causal_convolution, linear, matrix, normals, preceded, rms_norm
 from model.layers.mixing.operator import mix, mix_step
 from model.layers.mixing.parts import MixState, Operands
 from model.sharding import ROWS, WHOLE, on_each_device
@@ -178,9 +178,11 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
     complex_F = jnp.concatenate([re, im], axis=-1).reshape(*lead, -1).astype(jnp.float32)
     gate_F = linear(normed, params["gate_proj"]).astype(jnp.float32)
     fused = rms_norm(complex_F * jax.nn.silu(gate_F), params["gated_norm"], config.norm_epsilon).astype(dtype)
-    read = jnp.einsum("...kf,kfn->...kn", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype))
+    # The heads stay in front, as the product of each head leaves them, until the gates are applied.
+    read = jnp.einsum("...kf,kfn->k...n", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype))
     value, gate = jnp.split(read, 2, axis=-1)
-    return linear((value * jax.nn.sigmoid(gate)).reshape(*lead, -1), params["out_proj"])
+    gated = jnp.moveaxis(apart_on_cpu(value * jax.nn.sigmoid(gate)), 0, -2)
+    return linear(gated.reshape(*lead, -1), params["out_proj"])
 
 
 def _theta_inverse(theta: np.ndarray) -> np.ndarray:
