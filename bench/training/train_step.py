@@ -1,13 +1,16 @@
 """A whole training step at the published width: this model against a plain one, and what each holds while it computes.
 
-    python bench/training/train_step.py [--blocks 2] [--repeats 5] [--dtype float32] [--remat dots] [--json FILE]
+    python bench/training/train_step.py [--blocks 2] [--repeats 5] [--remat dots] [--only NAME] [--json FILE]
 
 Loss and every gradient of B2 L1024 D1024, vocabulary 100,352, 6 layers. The plain one is the same mathematics as one
 writes it first: the L x L matrix form of the mixing operator, whole logits, blocks one after the other with every
 activation kept; and so once more with each block rematerialised, to need less memory. Between them, each of the three
 alone is put back in ours. Ours runs as a stage does, with the settings of `tasks.engine.child_process.ALLOCATOR`; the
 plain ones run both so and with the allocator as it comes. Two processes take turns, a round through all at a time;
-medians.
+medians, with processor time because the machine may be shared.
+
+`products alone`: the matrix products that such a step cannot do without, forward and for both gradients, each at its
+shape and as our layers take it, with nothing between them and nothing recomputed. The mixing operator has none.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +30,17 @@ from measure import options, write_results
 
 from configs.model import ModelConfig
 from model.capacity.flops import peak_of, training_flops
-from model.layers.common import Params
+from model.layers.attention import QUERY_BLOCK
+from model.layers.common import Params, linear
+from model.layers.sca import projected
 from model.loss import masked_logits, weighted_loss
 from model.nautile import forward, initialise, parameter_counts
 from tasks.engine.child_process import ALLOCATOR
 
 BATCH, LENGTH = 2, 1024
+LOSS_CHUNK = 128
 DEFAULT = ", allocator as it comes"
+PRODUCTS = "products alone"
 Loss = Callable[[Params, dict[str, jax.Array]], jax.Array]
 
 
@@ -78,31 +86,94 @@ def alternatives(config: ModelConfig) -> dict[str, Loss]:
     }
 
 
+def products_alone(config: ModelConfig) -> Callable[[], None]:
+    """What computes every product of a step with a matrix, scores and values of attention, and those of the head."""
+    width, heads, head_dim, tokens = config.width, config.memory_heads, config.head_dim, BATCH * LENGTH
+    expanded, shared = config.readout_expand * head_dim, config.kv_heads * config.attention_head_dim
+    layers = config.blocks * config.sca_per_block
+    sca = [(width, projected(config)), (width, 2 * head_dim * heads), (expanded * heads, width)]
+    attention = [(width, width)] * 2 + [(width, shared)] * 2
+    attention += [(width, 2 * config.feed_forward), (config.feed_forward, width)]
+    # How often, the function, and the shapes of its two arguments.
+    parts: list[tuple[int, Callable, tuple[int, ...], tuple[int, ...]]] = [
+        *((layers, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in sca),
+        *((config.blocks, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in attention),
+        (layers, _einsum("tkf,kfn->tkn"), (tokens, heads, 2 * head_dim), (heads, 2 * head_dim, 2 * expanded)),
+    ]
+    groups, side = config.kv_heads, config.attention_head_dim
+    share = config.attention_heads // groups
+    for end in range(QUERY_BLOCK, LENGTH + 1, QUERY_BLOCK):
+        queries, keys = (BATCH, QUERY_BLOCK, groups, share, side), (BATCH, end, groups, side)
+        parts.append((config.blocks, _einsum("btgrh,bsgh->bgrts"), queries, keys))
+        parts.append((config.blocks, _einsum("bgrts,bsgh->btgrh"), (BATCH, groups, share, QUERY_BLOCK, end), keys))
+    rng, steps = np.random.default_rng(0), []
+    for count, function, *shapes in parts:
+        first, second = (jnp.asarray(rng.standard_normal(shape, np.float32), config.compute_dtype) for shape in shapes)
+        slope = jnp.ones_like(function(first, second))
+        steps.append((count, jax.jit(_with_gradients(function)), (first, second, slope)))
+    hidden_TD = jnp.asarray(rng.standard_normal((BATCH * LOSS_CHUNK, width), np.float32), config.compute_dtype)
+    table_VD = jnp.asarray(rng.standard_normal((config.padded_vocabulary, width), np.float32), config.compute_dtype)
+    slope_TV = jnp.ones((BATCH * LOSS_CHUNK, config.padded_vocabulary), config.compute_dtype)
+    steps.append((LENGTH // LOSS_CHUNK, jax.jit(_head_products), (hidden_TD, table_VD, slope_TV)))
+
+    def run() -> None:
+        for count, step, arguments in steps:
+            for _ in range(count):
+                jax.block_until_ready(step(*arguments))
+
+    return run
+
+
+def _einsum(letters: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda first, second: jnp.einsum(letters, first, second)
+
+
+def _with_gradients(function: Callable) -> Callable:
+    def three(first: jax.Array, second: jax.Array, slope: jax.Array) -> tuple:
+        made, pull = jax.vjp(function, first, second)
+        return made, *pull(slope)
+
+    return three
+
+
+def _head_products(hidden_TD: jax.Array, table_VD: jax.Array, slope_TV: jax.Array) -> tuple:
+    """Logits of a chunk, and the gradients as `model.loss` takes them."""
+    return (
+        jnp.einsum("td,vd->tv", hidden_TD, table_VD),
+        jnp.einsum("tv,vd->td", slope_TV, table_VD),
+        jnp.einsum("td,tv->dv", hidden_TD, slope_TV),
+    )
+
+
 def serve(config: ModelConfig) -> None:
-    """The worker: a name on each line of standard input, `seconds GiB` on each line of standard output."""
+    """The worker: a name on each line of standard input; seconds, processor seconds and GiB on each line it writes."""
     params, batch = jax.jit(initialise, static_argnums=0)(config, 0), rows(config.vocabulary)
-    compiled = {}
+    calls: dict[str, tuple[Callable[[], object], float]] = {}
     for line in sys.stdin:
         name = line.strip()
-        if name not in compiled:
-            compiled[name] = jax.jit(jax.value_and_grad(alternatives(config)[name])).lower(params, batch).compile()
-            jax.block_until_ready(compiled[name](params, batch))
-        start = time.perf_counter()
-        jax.block_until_ready(compiled[name](params, batch))
-        took = time.perf_counter() - start
-        print(took, compiled[name].memory_analysis().temp_size_in_bytes / 2**30, flush=True)
+        if name not in calls:
+            if name == PRODUCTS:
+                calls[name] = products_alone(config), 0.0
+            else:
+                compiled = jax.jit(jax.value_and_grad(alternatives(config)[name])).lower(params, batch).compile()
+                gib = compiled.memory_analysis().temp_size_in_bytes / 2**30
+                calls[name] = partial(compiled, params, batch), gib
+            jax.block_until_ready(calls[name][0]())
+        wall, processor = time.perf_counter(), time.process_time()
+        jax.block_until_ready(calls[name][0]())
+        print(time.perf_counter() - wall, time.process_time() - processor, calls[name][1], flush=True)
 
 
-def measure(names: list[str], repeats: int, ask: Callable[[str], tuple[float, float]]) -> dict[str, tuple]:
-    """Median seconds and GiB of temporaries of each, the rounds interleaved."""
-    by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+def measure(names: list[str], repeats: int, ask: Callable[[str], tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """Medians of the seconds, processor seconds and GiB of temporaries of each, the rounds interleaved."""
+    by_name: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
             by_name[name].append(ask(name))
-    return {name: (statistics.median(took for took, _ in pairs), pairs[0][1]) for name, pairs in by_name.items()}
+    return {name: tuple(map(statistics.median, zip(*asked, strict=True))) for name, asked in by_name.items()}
 
 
-def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, tuple]:
+def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, tuple[float, ...]]:
     def worker(environment: dict[str, str]) -> subprocess.Popen:
         command = [sys.executable, __file__, "--serve", *arguments]
         return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -110,11 +181,10 @@ def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, t
     plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     workers = {True: worker(plain), False: worker(plain | ALLOCATOR)}
 
-    def ask(name: str) -> tuple[float, float]:
+    def ask(name: str) -> tuple[float, ...]:
         asked = workers[name.endswith(DEFAULT)]
         print(name, file=asked.stdin, flush=True)
-        took, gib = asked.stdout.readline().split()
-        return float(took), float(gib)
+        return tuple(map(float, asked.stdout.readline().split()))
 
     try:
         return measure(names, repeats, ask)
@@ -138,13 +208,16 @@ def main() -> None:
     device = jax.devices()[0].device_kind
     millions = sum(parameter_counts(config).values()) / 1e6
     print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {asked.dtype}")
-    names = [name for name in alternatives(config) if not asked.only or name in ("ours", *asked.only)]
+    every = [*alternatives(config), PRODUCTS]
+    names = [name for name in every if not asked.only or name in ("ours", *asked.only)]
     shape = ["--blocks", str(asked.blocks), "--dtype", asked.dtype, "--remat", asked.remat]
     results = []
     medians = compare(names, asked.repeats, shape)
-    for name, (seconds, gib) in medians.items():
-        row = {"step": name, "seconds": round(seconds, 2), "tokens_per_second": round(BATCH * LENGTH / seconds, 1)}
-        row |= {"temporaries_gib": round(gib, 2), "times_ours": round(seconds / medians["ours"][0], 2)}
+    for name, (seconds, processor, gib) in medians.items():
+        row = {"step": name, "seconds": round(seconds, 2), "processor_seconds": round(processor, 2)}
+        row |= {"tokens_per_second": round(BATCH * LENGTH / seconds, 1), "temporaries_gib": round(gib, 2)}
+        for kind, own, ours in zip(("", "_processor"), (seconds, processor), medians["ours"], strict=False):
+            row[f"times_ours{kind}"] = round(own / ours, 3)
         if peak := peak_of(device):
             row["mfu"] = round(training_flops(config, LENGTH) * BATCH * LENGTH / seconds / peak, 3)
         results.append(row)
