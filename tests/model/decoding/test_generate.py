@@ -26,7 +26,25 @@ LONGEST = 6
 @pytest.fixture(scope="module")
 def four(config, params):
     """The four prompts in one batch of four rows."""
-    return Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+    completions = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+    assert all(completion.truncated for completion in completions)
+    return completions
+
+
+@pytest.fixture(scope="module")
+def stopping(four):
+    """A longer limit, and ids that stop a completion."""
+    return replace(SAMPLING, max_tokens=15, stop_ids=tuple(int(completion.ids[4]) for completion in four))
+
+
+@pytest.fixture(scope="module")
+def alone(config, params, stopping):
+    """Fourteen samples one after the other in one slot, the first four of them those of `four`."""
+    return Generator(config, stopping, 1, LONGEST)(params, *fourteen())
+
+
+def fourteen():
+    return [*PROMPTS * 3, *PROMPTS[:2]], [*SEEDS, *((9, index) for index in range(10))]
 
 
 def same(item, other):
@@ -36,8 +54,7 @@ def same(item, other):
 
 
 def test_a_sample_does_not_depend_on_the_batch(config, params, four):
-    """Batches of three and one: other prompts beside it, and idle rows. (One row at a time: the tests of a stream and
-    of a thinking budget.)"""
+    """A batch of three: other prompts beside it, and idle rows. (One row at a time: the test of stop ids.)"""
     again = Generator(config, SAMPLING, rows=3, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
     for item, other in zip(four, again, strict=True):
         same(item, other)
@@ -51,35 +68,22 @@ def test_a_sample_does_not_depend_on_its_row(config, params, four):
         same(again[row], four[index])
 
 
-def test_a_stream_grows_into_the_same_sample(config, params, four):
-    stops = (int(four[0].ids[9]),)
-    stream = Generator(config, replace(SAMPLING, stop_ids=stops), rows=1, prompt_length=LONGEST).stream
-    parts = list(stream(params, PROMPTS[0], SEEDS[0], every=4))
-    assert [len(part.ids) for part in parts] == [4, 8, 10]
+def test_a_stream_grows_into_the_same_sample(config, params, stopping, alone):
+    longest = max(range(len(PROMPTS)), key=lambda index: len(alone[index].ids))
+    stream = Generator(config, stopping, rows=1, prompt_length=LONGEST).stream
+    parts = list(stream(params, PROMPTS[longest], SEEDS[longest], every=2))
+    length = len(alone[longest].ids)
+    assert [len(part.ids) for part in parts] == [*range(2, length, 2), length]
     for part in parts:
-        np.testing.assert_array_equal(part.ids, four[0].ids[: len(part.ids)])
-        np.testing.assert_allclose(part.logprobs, four[0].logprobs[: len(part.ids)], atol=1e-4)
-    assert not parts[-1].truncated
+        np.testing.assert_array_equal(part.ids, alone[longest].ids[: len(part.ids)])
+        np.testing.assert_allclose(part.logprobs, alone[longest].logprobs[: len(part.ids)], atol=1e-4)
+    assert parts[-1].truncated == alone[longest].truncated
 
 
 def test_other_seeds_give_other_samples(config, params, four):
     generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
     again = generator(params, PROMPTS, [(1, *seed[1:]) for seed in SEEDS])
     assert not any(np.array_equal(item.ids, other.ids) for item, other in zip(four, again, strict=True))
-
-
-def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
-    monkeypatch.setattr(lane, "FIRST_GROWTH", 5)
-    assert length_buckets(12, 5) == [5, 10, 12]
-    again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
-    for item, other in zip(four, again, strict=True):
-        same(item, other)
-
-
-def test_a_longer_limit_changes_nothing_before_it(config, params, four):
-    longer = Generator(config, replace(SAMPLING, max_tokens=15), rows=4, prompt_length=LONGEST)
-    for item, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
-        np.testing.assert_array_equal(item.ids, other.ids[:12])
 
 
 @pytest.fixture(scope="module")
@@ -121,35 +125,38 @@ def test_logprobs_are_at_the_sampling_temperature(config, params, hidden_states)
 
 
 def test_greedy_takes_the_likeliest(config, params, hidden_states):
-    [completion] = Generator(config, Sampling(max_tokens=3, temperature=0), 1, 3)(params, [PROMPTS[0]], [(0,)])
-    _, hidden_BLD = hidden_states([[*PROMPTS[0], *completion.ids[:2]]])
-    logits_LV = masked_logits(hidden_BLD[0, 2:5], params["embedding"], config.vocabulary)
-    np.testing.assert_array_equal(completion.ids, jnp.argmax(logits_LV, -1))
+    completions = Generator(config, replace(SAMPLING, temperature=0), 4, LONGEST)(params, PROMPTS, SEEDS)
+    _, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in zip(PROMPTS, completions, strict=True))
+    logits_BLV = masked_logits(hidden_BLD, params["embedding"], config.vocabulary)
+    for prompt, made, ids_L in zip(PROMPTS, completions, np.argmax(logits_BLV, -1), strict=True):
+        np.testing.assert_array_equal(made.ids, ids_L[len(prompt) - 1 : len(prompt) + 11])
 
 
-def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
-    stops = tuple({int(completion.ids[4]) for completion in four[:2]})
-    stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)
-    for item, other in zip(four, stopped, strict=True):
-        ends = [index for index, token in enumerate(item.ids) if token in stops]
+def test_a_stop_id_ends_a_completion_and_is_kept(four, stopping, alone):
+    """And a longer limit changes nothing before it, nor does a batch of one row."""
+    for item, other in zip(four, alone, strict=False):
+        ends = [index for index, token in enumerate(item.ids) if token in stopping.stop_ids]
         length = ends[0] + 1 if ends else 12
-        np.testing.assert_array_equal(other.ids, item.ids[:length])
-        assert len(other.logprobs) == length
-        assert other.truncated == (not ends)
-    assert not stopped[0].truncated
+        np.testing.assert_array_equal(other.ids[:length], item.ids[:length])
+        np.testing.assert_allclose(other.logprobs[:length], item.logprobs[:length], atol=1e-4)
+        assert len(other.ids) == len(other.logprobs)
+        if ends:
+            assert (len(other.ids), other.truncated) == (length, False)
+        else:
+            assert len(other.ids) > length
+    assert not alone[0].truncated
 
 
-def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params, four, monkeypatch):
-    """Fourteen samples one after the other in one slot; and, in another order, in two lanes of four slots that are
-    filled again as samples end, then shrink to one slot, on rings of columns that grow and come round."""
-    sampling = replace(SAMPLING, stop_ids=tuple(int(completion.ids[4]) for completion in four))
-    prompts, seeds = [*PROMPTS * 3, *PROMPTS[:2]], [*SEEDS, *((9, index) for index in range(10))]
-    alone = Generator(config, sampling, 1, LONGEST)(params, prompts, seeds)
+def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params, stopping, alone, monkeypatch):
+    """In another order, in two lanes of four slots that are filled again as samples end, then shrink to one slot, on
+    rings of columns that grow and come round."""
+    prompts, seeds = fourteen()
     lengths = {len(completion.ids) for completion in alone}
     assert len(lengths) > 2
-    assert 12 in lengths
+    assert 15 in lengths
     monkeypatch.setattr(lane, "SMALLEST", 1)
     monkeypatch.setattr(lane, "FIRST_GROWTH", 5)
+    assert length_buckets(15, 5) == [5, 10, 15]
     sizes = []
     advance = lane.advance
 
@@ -159,7 +166,7 @@ def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params,
 
     monkeypatch.setattr(lane, "advance", counted)
     order = np.random.default_rng(0).permutation(len(prompts))
-    together = Generator(config, sampling, 8, LONGEST)
+    together = Generator(config, stopping, 8, LONGEST)
     again = together(params, [prompts[i] for i in order], [seeds[i] for i in order])
     for item, index in zip(again, order, strict=True):
         same(item, alone[index])
@@ -167,12 +174,12 @@ def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params,
     assert len({columns for _, columns in sizes}) > 1
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_spent_thinking_budget_inserts_the_end(config, params, four, rows):
-    """It is inserted after exactly 5 tokens, at every batch size; thinking that ended earlier is left unchanged."""
+def test_a_spent_thinking_budget_inserts_the_end(config, params, four):
+    """It is inserted after exactly 5 tokens; thinking that ended earlier is left unchanged. (In a batch of one row: the
+    tests of the engine.)"""
     end = int(four[0].ids[2])
     sampling = replace(SAMPLING, think_end=end, thinking_budget=5)
-    budgeted = Generator(config, sampling, rows, LONGEST)(params, PROMPTS, SEEDS)
+    budgeted = Generator(config, sampling, 4, LONGEST)(params, PROMPTS, SEEDS)
     for item, other in zip(four, budgeted, strict=True):
         if end in item.ids[:6]:
             same(item, other)

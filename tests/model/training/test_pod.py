@@ -26,18 +26,11 @@ def root(tmp_path_factory):
     return folder
 
 
-def start(root, name, fsdp, devices, port, count, index, *kill_at):
+def start(root, fsdp, devices, port, count, index, *runs):
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.processes.pod",
-        str(root),
-        name,
-        *map(str, (fsdp, port, count, index)),
-    ]
+    numbers = map(str, (fsdp, port, count, index))
     return subprocess.Popen(
-        [*command, *(str(int(part)) for part in kill_at)],
+        [sys.executable, "-m", "tests.support.processes.pod", str(root), *numbers, *runs],
         cwd=REPOSITORY,
         env=environment,
         text=True,
@@ -46,19 +39,19 @@ def start(root, name, fsdp, devices, port, count, index, *kill_at):
     )
 
 
-def run_pair(root, name, *kill_at):
-    """Run two processes of two devices to their end; returns the first one's output and both exit codes.
+def run_pair(root, *runs):
+    """Two processes of two devices, which do the runs one after the other: what each printed, and both exit codes.
 
-    kill_at: a step and a signal that the first process sends itself there. A process that fails takes the other with
-    it, as the launcher does, because the other would wait for it.
+    A run is a name, or NAME:STEP:SIGNAL for a signal that the first process sends itself there. A process that fails
+    takes the other with it, as the launcher does, because the other would wait for it.
     """
-    port = free_port()
-    pair = [start(root, name, 2, 2, port, 2, 0, *kill_at), start(root, name, 2, 2, port, 2, 1)]
+    port, names = free_port(), [run.partition(":")[0] for run in runs]
+    pair = [start(root, 2, 2, port, 2, 0, *runs), start(root, 2, 2, port, 2, 1, *names)]
     outputs: dict[int, tuple[str, str]] = {}
 
     def listen(index):
         outputs[index] = pair[index].communicate()
-        if pair[index].returncode not in (0, 75):
+        if pair[index].returncode:
             pair[1 - index].kill()
 
     listeners = [threading.Thread(target=listen, args=(index,)) for index in (0, 1)]
@@ -71,12 +64,14 @@ def run_pair(root, name, *kill_at):
     for listener in listeners:
         listener.join()
     codes = tuple(process.returncode for process in pair)
-    assert set(codes) <= {0, 75, -signal.SIGKILL}, outputs
-    return outputs[0][0], codes
+    assert set(codes) <= {0, -signal.SIGKILL}, outputs
+    return [ended(outputs[index][0]) for index in (0, 1)], codes
 
 
-def losses(root, name):
-    return json.loads((root / name / "losses.json").read_text(encoding="utf-8"))
+def ended(out):
+    """Of each run that ended: its losses by step, and why it stopped (None: it did not)."""
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return [({int(step): loss for step, loss in row["losses"].items()}, row["stopped"]) for row in rows]
 
 
 def weights(root, name):
@@ -85,33 +80,35 @@ def weights(root, name):
 
 @pytest.fixture(scope="module")
 def whole(root):
-    """An undisturbed run of two processes."""
-    assert run_pair(root, "whole")[1] == (0, 0)
-    assert sorted(map(int, losses(root, "whole"))) == list(range(1, 13))
-    return root
+    """An undisturbed run of two processes, and its losses; then another that SIGKILL ends at step 7."""
+    (first, _), codes = run_pair(root, "whole", f"disturbed:7:{int(signal.SIGKILL)}")
+    assert codes == (-signal.SIGKILL, -signal.SIGKILL)
+    [(losses, stopped)] = first
+    assert (list(losses), stopped) == (list(range(1, 13)), None)
+    return losses
 
 
-def test_killed_and_preempted_the_weights_are_the_same_bytes(whole):
+def test_killed_and_preempted_the_weights_are_the_same_bytes(root, whole):
     """SIGKILL at step 7, SIGTERM at step 8, then to the end. After SIGTERM both processes save the same step."""
-    assert run_pair(whole, "disturbed", 7, signal.SIGKILL)[1] == (-signal.SIGKILL, -signal.SIGKILL)
-    out, codes = run_pair(whole, "disturbed", 8, signal.SIGTERM)
-    assert codes == (75, 75)
-    step = int(out.partition("saved at step ")[2].split()[0])
-    assert list(map(int, losses(whole, "disturbed"))) == list(range(5, step + 1))  # from the checkpoint of step 4
+    both, codes = run_pair(root, f"disturbed:8:{int(signal.SIGTERM)}", "disturbed")
+    assert codes == (0, 0)
+    [preempted, finished], [other, last] = both
+    step = int(preempted[1].partition("saved at step ")[2].split()[0])
+    assert other[1] == preempted[1]
+    assert list(preempted[0]) == list(range(5, step + 1))  # from the checkpoint of step 4
     assert 8 <= step <= 11
-    assert run_pair(whole, "disturbed")[1] == (0, 0)
-    assert min(map(int, losses(whole, "disturbed"))) == step + 1
-    assert weights(whole, "disturbed") == weights(whole, "whole")
+    assert min(finished[0]) == step + 1
+    assert finished[1] is last[1] is None
+    assert weights(root, "disturbed") == weights(root, "whole")
 
 
-def test_another_number_of_processes_and_another_mesh_reach_the_same_losses(whole):
+def test_another_number_of_processes_and_another_mesh_reach_the_same_losses(root, whole):
     """From the two processes' checkpoint of step 8, one process of four devices on a mesh 1 x 4."""
-    shutil.copytree(whole / "whole" / "work", whole / "other" / "work")
-    steps = whole / "other" / "work" / "checkpoints" / "steps"
-    shutil.rmtree(steps / "12")
-    alone = start(whole, "other", 4, 4, free_port(), 1, 0)
-    _, err = alone.communicate(timeout=280)
+    shutil.copytree(root / "whole" / "work", root / "other" / "work")
+    shutil.rmtree(root / "other" / "work" / "checkpoints" / "steps" / "12")
+    alone = start(root, 4, 4, free_port(), 1, 0, "other")
+    out, err = alone.communicate(timeout=280)
     assert alone.returncode == 0, err
-    resumed, expected = losses(whole, "other"), losses(whole, "whole")
-    assert list(map(int, resumed)) == [9, 10, 11, 12]
-    np.testing.assert_allclose(list(resumed.values()), [expected[step] for step in resumed], rtol=1e-5)
+    [(resumed, _)] = ended(out)
+    assert list(resumed) == [9, 10, 11, 12]
+    np.testing.assert_allclose(list(resumed.values()), [whole[step] for step in resumed], rtol=1e-5)

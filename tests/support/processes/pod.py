@@ -1,8 +1,8 @@
 """One of several processes that train together on CPU devices, as the hosts of a pod do.
 
-As a program: `python -m tests.support.processes.pod ROOT NAME FSDP PORT COUNT INDEX [STEP SIGNAL]` trains 12 steps of 8
-rows under ROOT/NAME (COUNT 1: by itself) and sends SIGNAL to itself once STEP steps are reported; the first process
-writes what it reported to ROOT/NAME/losses.json.
+As a program: `python -m tests.support.processes.pod ROOT FSDP PORT COUNT INDEX RUN...` (COUNT 1: by itself). Each RUN
+is NAME or NAME:STEP:SIGNAL: 12 steps of 8 rows under ROOT/NAME, and SIGNAL sent to itself once STEP steps are reported.
+It prints a line of JSON for each run that ended: its losses by step (those of the first process), and why it stopped.
 """
 
 import json
@@ -17,18 +17,17 @@ from common.errors import Retryable
 from common.processes import relax_collector
 from configs.training import PretrainConfig
 from model.compile_cache import keep_on_every_process
-from tests.support.processes.training import run, settings
+from model.training import loop
+from tests.support.processes.training import run, settings, shared_programs
 
 
 def pod_settings(fsdp: int, sample_every: int = 100) -> PretrainConfig:
     return settings(batch_rows=8, fsdp=fsdp, log_every=1, sample_every=sample_every)
 
 
-def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, step: int, number: int) -> int:
-    if count > 1:
-        jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
-        keep_on_every_process()
+def train(root: Path, fsdp: int, name: str, step: int = 0, number: int = 0) -> None:
     losses: dict[int, float] = {}
+    stopped = None
 
     def emit(kind: str, **fields: Any) -> None:
         if kind == "metric" and fields["name"] == "loss" and "source" not in fields:
@@ -39,16 +38,22 @@ def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, st
     try:
         run(root, pod_settings(fsdp), emit, name)
     except Retryable as error:
-        sys.stdout.write(str(error))
-        return 75
-    finally:
-        if index == 0:
-            (root / name / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
-    return 0
+        stopped = str(error)
+    sys.stdout.write(json.dumps({"losses": losses, "stopped": stopped}) + "\n")
+    sys.stdout.flush()
+
+
+def main(root: Path, fsdp: int, port: int, count: int, index: int, runs: list[str]) -> None:
+    if count > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+        keep_on_every_process()
+    loop.Program = shared_programs()
+    for each in runs:
+        name, *kill_at = each.split(":")
+        train(root, fsdp, name, *map(int, kill_at))
 
 
 if __name__ == "__main__":
     relax_collector()
-    root, name, *numbers = sys.argv[1:]
-    fsdp, port, count, index, step, number = [*map(int, numbers), 0, 0][:6]
-    sys.exit(main(Path(root), name, fsdp, port, count, index, step, number))
+    numbers = list(map(int, sys.argv[2:6]))
+    main(Path(sys.argv[1]), *numbers, sys.argv[6:])
