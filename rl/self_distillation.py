@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
 from common.files import atomic_path
+from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from configs.training import SelfDistillConfig
 from data.tokenizer import tokenizer_for
@@ -191,13 +192,9 @@ def _train(
         for r in kept
     ]
     steps = -(-len(rows) // config.batch_rows) * config.epochs
-    tx = optimizer.build(config.optimizer, steps)
-    kinds = shapes(model)
-    shardings = parameter_shardings(kinds, mesh)
-    moments = optimizer_shardings(tx, kinds, shardings, mesh)
-    state = jax.jit(tx.init, out_shardings=moments)(params)
-    outs = (shardings, moments, replicated(mesh), replicated(mesh))
-    step = OnMesh(mesh, jax.jit(partial(update, model, tx), donate_argnums=1, out_shardings=outs))
+    begin, step = programs(model, config.optimizer, mesh)
+    state = begin(params)
+    rate = jax.jit(optimizer.schedule(config.optimizer, steps))
     length = config.rollout.prompt_length + config.rollout.max_tokens
     losses: list[float] = []
     skipped = SkippedUpdates(config.skip_limit, "self_distill")
@@ -206,7 +203,8 @@ def _train(
         random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, length):
             check_stop()
-            params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh))
+            learning_rate = rate(optimizer.applied(state))
+            params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh), learning_rate)
             loss, measured = jax.device_get((loss, measured))
             done += 1
             at = number * steps + done
@@ -218,14 +216,36 @@ def _train(
     return params, losses, skipped.total
 
 
+@cache
+def programs(model: ModelConfig, config: OptimizerConfig, mesh: Mesh) -> tuple[Callable[[Params], Any], OnMesh]:
+    """What makes the optimizer's fresh state, and the step of `update`: (params, state, batch, learning rate).
+
+    The same for all rounds, however many updates each has: compiling the step takes longer than a round's updates.
+    """
+    tx_of = partial(optimizer.build_with_rate, config)
+    tx = tx_of(lambda count: jnp.zeros((), jnp.float32))  # the state does not depend on the rate
+    kinds = shapes(model)
+    shardings = parameter_shardings(kinds, mesh)
+    moments = optimizer_shardings(tx, kinds, shardings, mesh)
+    outs = (shardings, moments, replicated(mesh), replicated(mesh))
+    step = jax.jit(partial(update, model, tx_of), donate_argnums=1, out_shardings=outs)
+    return jax.jit(tx.init, out_shardings=moments), OnMesh(mesh, step)
+
+
 def update(
-    model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: RowBatch
+    model: ModelConfig,
+    tx_of: Callable[[Callable[[Any], Array]], optax.GradientTransformation],
+    params: Params,
+    state: Any,
+    batch: RowBatch,
+    rate: Array,
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
     """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
 
-    Returns parameters, state, the loss, and what `finite_update` measured. The cross-entropy is at temperature 1,
-    whatever the traces were sampled at: this is supervised learning (paper §4.4), so the model is fitted as it will be
-    used, and a trace drawn at a lower temperature counts as text of the model at 1, which is what sharpens it.
+    `tx_of` makes the optimizer of a learning rate, which is here always `rate`. Returns parameters, state, the loss,
+    and what `finite_update` measured. The cross-entropy is at temperature 1, whatever the traces were sampled at: this
+    is supervised learning (paper §4.4), so the model is fitted as it will be used, and a trace drawn at a lower
+    temperature counts as text of the model at 1, which is what sharpens it.
 
     Every token counts alike, as in the paper's update rule of stage 1. With the mean over each trace's own tokens the
     first token of a short trace would weigh most, and a model that may answer at once learns not to think
@@ -239,7 +259,7 @@ def update(
         return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["weights"]), 1)
 
     value, gradients = jax.value_and_grad(loss)(params)
-    params, state, measured = optimizer.finite_update(tx, params, state, gradients)
+    params, state, measured = optimizer.finite_update(tx_of(lambda _: rate), params, state, gradients)
     return params, state, value, measured
 
 

@@ -31,7 +31,14 @@ def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     `update` needs `params`. Its state holds one `ScaleByScheduleState` for each group of parameters, whose count is the
     number of updates applied: see `applied`.
     """
-    rate = schedule(config, steps)
+    return build_with_rate(config, schedule(config, steps))
+
+
+def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -> optax.GradientTransformation:
+    """The optimizer of `build` with another learning rate, which `rate` gives for the count of applied updates.
+
+    Inside a jitted function `rate` may return an argument of it, so that the program holds for any number of steps.
+    """
     # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
     decayed = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
     adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decayed)

@@ -55,12 +55,11 @@ def expected_loss(params, rows):
 
 @pytest.fixture(scope="module")
 def step():
-    tx = optax.sgd(RATE)
-    updated = jax.jit(partial(update, MODEL, tx))
+    updated = jax.jit(partial(update, MODEL, optax.sgd))
 
     def run(params, rows):
         (batch,) = batches(rows, ROWS, 16)
-        return updated(params, tx.init(params), batch)
+        return updated(params, optax.sgd(lambda _: RATE).init(params), batch, RATE)
 
     return run
 
