@@ -25,6 +25,9 @@ import ahocorasick
 import ahocorasick_rs
 import datasketch
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, options
 
 from common.events import silent

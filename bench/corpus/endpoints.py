@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 
 import openai
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options, write_results
 
 from common.events import Emit, silent

@@ -17,6 +17,7 @@ import platform
 import re
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tiktoken
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, medians, options, write_results
 
 from common.events import silent

@@ -14,12 +14,16 @@ import json
 import multiprocessing
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import faiss
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options
 
 from configs.distill import IndexConfig

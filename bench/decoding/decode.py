@@ -7,11 +7,16 @@ as a young completion has it. The naive form runs the whole prefix of one row th
 more rows its time is taken as that many rows one after another. Medians of five.
 """
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import median_seconds, options
 
 from configs.model import ModelConfig

@@ -9,12 +9,16 @@ interleaved; medians over the repeats. Without CHECKPOINT, one of `configs/local
 
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import httpx
 import jax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options
 from openai import AsyncOpenAI
 

@@ -13,10 +13,15 @@ Programs are compiled before the clock starts. Writes the tables of docs/results
 """
 
 import os
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, options
 
 from configs.load import load

@@ -10,6 +10,7 @@ once as a table of the JSON's own columns, without keys, and once as a question 
 `--store` keeps the store, and takes it again if it is there.
 """
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import duckdb
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, medians, options, write_results
 
 from flows.dashboard import queries

@@ -26,6 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import psutil
 from dashboard_store import PRETRAINING, REINFORCING, make
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, options, write_results
 
 from common.processes import free_port

@@ -18,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, medians, options
 
 from configs.base import OptimizerConfig

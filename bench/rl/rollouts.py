@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options, write_results
 
 ROOT = Path(__file__).parents[2]

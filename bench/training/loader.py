@@ -10,6 +10,7 @@ shards and the row offsets from its cache. "warm": the same steps again by anoth
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -17,6 +18,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options, print_rows, write_results
 
 from configs.model import TokenizerConfig

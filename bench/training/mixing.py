@@ -9,11 +9,16 @@ autodiff, and the chunked form of `model.layers.mixing.operator`.
 """
 
 import platform
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import in_turns, medians, options, print_rows, write_results
 
 from model.layers.mixing.operator import empty_state, mix, reference

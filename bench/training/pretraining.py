@@ -9,6 +9,7 @@ bench/training/loader.py.
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import median_seconds, options, print_rows, write_results
 
 from configs.base import OptimizerConfig

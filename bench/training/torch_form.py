@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import median_seconds, options, write_results
 
 ROOT = Path(__file__).parents[2]

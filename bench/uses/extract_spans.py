@@ -7,10 +7,13 @@ the same rows with the same seeds, greedily and drawn at temperature 1; the time
 """
 
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from measure import options
 

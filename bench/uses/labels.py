@@ -17,8 +17,11 @@ Writes uses-labels.md and .json for topics, uses-sentiment and uses-vader for th
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from measure import options, write_results
 

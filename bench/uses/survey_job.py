@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options
 
 from common.files import write_json

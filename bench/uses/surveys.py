@@ -10,11 +10,15 @@ is done is kept in the folder `--work`, so that a stopped bench goes on.
 import json
 import math
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measure import options
 from safetensors import safe_open
 from scipy.stats import t as student
