@@ -31,7 +31,7 @@ from model.decoding.slots import (
     slots_without_caches,
 )
 from model.exports.onnx.folder import check_digests
-from model.exports.onnx.signature import HIDDEN, PAST, SUMS
+from model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
 from model.runtimes.onnx_sessions import load_sessions
 from model.tuning.features import Pooling, refuse_unreadable
 from model.weights.files import CONFIG, read_config
@@ -121,7 +121,7 @@ class OnnxSlots:
             for part in self._runtime.step.get_inputs()
             if part.name.startswith(PAST)
         }
-        self._sums_shapes = {name: shape for name, shape in shapes.items() if name in SUMS}
+        self._sums_shapes = {name: shape for name, shape in shapes.items() if name in sca_shapes(self.config)}
         self._caches: State = {}
         for name in shapes.keys() - self._sums_shapes:
             self._caches[name] = np.zeros(_sized(shapes[name], B=self.count, S=self.config.context), np.float32)

@@ -21,10 +21,10 @@ from model.exports.onnx.signature import (
     CHUNK,
     HIDDEN,
     PAST,
-    SUMS,
     Shape,
     hidden_shape,
     logits_shape,
+    sca_shapes,
     state_shapes,
     token_shapes,
 )
@@ -73,7 +73,7 @@ def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig,
     taken, given = session.get_inputs(), session.get_outputs()
     has_hidden = graph == "prompt" and any(output.name == HIDDEN for output in given)
     # First, because a configuration may claim any number of blocks.
-    if len(given) != 1 + has_hidden + 2 * config.blocks + (len(SUMS) if config.sca_per_block else 0):
+    if len(given) != 1 + has_hidden + 2 * config.blocks + len(sca_shapes(config)):
         raise ValueError(f"the {graph} graph has {len(given)} outputs, not those of {config.blocks} blocks")
     state = state_shapes(config)
     inputs = {name: ("tensor(int64)", shape) for name, shape in token_shapes(graph).items()}

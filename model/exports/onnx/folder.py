@@ -114,8 +114,8 @@ def add_measurement(folder: Path, line: str) -> None:
 def _card(model: ModelConfig, bits: int, size: int) -> str:
     how = {
         32: "float32",
-        8: "8 bits in blocks of 128 with a float32 scale; int8 activations in products",
-        4: "4 bits in blocks of 128 (input projections of the SCA layers: 32) with a float32 scale and a zero point, "
+        8: "8 bits in blocks of 256 with a float32 scale; int8 activations in products",
+        4: "4 bits in blocks of 128 (input projections of the SCA layers: 64) with a float32 scale and a zero point, "
         "but 8 bits for the table that is embedding and head and for the readouts of the SCA layers; int8 activations "
         "in products",
     }[bits]

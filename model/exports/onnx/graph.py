@@ -77,6 +77,14 @@ class WeightFile:
         """The reference of a graph to an array of the file."""
         return self._places[name]
 
+    def add_view(self, name: str, of: str, shape: tuple[int, ...]) -> None:
+        """Name an array of the file once more, in another shape."""
+        tensor = TensorProto()
+        tensor.CopyFrom(self._places[of])
+        tensor.name = name
+        tensor.dims[:] = shape
+        self._places[name] = tensor
+
 
 class Graph:
     """Operators in the order in which they are appended; every value is known by its name."""

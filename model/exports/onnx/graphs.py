@@ -12,7 +12,9 @@ from model.exports.onnx.signature import (
     PAST,
     SUMS,
     hidden_shape,
+    history_names,
     logits_shape,
+    sca_shapes,
     state_shapes,
     token_shapes,
 )
@@ -45,8 +47,9 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     if with_hidden:
         graph.output(HIDDEN, hidden_shape(config))
         graph.op("Identity", x, into=HIDDEN)
-    for index, part in enumerate(SUMS if states else ()):
-        graph.op("Concat", *(state[index] for state in states), into=part, axis=0)
+    parts = [(*state[:3], *state.history) for state in states]
+    for index, name in enumerate(sca_shapes(config)):
+        graph.op("Concat", *(part[index] for part in parts), into=name, axis=0)
     return _finished(graph, config, "prompt")
 
 
@@ -58,8 +61,9 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     for name, shape in state_shapes(config).items():
         graph.input(PAST + name, np.float32, shape)
     names = [f"block_{block}.{name}" for block in range(config.blocks) for name in sca_names(config)]
-    past_re, past_im, past_z, past_history = (PAST + name for name in SUMS)
-    past = layers.step_past(names, (past_re, past_im, past_z, past_history)) if names else []
+    history = history_names(config)
+    past_history = [PAST + name for name in history]
+    past = layers.step_past(names, [PAST + name for name in SUMS], past_history) if names else []
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
     seen = (
         graph.op("Cast", positions, to=onnx.TensorProto.INT32),
@@ -77,7 +81,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
         stream = layers.attention(stream, f"block_{block}.attention", before, seen, parts)
     layers.logits(graph.op("Add", *stream), "logits")
     if states:
-        layers.step_state(states, past_history, SUMS)
+        layers.step_state(states, history, past_history)
     return _finished(graph, config, "step")
 
 

@@ -16,21 +16,19 @@ import numpy as np
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import CONTRIB, Graph
-from model.exports.onnx.signature import CHUNK
+from model.exports.onnx.signature import CHUNK, SUMS
 from model.exports.onnx.weights import heads_at_once
 from model.layers.mixing.parts import TINY
 from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
 
-END = np.iinfo(np.int64).max  # of a slice: that of the axis
-
 
 class SCAValues(NamedTuple):
-    """The state of one SCA layer after a prompt: [1, B, K, M, H] twice, [1, B, K] and [1, B, T-1, C]."""
+    """The state of one SCA layer after a prompt: [1, B, K, M, H] twice, [1, B, K] and T-1 times [1, B, C]."""
 
     re: str
     im: str
     z: str
-    history: str
+    history: list[str]
 
 
 class StepPast(NamedTuple):
@@ -111,11 +109,12 @@ class Layers:
         graph = self.graph
         if graph.weights.bits == 32:
             return graph.op("Gather", graph.weight("embedding"), tokens, axis=0)
-        levels = graph.op("Gather", graph.weight("embedding.levels"), tokens, axis=0)
-        scales = graph.op("Gather", graph.weight("embedding.scales"), tokens, axis=0)
-        centred = graph.op("Sub", graph.op("Cast", levels, to=1), graph.constant(128.0))
-        wide = graph.op("Mul", centred, graph.op("Unsqueeze", scales, graph.indices(-1)))
-        return graph.cut(graph.reshape(wide, 0, 0, -1), 0, self.config.width, -1)
+        _, inputs, bits, block = graph.weights.matrices["embedding"]
+        wide = graph.op(
+            "GatherBlockQuantized", graph.weight("embedding.rows"), tokens, graph.weight("embedding.scales"),
+            domain=CONTRIB, bits=bits, block_size=block, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
+        return graph.cut(wide, 0, inputs, -1) if inputs % block else wide
 
     def logits(self, x: str, into: str) -> str:
         """x · tableᵀ over the vocabulary: [B, P, D] to [B, P, V]."""
@@ -161,14 +160,12 @@ class Layers:
         inputs = self.linear(normed, f"{name}.in_proj")
         reach = config.convolution - 1
         padded = graph.op("Pad", inputs, graph.indices(0, reach, 0, 0, 0, 0)) if reach else inputs
-        summed = ""
-        for tap in range(config.convolution):
-            # The end of a slice may lie beyond the axis or before its end, counted from there.
-            stop = tap - reach if tap < reach else END
-            part = graph.cut(padded, tap, stop, 1) if reach else padded
-            product = graph.op("Mul", part, graph.cut(graph.weight(f"{name}.conv"), tap, tap + 1, 0))
-            summed = graph.op("Add", summed, product) if summed else product
-        history = graph.op("GatherND", padded, chunks.recent, batch_dims=1)
+        summed = inputs  # times the last tap, which is 1
+        for tap in range(reach):
+            product = graph.op("Mul", graph.cut(padded, tap, tap - reach, 1), graph.weight(f"{name}.conv.{tap}"))
+            summed = graph.op("Add", summed, product)
+        recent = graph.op("GatherND", padded, chunks.recent, batch_dims=1) if reach else ""
+        history = graph.split(recent, [1] * reach, axis=1) if reach else ()
         keys, gates, queries = self._operands(graph.silu(summed), name, chunks.positions)
         q_re, q_im = (graph.op("Squeeze", q, graph.indices(3)) for q in graph.split(queries, [1, 1], axis=3))
         # [B, L, K, ...] to [B, K, L, ...].
@@ -197,8 +194,11 @@ class Layers:
         last_re, last_im = (
             graph.reshape(part, 0, heads, samples, head_dim) for part in graph.split(last_sums, [each, each])
         )
-        last_values = (last_re, last_im, graph.reshape(last_z, 0, heads), history)
-        state = SCAValues(*(graph.op("Unsqueeze", value, graph.indices(0)) for value in last_values))
+        last_values = (last_re, last_im, graph.reshape(last_z, 0, heads))
+        state = SCAValues(
+            *(graph.op("Unsqueeze", value, graph.indices(0)) for value in last_values),
+            [graph.op("Transpose", part, perm=[1, 0, 2]) for part in history],
+        )
         all_sums, z = graph.split(sums, parts)
         re, im = (graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [each, each]))
         out_re, out_im = self._readout(re, im, z, name, (q_re, q_im))
@@ -209,15 +209,15 @@ class Layers:
         hidden = config.readout_expand * head_dim
         return Stream(x, self._merged(graph.split(read, [hidden, hidden]), 0, name)), state
 
-    def step_past(self, names: list[str], past: tuple[str, str, str, str]) -> list[StepPast]:
+    def step_past(self, names: list[str], past: list[str], history: list[str]) -> list[StepPast]:
         """What each SCA layer of `names` takes from the past state, computed for all layers at once.
 
-        past: the names of `sums_re`, `sums_im`, `sums_z` and `history`. An operator on the few numbers of a layer takes
-        about as long as on those of all.
+        past: the names of `sums_re`, `sums_im` and `sums_z`. An operator on the few numbers of a layer takes about as
+        long as on those of all.
         """
         graph, config = self.graph, self.config
         count, heads = len(names), config.memory_heads
-        re, im, z, history = past
+        re, im, z = past
 
         def stacked(part: str, *shape: int) -> str:
             """The layers' weights of one kind, as one; computed as the graph is loaded."""
@@ -230,27 +230,28 @@ class Layers:
         z = graph.op("Add", graph.op("Mul", z, stacked("kept", 1, heads)), graph.constant(TINY))
         z = graph.op("Unsqueeze", z, graph.indices(3, 4, 5, 6))
         parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
-        reach = config.convolution - 1
-        if not reach:
+        if not history:
             return [StepPast(*values, "") for values in zip(*parts, strict=True)]
-        taps = graph.cut(stacked("conv", 1, reach + 1, projected(config)), 0, reach, 2)
-        convolved = graph.op("ReduceSum", graph.op("Mul", history, taps), graph.indices(2), keepdims=1)
-        parts.append(graph.split(convolved, [1] * count, axis=0))
+        convolved = ""
+        for tap, inputs in enumerate(history):
+            product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, projected(config)))
+            convolved = graph.op("Add", convolved, product) if convolved else product
+        parts.append(graph.split(graph.op("Unsqueeze", convolved, graph.indices(2)), [1] * count, axis=0))
         return [StepPast(*values) for values in zip(*parts, strict=True)]
 
-    def step_state(self, values: list[StepValues], past_history: str, into: tuple[str, str, str, str]) -> None:
-        """Write the state after a step, whose parts are called as `into` says, from that of each SCA layer."""
+    def step_state(self, values: list[StepValues], history: list[str], past_history: list[str]) -> None:
+        """Write the state after a step from that of each SCA layer; an input of the convolution moves by a place."""
         graph = self.graph
         sums, z = (graph.op("Concat", *parts, axis=0) for parts in ([v.sums for v in values], [v.z for v in values]))
-        for part, name in zip(graph.split(sums, [1, 1], axis=4), into[:2], strict=True):
+        re, im, last_z = SUMS
+        for part, name in zip(graph.split(sums, [1, 1], axis=4), (re, im), strict=True):
             graph.op("Squeeze", part, graph.indices(3, 4), into=name)
-        graph.op("Squeeze", z, graph.indices(3, 4, 5, 6), into=into[2])
-        if self.config.convolution == 1:
-            graph.op("Identity", past_history, into=into[3])
-            return
-        inputs = graph.op("Transpose", graph.op("Concat", *(v.inputs for v in values), axis=1), perm=[1, 0, 2])
-        recent = (graph.cut(past_history, 1, END, 2), graph.op("Unsqueeze", inputs, graph.indices(2)))
-        graph.op("Concat", *recent, into=into[3], axis=2)
+        graph.op("Squeeze", z, graph.indices(3, 4, 5, 6), into=last_z)
+        for name, later in zip(history[:-1], past_history[1:], strict=True):
+            graph.op("Identity", later, into=name)
+        if history:
+            graph.op("Transpose", graph.op("Concat", *(v.inputs for v in values), axis=1), perm=[1, 0, 2],
+                     into=history[-1])  # fmt: skip
 
     def sca_step(self, stream: Stream, name: str, past: StepPast, positions: str) -> tuple[Stream, StepValues]:
         """One SCA layer for one token, [B, 1, D], and its state after it.
@@ -261,9 +262,7 @@ class Layers:
         heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
         x, normed = self.norm_of(stream, f"{name}.norm", config.sca_norm_epsilon)
         inputs = self.linear(normed, f"{name}.in_proj")
-        summed = graph.op("Mul", inputs, graph.cut(graph.weight(f"{name}.conv"), -1, END, 0))
-        if past.convolved:
-            summed = graph.op("Add", past.convolved, summed)
+        summed = graph.op("Add", past.convolved, inputs) if past.convolved else inputs
         keys, scores, queries = graph.split(graph.silu(summed), self._columns)
         keys = graph.reshape(keys, -1, heads, 1, 1, 1, head_dim)
         gates = graph.reshape(self._gates(scores, name, positions), -1, heads, 1, 1, 1, 1)

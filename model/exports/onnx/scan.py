@@ -11,11 +11,11 @@ from common.errors import ConfigError
 
 LARGEST_GRAPH = 2**26  # bytes; the published model's have 0.3 MB
 OPERATORS = {
-    "Add", "BitShift", "BitwiseAnd", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Exp", "Gather", "GatherND",
-    "Gemm", "GreaterOrEqual", "GroupQueryAttention", "Identity", "MatMul", "MatMulNBits", "Max", "Mod", "Mul",
-    "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Shape",
-    "Sigmoid", "Sin", "SkipSimplifiedLayerNormalization", "Slice", "Softplus", "Softsign", "Split", "Sqrt",
-    "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
+    "Add", "BitShift", "BitwiseAnd", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Exp", "Gather",
+    "GatherBlockQuantized", "GatherND", "Gemm", "GreaterOrEqual", "GroupQueryAttention", "Identity", "MatMul",
+    "MatMulNBits", "Max", "Mod", "Mul", "Neg", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean",
+    "ReduceSum", "Reshape", "Shape", "Sigmoid", "Sin", "SkipSimplifiedLayerNormalization", "Slice", "Softplus",
+    "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 _DOMAINS = {"", "ai.onnx", "com.microsoft"}
 _GRAPH, _TRAINING, _FUNCTION = 7, 20, 25  # of ModelProto

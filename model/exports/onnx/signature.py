@@ -3,7 +3,8 @@
 State, float32, the same in both and in this order (A SCA layers in all, T taps, C columns of the input projection, S
 columns of the context; M and H in that order):
 
-    sums_re, sums_im [A, B, K, M, H]    sums_z [A, B, K]    history [A, B, T-1, C]
+    sums_re, sums_im [A, B, K, M, H]    sums_z [A, B, K]
+    history.N [A, B, C] for N = 0 … T-2: the convolution's inputs, the oldest first, each times its last tap
     keys.N, values.N [B, G, S, H] for each block N; where a step's past has S columns, it writes into these
 
     prompt  tokens [B, L], lengths [B], wanted [B, P] -> logits [B, P, V], state with S = L rounded up to 32
@@ -19,21 +20,31 @@ from configs.model import ModelConfig
 from model.layers.sca import projected
 
 HIDDEN = "hidden"  # the output of the prompt graph for a head
-SUMS = ("sums_re", "sums_im", "sums_z", "history")
+SUMS = ("sums_re", "sums_im", "sums_z")
 CHUNK = 32  # columns that a prompt is computed in
 PAST = "past."  # before the names of a step's inputs of state
 
 Shape = tuple[int | str, ...]  # a letter stands for any size
 
 
+def history_names(config: ModelConfig) -> list[str]:
+    """The parts of the state that hold earlier inputs of the convolution, the oldest first."""
+    return [f"history.{index}" for index in range(config.convolution - 1)] if config.sca_per_block else []
+
+
+def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The name and shape of every part of the state that does not grow."""
+    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
+    if not layers:
+        return {}
+    sums = (layers, "B", heads, config.spectral_samples, head_dim)
+    shapes: dict[str, Shape] = dict(zip(SUMS, (sums, sums, (layers, "B", heads)), strict=True))
+    return shapes | {name: (layers, "B", projected(config)) for name in history_names(config)}
+
+
 def state_shapes(config: ModelConfig) -> dict[str, Shape]:
     """The name and shape of every part of the state."""
-    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
-    sums = (layers, "B", heads, config.spectral_samples, head_dim)
-    history = (layers, "B", config.convolution - 1, projected(config))
-    shapes: dict[str, Shape] = {}
-    if layers:
-        shapes |= dict(zip(SUMS, (sums, sums, (layers, "B", heads), history), strict=True))
+    shapes = sca_shapes(config)
     cache = ("B", config.kv_heads, "S", config.attention_head_dim)
     return shapes | {f"{part}.{block}": cache for block in range(config.blocks) for part in ("keys", "values")}
 

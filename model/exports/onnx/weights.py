@@ -14,9 +14,11 @@ from model.nautile import sca_names
 
 # At 4 bits the table, which is embedding and head at once, and the readouts lose most.
 TABLE_BITS = READOUT_BITS = 8
-# Inputs that share a scale. Blocks of 128 are faster than of 32, and cost nothing at 8 bits. At 4 bits the input
+# Inputs that share a scale, by bits. Large blocks are faster, and cost nothing at 8 bits. At 4 bits the input
 # projections, which hold the queries, lose most, and so have finer blocks.
-BLOCK, FINE_BLOCK = 128, 32
+BLOCKS = {32: 0, 8: 256, 4: 128}
+FINE_BLOCK = 64
+LEAST_TAP = 1e-12  # in place of a last tap of 0
 
 
 def heads_at_once(heads: int) -> int:
@@ -30,7 +32,9 @@ def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None
     if file.bits == 32:
         file.add("embedding", table_VD)
     else:
-        file.add_matrix("embedding", table_VD.T, TABLE_BITS, BLOCK)
+        file.add_matrix("embedding", table_VD.T, TABLE_BITS, BLOCKS[TABLE_BITS])
+        rows, inputs, _, block = file.matrices["embedding"]
+        file.add_view("embedding.rows", "embedding.levels", (rows, -(-inputs // block) * block))
     _rope_tables(file, config)
     file.add("ones", np.ones(config.attention_head_dim, np.float32))
     for block in range(config.blocks):
@@ -55,8 +59,13 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     order = np.arange(2 * query).reshape(2, config.query_heads, head_dim, samples).transpose(1, 0, 3, 2).ravel()
     columns = np.concatenate([np.arange(fixed), fixed + order])
     file.add(f"{name}.norm", layer["norm"])
-    file.add_matrix(f"{name}.in_proj", layer["in_proj"][:, columns], file.bits, FINE_BLOCK if file.bits == 4 else BLOCK)
-    file.add(f"{name}.conv", np.ascontiguousarray(layer["conv"][:, columns]))
+    # The convolution's inputs are scaled so that its last tap is 1, and one operator less is needed.
+    *earlier_TC, last_C = layer["conv"][:, columns]
+    last_C = np.where(np.abs(last_C) < LEAST_TAP, np.float32(LEAST_TAP), last_C)
+    in_proj_DC = layer["in_proj"][:, columns] * last_C
+    file.add_matrix(f"{name}.in_proj", in_proj_DC, file.bits, FINE_BLOCK if file.bits == 4 else BLOCKS[file.bits])
+    for tap, earlier_C in enumerate(earlier_TC):
+        file.add(f"{name}.conv.{tap}", earlier_C / last_C)
     decay_K, grid_KHM, weights_KHM = (np.asarray(part, np.float64) for part in spectrum(layer))
     file.add(f"{name}.grid", _single(grid_KHM.swapaxes(1, 2)))
     file.add(f"{name}.shares", _single(weights_KHM.swapaxes(1, 2) * head_dim**-0.5))
@@ -74,7 +83,7 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     file.add(f"{name}.within", _single(within_KCS[:, None]))
     file.add(f"{name}.carry", _single(np.exp(-decay_K[:, None] * (column_C + 1))[:, None, :, None]))
     file.add(f"{name}.rate", _single(-decay_K[:, None, None] * CHUNK))
-    file.add_matrix(f"{name}.gate_proj", layer["gate_proj"], file.bits, BLOCK)
+    file.add_matrix(f"{name}.gate_proj", layer["gate_proj"], file.bits, BLOCKS[file.bits])
     file.add(f"{name}.gated_norm", layer["gated_norm"])
     if file.bits == 32:
         file.add(f"{name}.readout", layer["readout"])
@@ -82,17 +91,17 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
         count = heads_at_once(heads)
         for index in range(heads // count):
             group_IO = np.concatenate(list(layer["readout"][index * count : (index + 1) * count]), axis=1)
-            file.add_matrix(f"{name}.readout.{index}", group_IO, READOUT_BITS, BLOCK)
-    file.add_matrix(f"{name}.out_proj", layer["out_proj"], file.bits, BLOCK)
+            file.add_matrix(f"{name}.readout.{index}", group_IO, READOUT_BITS, BLOCKS[READOUT_BITS])
+    file.add_matrix(f"{name}.out_proj", layer["out_proj"], file.bits, BLOCKS[file.bits])
 
 
 def _attention(file: WeightFile, name: str, layer: Params) -> None:
     file.add_matrix(
         f"{name}.qkv_proj", np.concatenate([layer[part] for part in ("q_proj", "k_proj", "v_proj")], axis=1),
-        file.bits, BLOCK,
+        file.bits, BLOCKS[file.bits],
     )  # fmt: skip
     for part in ("out_proj", "ff_in", "ff_out"):
-        file.add_matrix(f"{name}.{part}", layer[part], file.bits, BLOCK)
+        file.add_matrix(f"{name}.{part}", layer[part], file.bits, BLOCKS[file.bits])
     for part in ("norm1", "norm2", "ff_in_bias", "ff_out_bias"):
         file.add(f"{name}.{part}", layer[part])
 

@@ -11,13 +11,14 @@ from model.exports.onnx.graph import WeightFile
 from model.exports.onnx.graphs import prompt_graph, step_graph
 from model.exports.onnx.quantise import dequantise, quantise
 from model.exports.onnx.signature import state_shapes
-from model.exports.onnx.weights import BLOCK, FINE_BLOCK, write_weights
+from model.exports.onnx.weights import BLOCKS, FINE_BLOCK, write_weights
 from model.loss import masked_logits
 from model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 from tests.model.exports.onnx.conftest import MODEL
 
 FLOAT_ACTIVATIONS = 1
+BLOCK = BLOCKS[4]
 LENGTH = 200
 
 
@@ -52,6 +53,13 @@ def run(session, **inputs):
     return logits, state
 
 
+def times_last_tap(params, power):
+    """With each column of the input projections times a power of its last tap, as the graphs have it with 1."""
+    scas = {name: layer for name, layer in params["blocks"].items() if "conv" in layer}
+    turned = {name: {**own, "in_proj": own["in_proj"] * own["conv"][:, -1:] ** power} for name, own in scas.items()}
+    return {**params, "blocks": {**params["blocks"], **turned}}
+
+
 @pytest.fixture(scope="module")
 def tokens():
     return np.random.default_rng(2).integers(0, MODEL.vocabulary, (2, LENGTH))
@@ -68,6 +76,9 @@ def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
     if "spectral_samples" in changes:
         config = tiny_config(vocabulary=MODEL.vocabulary, width=64, context=256, **changes)
         weights = jax.tree.map(lambda leaf: leaf + 0.05, initialise(config, 3))
+    sca = weights["blocks"]["sca_0"]
+    without_tap = {**sca, "conv": sca["conv"].at[:, -1, :3].set(0)}  # by which the graphs divide the others
+    weights = {**weights, "blocks": {**weights["blocks"], "sca_0": without_tap}}
     expected = reference(weights, config, tokens)
     prompt, step = graphs(tmp_path, weights, config, 32)
     every = np.broadcast_to(np.arange(LENGTH), tokens.shape).copy()
@@ -99,16 +110,18 @@ def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weigh
     def rounded(path, leaf):
         name = path[-1].key
         if name == "embedding":
-            return dequantise(quantise(np.asarray(leaf), 8, BLOCK), leaf.shape[1])
+            return dequantise(quantise(np.asarray(leaf), 8, BLOCKS[8]), leaf.shape[1])
         matrices = {"in_proj", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
         if name not in matrices:
             return leaf
         flat = np.asarray(leaf).swapaxes(-1, -2).reshape(-1, leaf.shape[-2])
-        block = FINE_BLOCK if (name, bits) == ("in_proj", 4) else BLOCK
-        wide = dequantise(quantise(flat, 8 if name == "readout" else bits, block), leaf.shape[-2])
+        kept = 8 if name == "readout" else bits
+        block = FINE_BLOCK if (name, bits) == ("in_proj", 4) else BLOCKS[kept]
+        wide = dequantise(quantise(flat, kept, block), leaf.shape[-2])
         return wide.reshape(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2]).swapaxes(-1, -2)
 
-    expected = reference(jax.tree_util.tree_map_with_path(rounded, weights), MODEL, tokens[:, :40])
+    rounded_weights = jax.tree_util.tree_map_with_path(rounded, times_last_tap(weights, 1))
+    expected = reference(times_last_tap(rounded_weights, -1), MODEL, tokens[:, :40])
     prompt, step = graphs(tmp_path, weights, MODEL, bits)
     lengths = np.array([39, 39])
     logits, state = run(prompt, tokens=tokens[:, :39], lengths=lengths, wanted=lengths[:, None] - 1)
