@@ -43,7 +43,7 @@ from tests.support.pages.browser import chromium
 ROOT = Path(__file__).resolve().parents[2]
 QUERY_MS, NEW_S, USED_S = 200.0, 2.0, 0.5  # what is asked for
 # What a page shows first below its title, where it is neither a chart nor a table.
-CONTENT = {"logs": "[data-testid=stCode]", "lineage": "[data-testid=stGraphVizChart] svg"}
+CONTENT = {"logs": "pre.literal", "lineage": "[data-testid=stGraphVizChart] svg"}
 CONTENT |= dict.fromkeys(("samples", "rollouts"), ".group")
 CHART_OR_TABLE = "[data-testid=stVegaLiteChart] svg, [data-testid=stDataFrame] canvas, .plain-table table"
 # The page's clock once its title and an element of `content` are visible, else false. A chart that was there before the

@@ -32,6 +32,7 @@ _STYLE = """<style>
 pre.literal { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; color: #262730; border-radius: .3rem;
   padding: .4rem .5rem; margin: 0 0 .3rem; font-size: .82rem; }
 pre.literal.answer { font-weight: 600; background: #eef1f5; }
+pre.literal.command { user-select: all; margin: 0; }
 .token { display: inline-block; background: #e3e0f5; color: #41358c; border-radius: .6rem; padding: 0 .4rem;
   font-size: .72rem; font-weight: 600; }
 .plain-table { overflow-x: auto; } .plain-table table { border-collapse: collapse; font-size: .875rem; color: #262730; }
@@ -45,6 +46,14 @@ pre.literal.answer { font-weight: 600; background: #eef1f5; }
 def show(cards: Iterable[Markup]) -> None:
     """Show cards one below the other."""
     st.html(Markup("").join([Markup(_STYLE), *cards]))
+
+
+def show_text(text: str, kind: str = "") -> None:
+    """Show a text literally, with wrapped lines. `kind`: "command" for what a click is to select as a whole.
+
+    Streamlit's own element for code makes a browser read 1.5 MB of highlighting first.
+    """
+    show([Markup('<pre class="literal {}">{}</pre>').format(kind, visible(text))])
 
 
 def tokens_marked(text: str | None) -> Markup:

@@ -260,11 +260,6 @@ def page_link(address: str, **parameters: object) -> str:
     return f"{address}?{urlencode(given, quote_via=quote, safe='')}"
 
 
-def show_text(text: str | None) -> None:
-    """Show text from outside literally, with wrapped lines."""
-    st.code(text or "", language=None, wrap_lines=True)
-
-
 def escaped(text: str) -> str:
     """Text from outside for use inside markdown: no markdown, LaTeX, directive or link takes effect.
 

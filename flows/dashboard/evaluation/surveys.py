@@ -9,7 +9,7 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from evals.opinions.tables import ARMS, FIGURES, NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard import figures, shared
+from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
@@ -39,7 +39,8 @@ def page(chosen: ChosenRun | None) -> None:
     st.text(f"{summary['model']} · {summary['personas']:,} personas from {summary['personas_source']}{left_out}")
     st.warning(NOT_FOR[0])
     if summary["compared"]:
-        st.dataframe(score_rows(summary), hide_index=True, width="stretch")
+        rows = score_rows(summary)
+        cards.show([cards.table(rows[0], [row.values() for row in rows])])
         st.caption(shared.escaped(f"Humans: {summary['humans']['kind']}. {summary['humans']['source']}"))
     else:
         st.info(NOTHING_TO_COMPARE)
@@ -71,7 +72,7 @@ def _question(summary: dict[str, Any]) -> None:
     questions = {question["name"]: question for question in summary["questions"]}
     picked = st.selectbox("Question", list(questions), key="question")
     question = questions.get(picked) or next(iter(questions.values()))
-    shared.show_text(question["text"])
+    cards.show_text(question["text"])
     known = [name for name in SHOWN if any(name in cell["arms"] for cell in question["cells"])]
     at_first = [name for name in ("model", "humans", "overall", "uniform") if name in known]
     # The baselines stay: a figure of the model is not shown alone.
@@ -108,12 +109,15 @@ def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]
     ]
     order = [SHORT.get(arm, arm) for arm in arms]
     shown = [SHORT.get(arm, arm) for arm in arms if cell["arms"].get(arm)]
-    share = {"axis": {"format": ".0%", "title": None}, "scale": {"domainMin": 0}}
+    largest = max((point["high"] or point["share"] for point in points), default=1.0)
+    # Somewhat wider than the points: the outermost would be cut in half.
+    share = {"axis": {"format": ".0%", "title": None}, "scale": {"domain": [0, min(1.0, 1.05 * largest)]}}
+    legend = {**figures.BELOW, "values": shown, "columns": 2}
     base = {
         "y": nominal("option", sort=question["options"], title=None, axis={"labelLimit": 240}),
         "yOffset": nominal("arm", sort=order),
         # An arm has its colour in every group's chart, also where a group lacks another arm.
-        "color": nominal("arm", legend={**figures.BELOW, "values": shown}, scale={**figures.COLOURS, "domain": order}),
+        "color": nominal("arm", legend=legend, scale={**figures.COLOURS, "domain": order}),
     }
     tooltip = [
         nominal("option"),

@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from configs.changes import Change, describe_changes
 from flows.cli.many.compare import gain_lines, step_cells
 from flows.cli.many.sweep import metric_cells, note, run_cells
-from flows.dashboard import queries, shared
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import charts
@@ -69,20 +69,19 @@ def _two_runs(chosen: ChosenRun | None) -> None:
         st.caption("None differs.")
     else:
         st.text(describe_changes([Change(**change) for change in settings], None))
-        _grid(["setting", "A", "B"], [[str(row[name]) for name in ("field", "before", "after")] for row in settings])
+        cells = [[str(row[name]) for name in ("field", "before", "after")] for row in settings]
+        cards.show([cards.table(["setting", "A", "B"], cells)])
     st.subheader("Scores on the same questions")
     for line in gain_lines(comparison):
         st.text(line)
     if comparison["scores"]:
-        _grid(
-            ["after", "benchmark", "questions", "A", "B", "B leads by, points [95 %]", "p"],
-            [_score_cells(row) for row in comparison["scores"]],
-        )
+        heads = ["after", "benchmark", "questions", "A", "B", "B leads by, points [95 %]", "p"]
+        cards.show([cards.table(heads, map(_score_cells, comparison["scores"]))])
     _curves(comparison, other, chosen.run)
     st.subheader("Time and cost")
     st.caption("Of what each step made, whichever run made it.")
     cells = [[label, *cells] for label, cells in step_cells(comparison)]
-    _grid(["step", "A, time", "B, time", "A, paid", "B, paid"], cells)
+    cards.show([cards.table(["step", "A, time", "B, time", "A, paid", "B, paid"], cells)])
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
@@ -114,7 +113,8 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         for row in shared.ask(queries.STAGES, run)
         if row["label"] == stage and row["execution"]
     }
-    charts.draw({name: (name,) for name in metrics}, lines, Display())
+    shown = charts.choose_metrics(metrics, f"metrics of {stage}")
+    charts.draw({name: (name,) for name in shown}, lines, Display())
 
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
@@ -134,10 +134,8 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
         if measured:
             values = "; ".join(f"{row['arm']} {100 * row['accuracy']:.1f} %" for row in measured)
             intervals(measured).show(f"{metric['title']} with intervals: {values}")
-        _grid(
-            ["arm", "questions", "% [95 %]", f"against {first_arm}, points [95 %]", "p"],
-            [metric_cells(row, first_arm) for row in metric["arms"]],
-        )
+        heads = ["arm", "questions", "% [95 %]", f"against {first_arm}, points [95 %]", "p"]
+        cards.show([cards.table(heads, [metric_cells(row, first_arm) for row in metric["arms"]])])
     if report["metrics"]:
         st.caption(shared.escaped(note(report)))
     st.subheader("Runs")
@@ -173,8 +171,3 @@ def intervals(rows: Sequence[dict[str, Any]]) -> Chart:
         {"type": "point", "filled": True, "size": 70, "opacity": 1}, y=arm, x=quantitative("accuracy"), tooltip=tooltip
     )
     return Chart(table, {"layer": [span, dots], "height": 60 + 28 * len(table)})
-
-
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of texts, none of which is read as markup."""
-    st.dataframe(pd.DataFrame(list(rows), columns=list(columns)), hide_index=True, width="stretch", height="content")

@@ -6,7 +6,7 @@ import streamlit as st
 
 from common.text import visible
 from flows.cli.logs import LogFile
-from flows.dashboard import shared
+from flows.dashboard import cards, shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
@@ -46,7 +46,7 @@ def page(chosen: ChosenRun | None) -> None:
     if not lines:
         st.caption("Its log is empty.")
         return
-    shared.show_text("\n".join(wanted[-MOST_LINES:]))
+    cards.show_text("\n".join(wanted[-MOST_LINES:]))
     st.download_button("The whole log", data=path.read_bytes, file_name=path.name, mime="text/plain")
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from common.text import amount, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
-from flows.dashboard import queries, shared
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.runs import actions, graph, ladder, table
 from flows.dashboard.runs.attention import Concern, attention, budgets, spent, stand_ins
 from flows.dashboard.shared import ChosenRun
@@ -177,12 +177,17 @@ def _money(chosen: ChosenRun) -> None:
         text = f"{stage}: {dollars(cost)} of {dollars(budget)} ({cost / budget:.0%})"
         st.progress(min(1.0, cost / budget), text=shared.escaped(text))
     rows = [
-        {"stage": row["label"], "calls": row["calls"], "cached": row["cached"], "cost, $": row["dollars"]}
+        [
+            row["label"],
+            f"{row['calls']:,}",
+            f"{row['cached'] or 0:,}",
+            dollars(row["dollars"]) if row["dollars"] is not None else "",
+        ]
         for row in chosen.stages
         if row["calls"]
     ]
     if rows:
-        st.dataframe(rows, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=30)
+        cards.show([cards.table(["stage", "calls", "cached", "cost"], rows)])
     else:
         st.caption("No step of this run asked an endpoint.")
 
@@ -193,9 +198,9 @@ def _show(item: Concern) -> None:
     with st.container(border=True, key=f"attention-{item.level}-{abs(hash(item))}"):
         st.markdown(f"**{sign} {shared.escaped(item.title)}**")
         if item.text:
-            shared.show_text(item.text)
+            cards.show_text(item.text)
         if item.command:
-            st.code(item.command, language="sh")
+            cards.show_text(item.command, "command")
         if item.asks:
             actions.approve_button(item.run)
 

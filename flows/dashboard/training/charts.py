@@ -6,15 +6,23 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
 from common.metrics import metric
-from flows.dashboard import figures, queries, shared
+from common.text import size
+from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from store.catalog import CatalogRow
 
 FEW_POINTS = 60  # a curve of at most so many shows its points as well
 SMOOTHED_FROM = 50  # points: a moving average of fewer hides more than it shows
 SMOOTHING = 0.6  # as TensorBoard has it
+# What a page shows at first, as many as a step has of it: of a reinforcement, then of a pretraining.
+MAIN = (
+    *("reward", "solve_rate", "guard_accuracy", "kl"),
+    *("loss", "validation_loss", "bits_per_byte", "learning_rate"),
+)
+AT_FIRST = 4
 AXES = ("step", "tokens", "time")
 _HOURS_FROM = 3 * 3600.0  # seconds; a shorter time axis is in minutes
 
@@ -54,6 +62,15 @@ def settings(tokens: bool) -> Display:
     return Display(smoothing, logarithmic, axis)
 
 
+def choose_metrics(names: Sequence[str], key: str) -> list[str]:
+    """The metrics picked on the page; at first the main ones, for a browser takes long to draw all."""
+    first = [name for name in MAIN if name in names][:AT_FIRST] or list(names[:AT_FIRST])
+    titles = {name: metric(name).title for name in names}
+    return st.multiselect(
+        "Metrics", list(names), default=first, format_func=lambda name: titles.get(name, name), key=key
+    )
+
+
 def tokens_of(executions: Sequence[str]) -> dict[str, Any]:
     """Execution -> tokens that one training step has, where its speed and step time were measured."""
     return {row["execution"]: row["tokens"] for row in shared.ask(queries.TOKENS_A_STEP, list(executions))}
@@ -66,13 +83,17 @@ def draw(
     link: Callable[[Line], str] | None = None,
     tokens: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw the charts that have points in two columns; what never changed is named in one line instead.
+    """Draw the charts that have points in two columns, below a table of where their curves end.
+
+    What never changed is named in one line instead.
 
     `charts`: title -> metrics of one unit, which share a scale; the title of a single metric is the glossary's.
     `link`: the address of a line's texts; a click on a point opens those of its step.
     """
-    names = sorted({name for metrics in charts.values() for name in metrics})
+    names = list(dict.fromkeys(name for metrics in charts.values() for name in metrics))
     rows = shared.ask(queries.CURVES, list(lines), names, queries.POINTS) if names else []
+    if rows:
+        cards.show([last_values(rows, names, lines)])  # read before a browser has drawn the first chart
     columns = st.columns(2, gap="large")
     constant, drawn = [], 0
     for title, metrics in charts.items():
@@ -99,6 +120,34 @@ def draw(
         drawn += 1
     if constant:
         st.caption(shared.escaped("The same at every step: " + "; ".join(constant) + "."))
+
+
+def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping[str, Line]) -> Markup:
+    """A row for each execution: the last value of its metrics, and the lowest and highest, over all their sources."""
+    measured = {row["name"] for row in rows}
+    shown = {name: metric(name) for name in names if name in measured}
+    body = []
+    for execution, line in lines.items():
+        cells: list[str] = [line.name]
+        for name, entry in shown.items():
+            points = [row for row in rows if row["execution"] == execution and row["name"] == name]
+            whole = [row for row in points if not row["source"]]
+            if not points:
+                cells.append("")
+                continue
+            low, high = min(row["low"] for row in points), max(row["high"] for row in points)
+            last = _value(whole[-1]["value"], entry.unit) if whole else "by source"
+            same = whole and low == high
+            cells.append(last if same else f"{last} ({_value(low, entry.unit)} to {_value(high, entry.unit)})")
+        if any(cells[1:]):
+            body.append(cells)
+    return cards.table(["last (lowest to highest)", *(entry.title for entry in shown.values())], body)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "share":
+        return f"{value:.1%}"
+    return size(value) if unit == "bytes" else f"{value:.4g}"
 
 
 def chart(

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from common.metrics import metric
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import charts
 from flows.dashboard.training.charts import Line
 
-DEFAULT_METRICS = ("loss", "validation_loss", "bits_per_byte", "learning_rate")
 # The charts of the reinforcement page by the question they answer; each is of metrics that share a unit and a scale.
 HEALTH: dict[str, dict[str, tuple[str, ...]]] = {
     "Does it learn?": {
@@ -57,11 +55,7 @@ def training(chosen: ChosenRun | None) -> None:
     if chosen is None or not names:
         st.caption("No training metrics in this run yet.")
         return
-    first = [name for name in DEFAULT_METRICS if name in names] or names[:4]
-    titles = {name: metric(name).title for name in names}
-    shown = st.multiselect(
-        "Metrics", names, default=first, format_func=lambda name: titles.get(name, name), key="metrics"
-    )
+    shown = charts.choose_metrics(names, "metrics")
     tokens = charts.tokens_of(list(lines))
     display = charts.settings(bool(lines) and lines.keys() <= tokens.keys())
     _links(chosen, "pretrain", {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
@@ -85,18 +79,27 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     lines = _compared_lines(chosen, stage)
     names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
+    measured = {
+        question: {title: kept for title, metrics in group.items() if (kept := [m for m in metrics if m in names])}
+        for question, group in HEALTH.items()
+    }
+    questions = [question for question, group in measured.items() if group]
+    if not questions:
+        st.caption("No metrics in this stage yet.")
+        return
+    # A browser takes a second of a core to draw ten charts: those of one question at first.
+    picked = st.pills(
+        "Questions", questions, selection_mode="multi", default=questions[:1], key="questions", bind="query-params"
+    )
     display = charts.settings(tokens=False)
     _links(chosen, stage, {"Rollouts": "rollouts", "Log": "logs", "Memory and cores": "system"})
 
     def rollouts(line: Line) -> str:
         return shared.page_link("rollouts", run=line.run, stage=line.label)
 
-    for question, group in HEALTH.items():
-        measured = {title: [name for name in metrics if name in names] for title, metrics in group.items()}
-        measured = {title: metrics for title, metrics in measured.items() if metrics}
-        if measured:
-            st.subheader(question)
-            charts.draw(measured, lines, display, rollouts if stage != "self_distill" else None)
+    for question in [question for question in questions if question in picked] or questions[:1]:
+        st.subheader(question)
+        charts.draw(measured[question], lines, display, rollouts if stage != "self_distill" else None)
 
 
 def _links(chosen: ChosenRun, stage: str, pages: dict[str, str]) -> None:

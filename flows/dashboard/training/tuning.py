@@ -10,7 +10,7 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from evals.labelling.titles import TITLES, arm_rows
-from flows.dashboard import figures, shared
+from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
@@ -55,7 +55,7 @@ def _wrong_rows(folder: str) -> pd.DataFrame:
 
 def _scores(report: dict[str, Any]) -> None:
     columns, rows = arm_rows(report)
-    st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, width="stretch")
+    cards.show([cards.table(columns, rows)])
     counts, data = report["rows"], report["data"]
     st.caption(
         f"{counts['train']:,} rows to learn from, {counts['validation']:,} for calibration, {counts['test']:,} to test "

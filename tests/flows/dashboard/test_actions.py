@@ -14,6 +14,7 @@ from flows.operate.questions import NOTES
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_row
+from tests.support.page_parts import literals
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.http_server import FakeServer, json_response
 
@@ -147,7 +148,7 @@ def test_elsewhere_the_page_only_shows_commands(beside, prefect, name):
     assert run_actions.server_beside(beside) is None
     shown = page()
     assert labels(shown) == []
-    assert f"nautile approve {RUN[:8]}" in [code.value for code in shown.code]
+    assert f"nautile approve {RUN[:8]}" in literals(shown)
 
 
 def test_a_server_that_is_gone_is_named(store):

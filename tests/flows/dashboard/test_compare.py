@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from common.metrics import metric
+from flows.dashboard.training.charts import AT_FIRST
 from flows.sweep.arms import read_sweep
 from store.catalog import Catalog
+from tests.support.page_parts import tables
 from tests.support.stages.toy_stages import TOY
 
 
@@ -31,10 +34,13 @@ def test_two_runs_stand_beside_each_other(page):
     texts = [element.value for element in shown.text]
     assert "steps 30 -> 3" in texts
     assert any("B is better by" in text for text in texts)
-    settings, scores, steps = (element.value for element in shown.dataframe)
-    assert settings.iloc[0].tolist() == ["reason.policy.steps", "30", "3"]
-    assert scores["p"].tolist()[0] == "the same evaluation"
-    assert steps["step"].tolist()[-1] == "in all"
+    settings, scores, last, steps = tables(shown)
+    assert settings[1] == ["reason.policy.steps", "30", "3"]
+    assert scores[1][-1] == "the same evaluation"
+    assert steps[-1][0] == "in all"
+    [metrics] = shown.multiselect
+    assert last[0][1:] == [metric(name).title for name in metrics.value]  # of each curve below
+    assert len(metrics.value) <= AT_FIRST < len(metrics.options)
     assert any("Reward" in element.value for element in shown.markdown)  # its curves
     assert shown.query_params["with"] == "toy"
 
@@ -49,8 +55,9 @@ def test_a_sweep_has_its_table_and_intervals(page, two_runs, tmp_path, toy_stage
     shown = shown.run()
     assert not shown.exception
     assert not shown.error
-    scores, runs = (element.value for element in shown.dataframe)
-    assert scores["arm"].tolist() == ["samples=4", "samples=5"]
-    assert scores.iloc[1].tolist()[3:] == ["the same evaluation", ""]  # a test of it with itself would say nothing
+    [scores] = tables(shown)
+    [runs] = (element.value for element in shown.dataframe)
+    assert [row[0] for row in scores[1:]] == ["samples=4", "samples=5"]
+    assert scores[2][3:] == ["the same evaluation", ""]  # a test of it with itself would say nothing
     assert runs["state"].tolist() == ["done", "not made"]
     assert any("McNemar" in element.value for element in shown.caption)

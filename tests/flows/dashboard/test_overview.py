@@ -14,6 +14,7 @@ from store.events import EventWriter
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
 from tasks.engine.staging import LATE_S, write_retry_note
+from tests.support.page_parts import literals, tables
 from tests.support.samples.stage_store import key_of, published
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -75,7 +76,7 @@ def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure
             write_retry_note(store.staging(key_of("distill")), note, pause_s)
             shown = overview(store, monkeypatch)
             assert cards(shown) == [card]
-            assert (note in [code.value for code in shown.code]) == (state == "waiting")
+            assert (note in literals(shown)) == (state == "waiting")
             assert steps_of(shown) == {"distill": STATE_MARKS[state], "pretrain": STATE_MARKS["coming"]}
 
 
@@ -87,7 +88,7 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     write_json(store.root / NOTES / "r1.json", note | {"pid": 1, "api": None})
     shown = overview(store, monkeypatch)
     assert cards(shown) == ["**! pretrain waits for your answer**"]
-    assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= {code.value for code in shown.code}
+    assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= set(literals(shown))
     assert steps_of(shown)["pretrain"] == STATE_MARKS["waiting"]
     assert shown.selectbox(key="run").options[0].startswith("… toy · ")
 
@@ -101,9 +102,8 @@ def test_a_cancelled_run_has_its_way_on_and_a_budget_nearly_spent_is_named(store
     emit.close()
     shown = overview(store, monkeypatch)
     assert cards(shown) == ["**i distill cancelled**", "**! distill has used 90\\% of its budget**"]
-    assert "nautile run toy" in [code.value for code in shown.code]
-    calls = next(table.value for table in shown.dataframe if "cached" in table.value)
-    assert calls[["calls", "cached"]].to_numpy().tolist() == [[2, 1]]  # as lineage and SQL count
+    assert "nautile run toy" in literals(shown)
+    assert ["distill", "2", "1", "$0.9000"] in tables(shown)[-1]  # as lineage and SQL count
     assert [metric.value for metric in shown.metric if metric.label == "paid for calls"] == ["$0.9000"]
 
 

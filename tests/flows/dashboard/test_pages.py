@@ -16,12 +16,14 @@ from flows.dashboard.evaluation.evaluations import history, measured_only
 from flows.dashboard.pages import PAGES
 from flows.dashboard.shared import split_thinking
 from flows.dashboard.training import samples
-from flows.dashboard.training.charts import Display, Line, chart
+from flows.dashboard.training.charts import Display, Line, chart, last_values
+from flows.dashboard.training.curves import HEALTH
 from flows.run_state import RUNS
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.schema import LINEAGE_WITH_CALLS
+from tests.support.page_parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -99,6 +101,19 @@ def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_st
         assert points["x"]["axis"]["title"].startswith(title)
         assert points["href"]["field"] == "link"
         assert drawn.table["link"].iloc[-1] == "rollouts?run=r1&step=9"
+
+
+def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
+    rows = curve_of("solve_rate", 10) + curve_of("loss", 3) + curve_of("loss", 2, "e2")
+    rows.append(rows[0] | {"name": "reward", "source": "web", "value": 0.25, "low": 0.25, "high": 0.25})
+    lines = {"e1": Line("this run", "r1", "align"), "e2": Line("<b>other</b>", "r2", "align")}
+    html = str(last_values(rows, ["loss", "solve_rate", "reward", "kl"], lines))
+    assert cells(html) == [
+        ["last (lowest to highest)", "Loss", "Solve rate", "Reward"],  # and none without a point
+        ["this run", "0 (0 to 1)", "100.0% (0.0% to 100.0%)", "by source (0.25 to 0.25)"],
+        ["<b>other</b>", "1 (0 to 1)", "", ""],
+    ]
+    assert "<b>" not in html
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
@@ -232,6 +247,20 @@ def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
     assert not shown.exception
     assert shown.caption
+
+
+def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made, monkeypatch):
+    store, _ = made
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    shown = AppTest.from_function(_draw, kwargs={"page": "reinforcement"}, default_timeout=240).run()
+    assert [heading.value for heading in shown.subheader] == ["Does it learn?"]
+    few = len(shown.get("vega_lite_chart"))
+    (questions,) = shown.pills
+    shown = questions.set_value(questions.options).run()
+    assert not shown.exception
+    assert [heading.value for heading in shown.subheader] == questions.options == list(HEALTH)
+    assert 0 < few < len(shown.get("vega_lite_chart"))
 
 
 def test_the_records_of_a_published_file_are_shown(made, monkeypatch):

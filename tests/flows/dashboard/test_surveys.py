@@ -13,6 +13,7 @@ from evals.opinions.comparison import compare
 from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
 from flows.dashboard.evaluation.surveys import distribution, score_rows
 from store.catalog import Catalog
+from tests.support.page_parts import literals, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -55,8 +56,9 @@ def _draw() -> None:
 def test_scores_stand_beside_the_baselines(store, monkeypatch):
     publish(store, summary(humans=True))
     page = shown(store, monkeypatch)
-    [table] = (element.value for element in page.dataframe)
-    assert len(table) == 5  # no regression and no forest without single respondents
+    [[_, *rows]] = tables(page)
+    assert len(rows) == 5  # no regression and no forest without single respondents
+    assert literals(page) == [f"More {HOSTILE}?"]
     assert not page.info
     assert [option for option in page.multiselect[0].options if option.startswith("majority")]
 
@@ -65,7 +67,7 @@ def test_without_humans_the_page_says_so(store, monkeypatch):
     publish(store, summary(humans=False))
     page = shown(store, monkeypatch)
     assert [element.value for element in page.info] == [NOTHING_TO_COMPARE]
-    assert not page.dataframe
+    assert not tables(page)
 
 
 def test_a_chart_has_an_interval_where_there_is_one():

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from flows.dashboard.training.tuning import confusion_chart, learning_curves
 from store.artifacts import Store
 from store.catalog import Catalog
+from tests.support.page_parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
@@ -64,7 +65,8 @@ def _draw() -> None:
 def test_scores_and_wrong_rows_are_cells_and_never_markup(store):
     shown = AppTest.from_function(_draw, default_timeout=30).run()
     assert not shown.exception
-    scores_table, wrong = (element.value for element in shown.dataframe)
-    assert next(iter(scores_table["Accuracy"])) == "75.0 [65.0, 85.0]"
+    [[columns, first, *_]] = tables(shown)
+    [wrong] = (element.value for element in shown.dataframe)
+    assert dict(zip(columns, first, strict=True))["Accuracy"] == "75.0 [65.0, 85.0]"
     assert list(wrong["text"]) == [HOSTILE]
     assert not any("<script>" in element.value for element in (*shown.markdown, *shown.caption))
