@@ -116,6 +116,26 @@ def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
     assert "<b>" not in html
 
 
+def _choose(names: list[str]) -> None:
+    from flows.dashboard.training import charts
+
+    charts.choose_metrics(names, "metrics")
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (["a", "bits_per_byte", "loss", "validation_loss"], ["loss", "validation_loss", "bits_per_byte"]),
+        (["kl", "loss", "reward", "solve_rate", "guard_accuracy"], ["reward", "solve_rate", "guard_accuracy", "kl"]),
+        (list("abcdef"), list("abcd")),
+    ],
+)
+def test_a_page_draws_the_main_metrics_at_first(names, first):
+    (metrics,) = AppTest.from_function(_choose, kwargs={"names": names}, default_timeout=240).run().multiselect
+    assert metrics.value == first
+    assert len(metrics.options) == len(names)
+
+
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
     rows = measured.query(queries.CURVES, [["e1"], ["reward"], 100])
     assert 90 <= len(rows) <= 101
