@@ -279,7 +279,8 @@ def test_a_reinforcement_shows_the_charts_of_the_questions_that_are_picked(made,
     (questions,) = shown.pills
     shown = questions.set_value(questions.options).run()
     assert not shown.exception
-    assert [heading.value for heading in shown.subheader] == questions.options == list(HEALTH)
+    assert [heading.value for heading in shown.subheader] == questions.options
+    assert set(questions.options) <= set(HEALTH)
     assert 0 < few < len(shown.get("vega_lite_chart"))
 
 
