@@ -118,7 +118,8 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]], caption: str
         for row in rows
     )
     title = Markup("<caption>{}</caption>").format(caption) if caption else ""
-    whole = '<div class="plain-table"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    # A wide one scrolls in its place, by keyboard too: hence the tabindex.
+    whole = '<div class="plain-table" tabindex="0"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
     return Markup(whole).format(title, head, body)
 
 
