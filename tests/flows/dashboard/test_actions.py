@@ -14,7 +14,7 @@ from flows.operate.questions import NOTES
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_row
-from tests.support.page_parts import literals
+from tests.support.pages.parts import literals
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.http_server import FakeServer, json_response
 

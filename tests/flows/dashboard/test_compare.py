@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 from common.metrics import metric
 from flows.sweep.arms import read_sweep
 from store.catalog import Catalog
-from tests.support.page_parts import tables
+from tests.support.pages.parts import tables
 from tests.support.stages.toy_stages import TOY
 
 

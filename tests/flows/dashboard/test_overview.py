@@ -14,7 +14,7 @@ from store.events import EventWriter
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
 from tasks.engine.staging import LATE_S, write_retry_note
-from tests.support.page_parts import literals, tables
+from tests.support.pages.parts import literals, tables
 from tests.support.samples.stage_store import key_of, published
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"

@@ -23,7 +23,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.schema import LINEAGE_WITH_CALLS
-from tests.support.page_parts import cells
+from tests.support.pages.parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 

@@ -13,7 +13,7 @@ from evals.opinions.comparison import compare
 from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
 from flows.dashboard.evaluation.surveys import distribution, score_rows
 from store.catalog import Catalog
-from tests.support.page_parts import literals, tables
+from tests.support.pages.parts import literals, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 

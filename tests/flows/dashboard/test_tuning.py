@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from flows.dashboard.training.tuning import confusion_chart, learning_curves
 from store.artifacts import Store
 from store.catalog import Catalog
-from tests.support.page_parts import tables
+from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
