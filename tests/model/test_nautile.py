@@ -14,7 +14,7 @@ from model.nautile import begin, continue_from, forward, initialise, parameter_c
 from tests.model.conftest import packed_rows, tiny_config
 
 # Golden losses of three steps of gradient descent; they change only with the model's arithmetic or its start.
-GOLDEN = [5.01264, 5.01146, 4.95049]
+GOLDEN = [5.01264, 5.01146, 4.95049]  # the logarithm of the vocabulary of 150 is 5.01064
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +47,17 @@ def test_counts_are_of_the_parameters_that_exist(config):
 def test_initialisation_is_a_function_of_the_seed(config):
     start = jax.jit(initialise, static_argnums=0)
     first, again, other = (start(config, seed) for seed in (3, 3, 4))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), first, again))
-    assert not jnp.array_equal(first["embedding"], other["embedding"])
-    in_proj = first["blocks"]["sca_0"]["in_proj"]
-    assert not jnp.array_equal(in_proj[0], in_proj[1])
-    assert jnp.all(first["embedding"][config.vocabulary :] == 0)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.array_equal(first["embedding"], other["embedding"])
+    in_proj = np.asarray(first["blocks"]["sca_0"]["in_proj"])
+    assert not np.array_equal(in_proj[0], in_proj[1])
+    assert np.all(np.asarray(first["embedding"])[config.vocabulary :] == 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "blocks"), [(32, 2), (256, 8)])
-def test_the_loss_starts_near_the_logarithm_of_the_vocabulary(width, blocks):
-    config = tiny_config(width=width, blocks=blocks, vocabulary=500, feed_forward=2 * width)
+def test_the_loss_starts_near_the_logarithm_of_the_vocabulary():
+    """Of a wide and deep model; that of a small one is the first of the golden losses."""
+    config = tiny_config(width=256, blocks=8, vocabulary=500, feed_forward=512)
     batch = packed_rows(500, [[64]] * 4, 64)
     sums = jax.jit(lambda: weighted_loss(initialise(config, 0), config, batch))()
     assert abs(float(sums.loss / sums.weight) - np.log(500)) < 0.15

@@ -50,7 +50,7 @@ def tokenizer():
 
 
 # What the compiled gradients do not depend on. They are given the defaults, so a test that depends on one would fail.
-# (`inner_epochs` sets the length of a learning rate's schedule, which is constant here.)
+# (`steps` and `inner_epochs` set the length of a learning rate's schedule, which is constant here.)
 NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every", "inner_epochs")
 
 
@@ -60,7 +60,7 @@ def shared_programs():
     program, updates, initialise = cache(LearnerProgram), {}, Learner.__init__
 
     def shared(model, config, rollout, apart, mesh):
-        defaults = {name: PolicyConfig.model_fields[name].default for name in NOT_COMPILED}
+        defaults = {"steps": 1} | {name: PolicyConfig.model_fields[name].default for name in NOT_COMPILED}
         defaults |= {name: field.default for name, field in PolicyConfig.model_fields.items() if "guard" in name}
         return program(model, config.model_copy(update=defaults), rollout, apart, mesh)
 

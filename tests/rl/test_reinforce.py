@@ -59,13 +59,14 @@ def kill_when(child, ready):
         child.wait()
 
 
-def test_killed_in_a_rollout_in_marks_of_and_in_an_update_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
+def test_killed_in_an_update_and_in_marks_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
+    """In the third update, whose rollouts are in the log but in no checkpoint; then, resumed, in marks of a later step.
+    (A kill in a rollout leaves no more than one in its marks.)"""
     folder, _, answered, _ = uninterrupted
-    stopped = tmp_path / "stopped"
+    stopped, saved = tmp_path / "stopped", tmp_path / "checkpoints" / "steps" / "2"
     with FakeOpenAI(reply=marks_of) as server:
-        kill_when(start(tmp_path, server.url, "rollout:3"), stopped.exists)
-        stopped.unlink()
-        kill_when(start(tmp_path, server.url, "update:3"), stopped.exists)
+        kill_when(start(tmp_path, server.url, "3"), lambda: stopped.exists() and saved.exists())
+        assert {row["step"] for row in lines(tmp_path / "rollouts.jsonl")} == {0, 1, 2}
         held = server.answered + 3  # in the middle of a group
         server.faults = lambda arrival: None if server.answered < held else "hang"
         kept = tmp_path / "replies"  # a reply that is not in it yet would rightly be asked for again

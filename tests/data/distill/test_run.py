@@ -15,9 +15,9 @@ from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import BatchConfig, EndpointConfig
-from data.distill import verdicts, window
+from data.distill import stats, verdicts, window
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
-from data.distill.stats import FIRST_JUDGED, DistillStats, chance_of_rejects, distill_facts
+from data.distill.stats import DistillStats, chance_of_rejects, distill_facts
 from data.endpoints import circuit_breaker, pool
 from data.endpoints.batch import queue
 from data.endpoints.pool import EndpointPool
@@ -333,19 +333,21 @@ def test_a_wrong_address_is_the_operators_to_fix(run):
 
 
 @pytest.mark.slow
-def test_a_poor_teacher_is_noticed_within_the_first_replies_and_no_more_are_paid_for(run):
+def test_a_poor_teacher_is_noticed_within_the_first_replies_and_no_more_are_paid_for(run, monkeypatch):
     """One prompt in two is rejected where one in five may be: $5 of $5,000 are spent, not all."""
+    monkeypatch.setattr(stats, "FIRST_JUDGED", 60)
+    monkeypatch.setattr(window, "FIRST_JUDGED", 60)
     # Slow enough that every reply is looked at before many more are asked for.
     with FakeOpenAI(reply=lambda body: useful(body) if len(str(body)) % 2 else "no json", delay_s=0.1) as server:
         with pytest.raises(ConfigError, match=r"max_rejected_share is 0\.2, but \d+ of the first \d+ .*no more are"):
-            run({"t": openai(server, concurrency=8)}, prompts=300, chunk=300, max_rejected_share=0.2)
+            run({"t": openai(server, concurrency=8)}, prompts=150, chunk=150, max_rejected_share=0.2)
         asked = len(server.bodies)
-        assert FIRST_JUDGED <= asked < 290
+        assert 60 <= asked < 140
         assert server.answered == asked, "what was in flight was awaited, because it is paid for"
         server.reply, server.delay_s = useful, 0.0
-        output = run({"t": openai(server, concurrency=8)}, prompts=300, chunk=300, max_rejected_share=0.6)
-        assert len(server.bodies) == 300, "a higher limit goes on with what is there"
-    assert output.stats.judged == 300
+        output = run({"t": openai(server, concurrency=8)}, prompts=150, chunk=150, max_rejected_share=0.6)
+        assert len(server.bodies) == 150, "a higher limit goes on with what is there"
+    assert output.stats.judged == 150
 
 
 def test_the_chance_of_rejects_is_bounded_from_above():

@@ -16,7 +16,7 @@ from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import own_process
 
 ROOT = str(Path(__file__).parents[3])
-PROMPTS = 240
+PROMPTS = 120
 FAULTS = {"429": 0.05, "500": 0.02, "cut": 0.01, "invalid": 0.01}
 
 
@@ -46,10 +46,10 @@ def test_killed_twice_every_prompt_ends_once_and_the_files_are_those_of_an_undis
     with own_process(faults=FAULTS, per_million=distilling_process.PRICES, delay_s=0.2) as server:
         for answered in (PROMPTS // 4, PROMPTS // 2):
             killed_at(server, server.url, stopped, answered)
-        assert started(server.url, stopped).wait(900) == 0
+        distilling_process.distil(server.url, stopped, PROMPTS)
         counts = server.counts()
     with own_process(per_million=distilling_process.PRICES) as server:
-        assert started(server.url, whole).wait(900) == 0
+        distilling_process.distil(server.url, whole, PROMPTS)
     assert files(stopped) == files(whole), "faults and kills do not change what is written"
     rows = [
         json.loads(line)

@@ -152,11 +152,12 @@ def test_a_token_whose_share_is_zero_is_never_drawn():
     """The running sum minus the drawn block's share rounds above the target: what is left to pass is below zero."""
     rng = np.random.default_rng(0)
     shares_BV = np.where(np.arange(512) % 128 < 3, 0, rng.random((4000, 512))).astype(np.float32)
-    drawn_B = np.asarray(_invert(jnp.asarray(shares_BV), jnp.asarray(rng.random(4000), jnp.float32)))
+    invert = jax.jit(_invert)
+    drawn_B = np.asarray(invert(shares_BV, rng.random(4000).astype(np.float32)))
     sums = shares_BV.reshape(4000, 4, 128).sum(-1, dtype=np.float32).cumsum(-1, dtype=np.float32)
     # Targets at the very edges of blocks, where rounding decides.
     edges_B = (sums[:, 1] / sums[:, 3]).astype(np.float32)
-    at_edges_B = np.asarray(_invert(jnp.asarray(shares_BV), jnp.asarray(edges_B)))
+    at_edges_B = np.asarray(invert(shares_BV, edges_B))
     rows = np.arange(4000)
     assert (shares_BV[rows, drawn_B] > 0).all()
     assert (shares_BV[rows, at_edges_B] > 0).all()

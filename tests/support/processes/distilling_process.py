@@ -37,9 +37,8 @@ def write_index(folder: Path) -> None:
     build_index(folder / "exemplars.jsonl", Encoder(), IndexConfig(), folder / "retrieval")
 
 
-def main() -> None:
+def distil(url: str, folder: Path, prompts: int) -> None:
     """Run what is left of the distillation."""
-    url, folder, prompts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     config = DistillConfig(prompts=prompts, chunk=max(8, prompts // 20), teachers=(TeacherConfig(endpoint="teacher"),))
     index = ExemplarIndex(folder / "retrieval", Encoder())
     with EndpointPool({"teacher": endpoint(url)}, folder / "replies", silent) as pool:
@@ -49,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    distil(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

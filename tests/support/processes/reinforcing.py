@@ -1,7 +1,7 @@
-"""A tiny alignment as a separate process: `python -m tests.support.processes.reinforcing FOLDER URL [POINT:COUNT]`.
+"""A tiny alignment as a separate process: `python -m tests.support.processes.reinforcing FOLDER URL [UPDATE]`.
 
-The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the process stops there after COUNT passes,
-writes FOLDER/stopped and waits to be killed.
+The judge is the chat endpoint at URL. With UPDATE the process stops amid that update's micro-batches, writes
+FOLDER/stopped and waits to be killed.
 """
 
 import sys
@@ -22,7 +22,6 @@ from rl.judge import Judge
 from rl.learner import Learner
 from rl.problems.load import load, load_guard
 from rl.reinforce import Reinforcement, reinforce
-from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs
 from tasks.align import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
@@ -58,29 +57,26 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
     return facts
 
 
-def stop_at(folder: Path, point: str, count: int) -> None:
-    """Make this process stop at the point, for good, after `count` passes."""
-    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_accumulate")}[point]
-    original, left = getattr(owner, name), [count]
+def stop_in(folder: Path, update: int) -> None:
+    """Make this process stop at the first micro-batch of an update (1: the first one), for good."""
+    accumulate = Learner._accumulate
 
-    def stopping(*arguments: Any, **named: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+    def stopping(learner: Learner, *arguments: Any) -> None:
+        if learner.steps + 1 == update:
             (folder / "stopped").touch()
             time.sleep(600)
-        return original(*arguments, **named)
+        accumulate(learner, *arguments)
 
-    setattr(owner, name, stopping)
+    Learner._accumulate = stopping
 
 
-def main(folder: Path, url: str, stop: str = "") -> None:
+def main(folder: Path, url: str, update: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if stop:
-        point, _, count = stop.partition(":")
-        stop_at(folder, point, int(count))
+    if update:
+        stop_in(folder, update)
     run(folder, url)
 
 
 if __name__ == "__main__":
     relax_collector()
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
