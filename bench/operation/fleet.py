@@ -185,7 +185,7 @@ def running(process: "subprocess.Popen[bytes]") -> bool:
 def measure(folder: Path, url: str, page: str, settings: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
     """Start the runs, look at them until they have ended, look again, and count."""
     environment = {**os.environ} | {"NAUTILE_STORE": str(folder / "store"), "PREFECT_API_URL": url}
-    environment |= {"NAUTILE_DAG": "fleet_stages:dag", "PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}
+    environment |= {"NAUTILE_DAG": "fleet_stages:dag", "PYTHONPATH": f"{ROOT}:{ROOT / 'bench/operation'}"}
     environment |= {"FLEET_ITEMS": str(options.items), "FLEET_ITEM_S": str(options.item_s)}
     busy: Times = defaultdict(list)
     idle: Times = defaultdict(list)
