@@ -498,6 +498,7 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # by itself it takes the names of tables, such as [launch], for markup and drops them
 )
 
 

@@ -10,6 +10,7 @@ from flows.cli.terminal import ConfigArgument, IdArgument, Json, show_as, the_st
 
 store_app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     help="Maintain the store: verify, add, free space, mirror, rebuild the catalog, export its tables.",
 )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import fsspec
 import pytest
 from fsspec.registry import _registry
 from pydantic import TypeAdapter
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from common.processes import free_port
@@ -54,9 +56,23 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["store"], ["store", "gc"], ["sql"], ["lineage"]])
-def test_every_command_has_help(command):
-    assert "Usage" in CliRunner().invoke(cli.app, [*command, "--help"]).output
+def described(command, path=()):
+    """The path of each command, and the texts that describe it and its parameters."""
+    yield path, [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+    for name, below in getattr(command, "commands", {}).items():
+        yield from described(below, (*path, name))
+
+
+def test_every_command_has_help_and_nothing_of_it_is_lost():
+    """The names of tables, such as [launch], were: brackets are markup to what draws the help."""
+    checked = 0
+    for path, texts in described(get_command(cli.app)):
+        shown = CliRunner().invoke(cli.app, [*path, "--help"], env={"COLUMNS": "500"}).output
+        assert "Usage" in shown
+        for text in texts:
+            assert re.sub(r"[`\s]", "", text) in re.sub(r"[`\s│]", "", shown), path
+        checked += any("[" in text for text in texts)
+    assert checked > 3
 
 
 @pytest.mark.parametrize(
