@@ -47,7 +47,7 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     if with_hidden:
         graph.output(HIDDEN, hidden_shape(config))
         graph.op("Identity", x, into=HIDDEN)
-    parts = [(*state[:3], *state.history) for state in states]
+    parts = [(state.sums, state.z, *state.history) for state in states]
     for index, name in enumerate(sca_shapes(config)):
         graph.op("Concat", *(part[index] for part in parts), into=name, axis=0)
     return _finished(graph, config, "prompt")

@@ -23,10 +23,9 @@ from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
 
 
 class SCAValues(NamedTuple):
-    """The state of one SCA layer after a prompt: [1, B, K, M, H] twice, [1, B, K] and T-1 times [1, B, C]."""
+    """The state of one SCA layer after a prompt, as in `signature` but for the layers: [1, B, …]."""
 
-    re: str
-    im: str
+    sums: str
     z: str
     history: list[str]
 
@@ -191,12 +190,9 @@ class Layers:
         last = graph.op("MatMul", chunks.last, sums)
         parts = [2 * each, 1]
         last_sums, last_z = graph.split(last, parts)
-        last_re, last_im = (
-            graph.reshape(part, 0, heads, samples, head_dim) for part in graph.split(last_sums, [each, each])
-        )
-        last_values = (last_re, last_im, graph.reshape(last_z, 0, heads))
         state = SCAValues(
-            *(graph.op("Unsqueeze", value, graph.indices(0)) for value in last_values),
+            graph.reshape(last_sums, 1, -1, heads, 1, 2, samples, head_dim),
+            graph.reshape(last_z, 1, -1, heads, 1, 1, 1, 1),
             [graph.op("Transpose", part, perm=[1, 0, 2]) for part in history],
         )
         all_sums, z = graph.split(sums, parts)
@@ -212,23 +208,22 @@ class Layers:
     def step_past(self, names: list[str], past: list[str], history: list[str]) -> list[StepPast]:
         """What each SCA layer of `names` takes from the past state, computed for all layers at once.
 
-        past: the names of `sums_re`, `sums_im` and `sums_z`. An operator on the few numbers of a layer takes about as
-        long as on those of all.
+        past: the names of `sums` and `sums_z`. An operator on the few numbers of a layer takes about as long as on
+        those of all.
         """
         graph, config = self.graph, self.config
         count, heads = len(names), config.memory_heads
-        re, im, z = past
+        sums, z = past
 
         def stacked(part: str, *shape: int) -> str:
             """The layers' weights of one kind, as one; computed as the graph is loaded."""
             every = graph.op("Concat", *(graph.weight(f"{name}.{part}") for name in names), axis=0)
             return graph.reshape(every, count, *shape)
 
-        sums = graph.op("Concat", *(graph.op("Unsqueeze", part, graph.indices(3, 4)) for part in (re, im)), axis=4)
-        sums = graph.op("Mul", sums, stacked("kept", 1, heads, 1, 1, 1, 1))
+        kept = stacked("kept", 1, heads, 1, 1, 1, 1)
+        sums = graph.op("Mul", sums, kept)
         # With the least number that is not 0: where no gate was open the sums are 0, and then so is what is read.
-        z = graph.op("Add", graph.op("Mul", z, stacked("kept", 1, heads)), graph.constant(TINY))
-        z = graph.op("Unsqueeze", z, graph.indices(3, 4, 5, 6))
+        z = graph.op("Add", graph.op("Mul", z, kept), graph.constant(TINY))
         parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
         if not history:
             return [StepPast(*values, "") for values in zip(*parts, strict=True)]
@@ -242,11 +237,8 @@ class Layers:
     def step_state(self, values: list[StepValues], history: list[str], past_history: list[str]) -> None:
         """Write the state after a step from that of each SCA layer; an input of the convolution moves by a place."""
         graph = self.graph
-        sums, z = (graph.op("Concat", *parts, axis=0) for parts in ([v.sums for v in values], [v.z for v in values]))
-        re, im, last_z = SUMS
-        for part, name in zip(graph.split(sums, [1, 1], axis=4), (re, im), strict=True):
-            graph.op("Squeeze", part, graph.indices(3, 4), into=name)
-        graph.op("Squeeze", z, graph.indices(3, 4, 5, 6), into=last_z)
+        for name, parts in zip(SUMS, ([v.sums for v in values], [v.z for v in values]), strict=True):
+            graph.op("Concat", *parts, into=name, axis=0)
         for name, later in zip(history[:-1], past_history[1:], strict=True):
             graph.op("Identity", later, into=name)
         if history:

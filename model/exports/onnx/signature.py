@@ -3,7 +3,7 @@
 State, float32, the same in both and in this order (A SCA layers in all, T taps, C columns of the input projection, S
 columns of the context; M and H in that order):
 
-    sums_re, sums_im [A, B, K, M, H]    sums_z [A, B, K]
+    sums [A, B, K, 1, 2, M, H], real and imaginary    sums_z [A, B, K, 1, 1, 1, 1]
     history.N [A, B, C] for N = 0 … T-2: the convolution's inputs, the oldest first, each times its last tap
     keys.N, values.N [B, G, S, H] for each block N; where a step's past has S columns, it writes into these
 
@@ -20,7 +20,7 @@ from configs.model import ModelConfig
 from model.layers.sca import projected
 
 HIDDEN = "hidden"  # the output of the prompt graph for a head
-SUMS = ("sums_re", "sums_im", "sums_z")
+SUMS = ("sums", "sums_z")  # with axes over which a step broadcasts
 CHUNK = 32  # columns that a prompt is computed in
 PAST = "past."  # before the names of a step's inputs of state
 
@@ -37,8 +37,9 @@ def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
     heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
     if not layers:
         return {}
-    sums = (layers, "B", heads, config.spectral_samples, head_dim)
-    shapes: dict[str, Shape] = dict(zip(SUMS, (sums, sums, (layers, "B", heads)), strict=True))
+    every = (layers, "B", heads, 1)
+    sums = ((*every, 2, config.spectral_samples, head_dim), (*every, 1, 1, 1))
+    shapes: dict[str, Shape] = dict(zip(SUMS, sums, strict=True))
     return shapes | {name: (layers, "B", projected(config)) for name in history_names(config)}
 
 
