@@ -80,6 +80,17 @@ def give_way(niceness: int) -> None:
             give_session_way(os.getpid())
 
 
+def only_idle_time() -> None:
+    """Let this thread, and those that it starts from now on, have only the time that nothing else wants of the cores.
+
+    Elsewhere than on Linux this is the least priority there is.
+    """
+    give_way(19)
+    with suppress(OSError):
+        if sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def give_session_way(leader: int) -> None:
     """Give the session that process `leader` leads the priority of that process.
 

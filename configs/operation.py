@@ -40,6 +40,9 @@ class LaunchConfig(Section):
     tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": of v4:2x2x4, say
     topology: str = "v4:2x4x4"  # the chips that `nautile plan` compiles for, if its option names no others
     cache_gigabytes: PositiveFloat = 100.0  # of token shards that a host keeps, where the store has a remote
+    # With a pretraining on CPU: compile the programs of the stages after it meanwhile, in the time that it leaves of
+    # the cores. Of an accelerator's programs it makes none, so there it is useless.
+    compile_ahead: bool = False
     silent_s: PositiveFloat = 120.0  # without a heartbeat for so long a host counts as dead (whole seconds)
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ from common.processes import give_way
 from configs.load import load_form
 from configs.schema import RunConfig
 from flows.cli.terminal import config_words
+from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
 from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_name
 from flows.operate import approval, concurrency
@@ -117,6 +118,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
             store.run_lock(run_id).for_life(),
             recorded(store, config, run, run_id, str(flow_run.name or config.name), resume("")),
             cancelling(),
+            compiling_ahead(store, config, run.steps, run.selection.force),
         ):
             outputs = _StepRunner(store, config, run, run_id, resume, concurrency.declared_limits()).run()
         notifier.send(

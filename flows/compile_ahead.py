@@ -1,0 +1,79 @@
+"""While a pretraining computes, a process compiles the programs of the stages after it (`tasks.compile_ahead`)."""
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from common.files import write_json
+from configs.schema import RunConfig
+from flows.dag import Step
+from store.artifacts import Store
+from tasks.compile_ahead import REHEARSED, AheadRequest
+from tasks.engine.child_process import run_child
+from tasks.engine.errors import StageCancelled
+
+log = logging.getLogger(__name__)
+
+LOG = "compile-ahead.txt"  # among the store's logs
+
+
+@contextmanager
+def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> Iterator[None]:
+    """Around the steps of a run: with `launch.compile_ahead` the process runs beside them, and ends with the block.
+
+    What goes wrong in it is logged and stops nothing, because a stage compiles what it does not find.
+    """
+    request = request_of(store, config, steps, force) if config.launch.compile_ahead else None
+    if request is None:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_run, args=(store, request, stop), name="compile-ahead")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> AheadRequest | None:
+    """What is to be compiled; None where no pretraining comes first, which takes long enough and leaves idle time."""
+
+    def to_come(step: Step) -> bool:
+        return force or any(store.find(kind, step.key) is None for kind in step.outputs)
+
+    several = config.launch.stages if config.launch.processes > 1 else ()  # their programs are for all hosts together
+    later = [step for step in steps if step.label in REHEARSED and step.label not in several and to_come(step)]
+    if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
+        return None
+    return AheadRequest(
+        parent=os.getpid(),
+        store=str(store.root),
+        model=config.model.model_dump(mode="json"),
+        tokenizer=config.tokenizer.model_dump(mode="json"),
+        steps=[(step.label, step.section, str(store.root / "staging" / step.key)) for step in later],
+    )
+
+
+def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
+    def end_with_run() -> None:
+        if stop.is_set():
+            raise StageCancelled("the run has ended")
+
+    path = store.root / "logs" / LOG
+    with tempfile.TemporaryDirectory() as folder, suppress(StageCancelled):
+        file = Path(folder) / "request.json"
+        write_json(file, asdict(request))
+        try:
+            ended = run_child("tasks.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run)
+        except OSError as error:
+            log.warning("no process compiles programs ahead (%s): the stages compile them", error)
+            return
+        if ended.code:
+            log.warning("compiling ahead ended with exit code %d (%s): the stages compile the rest", ended.code, path)

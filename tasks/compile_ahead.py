@@ -1,0 +1,80 @@
+"""The process that compiles the programs of later stages: `python -m tasks.compile_ahead REQUEST.json`.
+
+It takes only the time that nothing else wants of the cores. The programs go into the store's cache, where a stage finds
+them; one that begins before its programs are there compiles them itself, so the results never depend on this process.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.processes import collector_paused, only_idle_time
+from configs.model import ModelConfig, TokenizerConfig
+from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
+from tasks.engine.child_main import begin
+
+logger = logging.getLogger("tasks.compile_ahead")
+
+REHEARSED = ("align", "reason", "self_distill")  # the stages whose programs can be compiled ahead, as a run has them
+
+
+@dataclass(frozen=True)
+class AheadRequest:
+    """What the process needs to know.
+
+    parent: the process that it ends with. steps: (stage, section, staging folder) of each step to come, in order.
+    """
+
+    parent: int
+    store: str
+    model: dict[str, Any]
+    tokenizer: dict[str, Any]
+    steps: list[tuple[str, dict[str, Any], str]]
+
+
+def main(path: Path) -> None:
+    """Rehearse the steps of a request that have not begun."""
+    request = AheadRequest(**json.loads(path.read_text(encoding="utf-8")))
+    begin(request.parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to clean up, and a compilation is not interrupted
+    only_idle_time()
+    enable_cache(Path(request.store))
+    model, tokenizer = ModelConfig.model_validate(request.model), TokenizerConfig.model_validate(request.tokenizer)
+    for stage, section, staging in request.steps:
+        if os.path.exists(staging):
+            logger.info("%s has begun, and compiles for itself", stage)
+            continue
+        rehearse(stage, section, model, tokenizer)
+        logger.info("%s: compiled", stage)
+
+
+def enable_cache(store: Path) -> None:
+    """Keep what this process compiles where the stages of the store look for it."""
+    with collector_paused():
+        from model.compile_cache import enable_compile_cache  # imports JAX, which the flow does not need
+
+    enable_compile_cache(store / "compiled")
+
+
+def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
+    """Compile the programs of a stage of `REHEARSED` with this section."""
+    # Imported here because the flow imports this file, and JAX takes seconds.
+    from rl.objectives import Balance
+    from rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
+
+    seed = section["seed"]
+    if stage == "self_distill":
+        rehearse_self_distillation(model, tokenizer, SelfDistillConfig.model_validate(section[stage]), seed)
+        return
+    config = (AlignConfig if stage == "align" else ReasonConfig).model_validate(section[stage])
+    balance = Balance.of(config) if isinstance(config, ReasonConfig) else None
+    rehearse_reinforcement(model, tokenizer, config.problems, config.rollout, config.policy, balance, seed)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
