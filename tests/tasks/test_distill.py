@@ -63,6 +63,7 @@ def facts(tmp_path, kind, attempt="a"):
     return json.loads((tmp_path / attempt / "staging" / "facts" / f"{kind}.json").read_text())
 
 
+@pytest.mark.slow
 def test_documents_and_their_tokens(job, tmp_path):
     events = []
     with FakeOpenAI() as server:

@@ -50,6 +50,7 @@ def test_rows_and_figures_of_personas(undisturbed):
     assert (facts["personas"], facts["left_out"]) == (PEOPLE, 1)
 
 
+@pytest.mark.slow
 def test_a_killed_job_asks_nobody_twice_and_leaves_the_same_files(tmp_path, undisturbed):
     command = [sys.executable, "-m", "tests.support.processes.simulating", str(tmp_path), "2"]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

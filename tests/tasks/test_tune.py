@@ -47,6 +47,7 @@ def report_of(done):
     return json.loads((done.output("tuning") / "tuning.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_head_with_its_baselines(tmp_path, checkpoint, table):
     done = job(tmp_path, checkpoint, table, baselines=["majority", "tfidf"])
     tune.work(done)
@@ -126,6 +127,7 @@ def test_the_learning_rate_is_chosen_by_the_validation_rows_alone(tmp_path, chec
     assert any(f"Learning rate at 4 shots: {best:g}" in note for note in report["notes"])
 
 
+@pytest.mark.slow
 def test_labels_by_likelihood_with_and_without_examples(tmp_path, checkpoint, table):
     done = job(tmp_path, checkpoint, table, method="verbalised", shots=[0, 1], longest=8, most_asked=8)
     tune.work(done)

@@ -317,6 +317,7 @@ def test_a_listener_that_fails_fails_no_stage(store, context, caplog):
     assert "a progress listener failed on sums:a" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_failed_for_a_run_of_a_sweep_is_not_tried_by_each_other_one(store, context):
     given, staging = section(faults={"crash": 9}), store.root / "staging"
     first = replace(context, sweep="s1")

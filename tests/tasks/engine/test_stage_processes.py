@@ -61,6 +61,7 @@ def test_a_killed_child_is_a_crash_and_the_next_attempt_continues(store, gate, c
     finish(store, gate, config, [("failed", 1), ("done", 2)])
 
 
+@pytest.mark.slow
 def test_a_killed_parent_ends_its_child(store, gate, config):
     parent = start(store.root, config)
     worker = reached(gate)
@@ -104,6 +105,7 @@ def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, config):
     finish(store, gate, config, [("interrupted", 1), ("done", 2), ("reused", 1)])
 
 
+@pytest.mark.slow
 def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
     ended, workers = [], []
 

@@ -175,6 +175,7 @@ def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(
     assert b.remote.names("staging") == {}
 
 
+@pytest.mark.slow
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):
     a = machine("a")
     monkeypatch.setattr(remotes, "BACKOFF", Backoff(attempts=1))

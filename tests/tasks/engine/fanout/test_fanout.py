@@ -118,6 +118,7 @@ def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(st
     }
 
 
+@pytest.mark.slow
 def test_three_failed_items_end_the_stage(store):
     faults = {f"piece-{index}": {"retry": 9} for index in range(5)}
     one_worker = RunContext("r1", str(store.root), launch=LaunchConfig(workers=1))
