@@ -1,4 +1,7 @@
-"""A distillation whose money runs out, with the shipped settings of nautile_370m: it goes on with less, or pauses."""
+"""A distillation whose money runs out, with the shipped settings of nautile_370m: it pauses with what there is.
+
+That it goes on with less where it is told to: tests/flows/operate/test_approval.py, tests/tasks/test_distill.py.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -36,12 +39,12 @@ def config_of(server, tmp_path, monkeypatch):
         if endpoint.key_variable:
             monkeypatch.setenv(endpoint.key_variable, "sk-test")
 
-    def write(budget, more=""):
+    def write(budget):
         path = tmp_path / "mine.toml"
         addresses = "".join(f'[endpoints.{name}]\nurl = "{server.url}"\n' for name in ENDPOINTS)
         prompts = 'prompt_sets = [{ name = "articles", source = "wikipedia" }]'
         distill = f"[distill]\nprompts = {PROMPTS}\nchunk = 10\nbudget_dollars = {budget}\n{prompts}\n"
-        path.write_text(f'extends = "nautile_370m"\n{addresses}{distill}{more}', encoding="utf-8")
+        path.write_text(f'extends = "nautile_370m"\n{addresses}{distill}', encoding="utf-8")
         return load(path)
 
     return write
@@ -112,10 +115,3 @@ def test_at_its_budget_the_shipped_distillation_pauses_and_goes_on_when_it_is_ra
     assert facts(store)["unasked"] == 0
     assert server.answered == PROMPTS, "no reply is paid for twice"
     assert len(questions) == 3, "only whether to begin"
-
-
-def test_with_go_on_the_shipped_distillation_publishes_what_there_is(run, config_of, store, server, questions):
-    config = config_of(LITTLE, '[operation]\ndistill = { at_budget = "go_on" }\n')
-    assert set(run(config, "first")) == {"documents", "tokens", "data_card"}
-    assert facts(store)["unasked"] == PROMPTS - server.answered > 0
-    assert len(questions) == 1, "only whether to begin"

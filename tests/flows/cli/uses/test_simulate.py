@@ -5,7 +5,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from common.errors import ConfigError
 from evals.opinions.tables import NOTHING_TO_COMPARE
+from store.artifacts import Store
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 
@@ -62,7 +64,7 @@ def test_human_answers_are_written_for_tuning(nautile, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_survey_without_humans_is_printed_beside_uniform_alone(nautile, survey, people, checkpoint, tmp_path):  # noqa: F811
+def test_without_humans_there_is_uniform_alone(nautile, survey, people, checkpoint, tmp_path, monkeypatch):  # noqa: F811
     options = ("--personas", people, "--by", "age", "-n", 20, "--rows-at-once", 4, "--out", tmp_path / "rows.parquet")
     code, out, err = nautile("simulate", survey, checkpoint, *options)
     assert code == 0, err
@@ -78,10 +80,20 @@ def test_a_survey_without_humans_is_printed_beside_uniform_alone(nautile, survey
     assert summary["artifact"] in out  # the same artifact, reused
     assert summary["personas"] == 20
     assert nautile("show", summary["model"])[0] == 0  # it is called by its id
-    people.write_text("age\n" + "30\n" * 25, encoding="utf-8")
-    code, other, err = nautile("simulate", survey, checkpoint, *options, "--json")
-    assert code == 0, err
-    assert json.loads(other)["artifact"] != summary["artifact"]  # the file is in the key by content
+    keys = []
+
+    def run_stage(stage, section, inputs, context):
+        store = Store(context.store_root)
+        keys.append(stage.key(section, {name: store.get(artifact).full_id for name, artifact in inputs.items()}))
+        raise ConfigError("this is as far as it goes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.cli.uses.step.run_stage", run_stage)
+        assert nautile("simulate", survey, checkpoint, *options)[0] == 2
+        people.write_text("age\n" + "30\n" * 25, encoding="utf-8")
+        assert nautile("simulate", survey, checkpoint, *options)[0] == 2
+    same, other = (key.startswith(summary["artifact"].partition("/")[2]) for key in keys)
+    assert (same, other) == (True, False)  # the file is in the key by content
     people.write_text("year\n30\n", encoding="utf-8")
     code, _, err = nautile("simulate", survey, checkpoint, "--personas", people)
     assert code == 2
