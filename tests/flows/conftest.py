@@ -1,12 +1,11 @@
-"""The toy configuration over stand-in stages: its chain run once a test run, with and without the command line."""
+"""The toy configuration over stand-in stages, and the command line in this process and in others."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from configs.schema import RunConfig
 from flows.cli.main import main
 from store.artifacts import Store
 from tests.support.servers.prefect_server import running_server
-from tests.support.servers.sockets import watch_sockets
 from tests.support.stages.toy_cli import nautile, start
 from tests.support.stages.toy_dag import TOY_DAG
 from tests.support.stages.toy_stages import TOY
@@ -59,12 +57,10 @@ def toy_stages(monkeypatch):
 
 @dataclass(frozen=True)
 class Bench:
-    """A folder with a store where the toy chain has run by the command line, and the Prefect server of later runs."""
+    """A folder with a store where the toy chain has run, and a Prefect server with a login for runs there."""
 
     folder: Path
-    first: subprocess.CompletedProcess[str]
-    sockets: Path  # the log of the first run's connections
-    url: str = ""
+    url: str
     key: str = "sk-planted-2718281828459045"  # of the endpoint that the configuration names
     login: str = "nautile:planted-1414213562373095"  # of the server of later runs
 
@@ -91,21 +87,12 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(build_once) -> Iterator[Bench]:
-    """The first run brings its own server. The later ones share one with a login: each would take seconds to start."""
-
-    def build(folder: Path) -> None:
-        (folder / "cwd" / "home").mkdir(parents=True)
-        more = {"HOME": str(folder / "cwd" / "home"), "TOY_KEY": Bench.key, **watch_sockets(folder / "sockets.log")}
-        done = nautile("run", str(TOY), store=folder / "cwd" / "store", cwd=folder / "cwd", **more)
-        result = {"args": done.args, "returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
-        (folder / "first.json").write_text(json.dumps(result), encoding="utf-8")
-
-    copy = build_once("bench", build)
-    first = subprocess.CompletedProcess(**json.loads((copy / "first.json").read_text(encoding="utf-8")))
-    bench = Bench(copy / "cwd", first, copy / "sockets.log")
-    with running_server(bench.store / "prefect", bench.login) as url:
-        yield replace(bench, url=url)
+def bench(made, prefect_home, tmp_path_factory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("bench")
+    shutil.copytree(made[0].root, folder / "store")
+    shutil.copytree(prefect_home, folder / "store" / "prefect")
+    with running_server(folder / "store" / "prefect", Bench.login) as url:
+        yield Bench(folder, url)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,10 +19,12 @@ from store.catalog import Catalog
 from tests.support.pages.page_check import both_replies
 from tests.support.servers.fake_openai import FakeOpenAI, useful
 from tests.support.servers.prefect_calls import remove_limits
+from tests.support.servers.sockets import events_to_other_hosts, socket_events, watch_sockets
 from tests.support.stages.toy_cli import start
 
 CHAIN = Path(__file__).parents[1] / "support" / "stages" / "chain.toml"
-KILLED = ("distill", "reason")  # one pays for replies, one has checkpoints; the other stages: tests/tasks
+KILLED = "reason"  # it has checkpoints, and begins from those of others; what the other stages keep: tests/tasks
+KEY = "sk-planted-2718281828459045"  # of the endpoint
 TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,22 +35,31 @@ def endpoint():
         yield server
 
 
+class Whole(NamedTuple):
+    """A store in which the chain has run once, alone in a folder with a home, with what it printed."""
+
+    store: Store
+    folder: Path
+    out: str
+    err: str
+    sockets: Path  # the log of its connections
+
+
 @pytest.fixture(scope="module")
-def run(endpoint, prefect_url, prefect_home, tmp_path_factory):
-    """Start `nautile run` of the chain in a store. The embedded server of a run alone is tested in test_run.py."""
-    remove_limits(prefect_url)
+def run(endpoint, tmp_path_factory):
+    """Start `nautile run` of the chain in a store."""
     folder = tmp_path_factory.mktemp("config")
-    teacher = f'kind = "openai"\nmodel = "fake"\nurl = "{endpoint.url}"\nstand_in = true\n'
+    teacher = f'kind = "openai"\nmodel = "fake"\nurl = "{endpoint.url}"\nkey_variable = "CHAIN_KEY"\nstand_in = true\n'
     text = f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}"
     (folder / "chain.toml").write_text(text, encoding="utf-8")
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home)}
-    more |= {"NAUTILE_DAG": "tests.support.stages.toy_dag:chain_dag"}
-    return partial(start, "run", str(folder / "chain.toml"), cwd=folder, **more)
+    more = {"CHAIN_KEY": KEY, "NAUTILE_DAG": "tests.support.stages.toy_dag:chain_dag"}
+    return partial(start, "run", str(folder / "chain.toml"), **more)
 
 
-def done(process: subprocess.Popen) -> None:
+def done(process: subprocess.Popen) -> tuple[str, str]:
     output = process.communicate(timeout=800)
     assert process.returncode == 0, output
+    return output
 
 
 def query(store: Store, text: str) -> list[dict]:
@@ -65,23 +77,50 @@ def digests(store: Store) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(run, tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("whole") / "store")
-    done(run(store=store.root))
-    return store
+def chain(run, prefect_home, tmp_path_factory):
+    """The first run, with the Prefect server that it brings. `prefect_home` was made by such a server."""
+    folder, sockets = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("sockets") / "log"
+    (folder / "home").mkdir()
+    shutil.copytree(prefect_home, folder / "store" / "prefect")
+    output = done(run(store=folder / "store", cwd=folder, HOME=str(folder / "home"), **watch_sockets(sockets)))
+    return Whole(Store(folder / "store"), folder, *output, sockets)
 
 
-def test_it_runs_whole_and_again_as_all_reused(run, whole, endpoint):
-    rows = query(whole, "select label, state from runs where not reused")
+@pytest.fixture(scope="module")
+def whole(chain):
+    return chain.store
+
+
+def test_it_runs_whole_and_quietly_and_writes_nothing_outside_its_store(chain):
+    rows = query(chain.store, "select label, state from runs where not reused")
     assert {row["state"] for row in rows} == {"done"}
     labels = {row["label"] for row in rows}
     assert {"distill", "pretrain", "align", "reason", "self_distill", "evaluate:self_distill", "report"} <= labels
-    requests, before = endpoint.answered, digests(whole)
-    done(run(store=whole.root))
-    assert endpoint.answered == requests
-    assert digests(whole) == before
-    again = query(whole, "select count(*) as n from runs where not reused")
-    assert again[0]["n"] == len(rows)
+    assert chain.err == ""
+    assert f"{len(labels)} stages in" in chain.out
+    assert "Prefect" not in chain.out.replace("starting the embedded Prefect server", "")
+    page = chain.out.strip().splitlines()[-1].removeprefix("report: ")
+    assert (chain.folder / page).read_text().startswith("<!doctype html>")
+    assert list((chain.folder / "home").iterdir()) == []
+    assert sorted(path.name for path in chain.folder.iterdir()) == ["home", "store"]
+
+
+def test_by_default_nothing_leaves_the_machine(chain):
+    events = socket_events(chain.sockets)
+    programs = [what for kind, what in events if kind == "start"]
+    watched = {word for program in programs if "tasks.engine.child_main" in program for word in program.split()}
+    keys = query(chain.store, "select distinct key from runs")
+    assert all(any(f"/{row['key']}/request.json" in word for word in watched) for row in keys)
+    assert any("flows.operate.prefect_server" in program for program in programs)
+    assert any(kind == "connect" for kind, _ in events)
+    assert events_to_other_hosts(chain.sockets) == []
+
+
+def test_a_key_is_in_no_file_and_no_line_of_a_run(chain):
+    assert KEY not in chain.out + chain.err
+    written = {path: path.read_bytes() for path in chain.folder.rglob("*") if path.is_file()}
+    assert any(b"CHAIN_KEY" in content for path, content in written.items() if path.name == "manifest.json")
+    assert not [path for path, content in written.items() if KEY.encode() in content]
 
 
 def test_the_catalog_comes_back_from_manifests_and_events(whole):
@@ -117,25 +156,32 @@ def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp
         assert page == command
 
 
-def test_killed_anywhere_it_resumes_to_the_same_bytes(run, whole, tmp_path):
-    """kill -9 of the whole session in two stages; then it ends as if undisturbed. The stages between those are reused:
-    they have been made once from the same bytes."""
+def test_killed_it_resumes_to_the_same_bytes_and_does_nothing_else_again(
+    run, whole, endpoint, prefect_url, prefect_home, tmp_path
+):
+    """kill -9 of the whole session in a stage; then it ends as if undisturbed. All other stages are reused."""
+    remove_limits(prefect_url)
+    server = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home)}
     store = Store(shutil.copytree(whole.root, tmp_path / "store", symlinks=True))
-    removed = [artifact for artifact in store.list() if artifact.manifest["label"] in KILLED]
-    assert {artifact.manifest["label"] for artifact in removed} == set(KILLED)
+    removed = [artifact for artifact in store.list() if artifact.manifest["label"] == KILLED]
+    assert removed
     for artifact in removed:
         shutil.rmtree(artifact.folder)
-    for label in KILLED:
-        process, stage = run(store=store.root), label.partition(":")[0]
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline and not staged(store.root, stage):
-            time.sleep(0.02)
-        assert process.poll() is None, process.communicate()
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    done(run(store=store.root))
+    requests, before = endpoint.answered, query(store, "select id from runs where not reused")
+    process = run(store=store.root, cwd=tmp_path, **server)
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline and not staged(store.root, KILLED):
+        time.sleep(0.02)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    done(run(store=store.root, cwd=tmp_path, **server))
     assert digests(store) == digests(whole)
     assert inspect.verify(store, None)["damaged"] == {}
+    known = [row["id"] for row in before]
+    again = query(store, "select id, label from runs where not reused")
+    assert {row["label"] for row in again if row["id"] not in known} == {KILLED}
+    assert endpoint.answered == requests
 
 
 def staged(store: Path, stage: str) -> bool:
