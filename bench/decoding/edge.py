@@ -6,7 +6,7 @@ The weights are random, in nautile_370m's shape, and are written once for each n
 default a temporary folder): speed does not depend on their values. Each line is a process of its own, on pages of 2 MB
 as `nautile chat` and `serve` are: tokens a second after a prompt of 512 tokens, bytes of weights read a second, and the
 seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. A copy of 512 MB by two
-threads is the yardstick for the bytes that a step reads.
+threads, whose reads and writes both count, and a sum of as much are the yardsticks for the bytes that a step reads.
 """
 
 import json
@@ -29,7 +29,7 @@ from measure import options, write_results
 from common.processes import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
-RUNS = ("copy", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
+RUNS = ("copy", "sum", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
 COPIED = 2**29
 
 
@@ -52,7 +52,7 @@ def main():
                 env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT)},  # as `nautile chat` and `serve` compute
             )  # fmt: skip
             results[name] = row = json.loads(done.stdout.splitlines()[-1])
-            if name == "copy":
+            if name in ("copy", "sum"):
                 print(f"{name:10}{'':10}{row['bytes_s'] / 1e9:8.1f}", flush=True)
                 continue
             speed = row["tokens_s"] * row["bytes"] / 1e9
@@ -60,9 +60,9 @@ def main():
                 f"{name:10}{row['tokens_s']:10.1f}{speed:8.2f}{row['prompt_s']:10.2f}{row['bytes'] / 1e6:8.0f}",
                 flush=True,
             )
-    if {"jax 32", "copy"} <= set(results):
-        share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results["copy"]["bytes_s"]
-        print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a copy")
+    for name in [name for name in ("copy", "sum") if {name, "jax 32"} <= set(results)]:
+        share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results[name]["bytes_s"]
+        print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a {name}")
     for bits in (8, 4):
         if {"onnx 32", f"onnx {bits}"} <= set(results):
             times = results[f"onnx {bits}"]["tokens_s"] / results["onnx 32"]["tokens_s"]
@@ -77,8 +77,8 @@ def main():
 
 def measure(name, asked):
     """The numbers of one line."""
-    if name == "copy":
-        return {"bytes_s": copy_speed()}
+    if name in ("copy", "sum"):
+        return {"bytes_s": memory_speed(name)}
     if name == "llama.cpp":
         return llama(asked.prompt, asked.tokens)
     from configs.load import load
@@ -184,17 +184,18 @@ def write_export(folder, config, bits):
     write_digests(folder)
 
 
-def copy_speed():
-    """Bytes read and written a second by two threads that copy; the best of five."""
-    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
-    halves = (slice(0, COPIED // 2), slice(COPIED // 2, COPIED))
+def memory_speed(name):
+    """Bytes a second of two threads, the best of five: read and written by a "copy", read by a "sum"."""
+    source, target = np.ones(COPIED // 4, np.float32), np.ones(COPIED // 4, np.float32)
+    halves = (slice(0, COPIED // 8), slice(COPIED // 8, None))
+    work = (lambda half: np.copyto(target[half], source[half])) if name == "copy" else (lambda half: source[half].sum())
     times = []
     with ThreadPoolExecutor(2) as threads:
         for _ in range(5):
             started = time.perf_counter()
-            list(threads.map(lambda half: np.copyto(target[half], source[half]), halves))
+            list(threads.map(work, halves))
             times.append(time.perf_counter() - started)
-    return 2 * COPIED / min(times)
+    return (2 if name == "copy" else 1) * COPIED / min(times)
 
 
 def llama(length, tokens):
