@@ -52,12 +52,12 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# What a contributor runs before each commit. The fast tests compute and seldom wait. The linter and the type checker run
-# beside the tests: each keeps one core busy.
+# What a contributor runs before each commit. The fast tests compute and seldom wait, so one worker more than cores will
+# do. The linter and the type checker run beside the collection of the tests: each keeps one core busy.
 check: $(READY)
 	@$(MAKE) --no-print-directory -j3 lint types fast
 
-fast: WORKERS := 2
+fast: WORKERS := 3
 fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 
