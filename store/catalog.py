@@ -232,19 +232,36 @@ class Catalog:
         written = self._ingest_manifests(connection, known)
         budget = READ_LIMIT
         slice_bytes = READ_LIMIT if until == math.inf else SLICE
+        # Of many files at once: a statement takes milliseconds however few rows it has, and others wait for the lock.
+        batch: list[tuple[str, list[dict[str, Any]]]] = []
+        reached_in: dict[str, int] = {}
+        held = 0
+
+        def insert() -> None:
+            nonlocal written, held
+            written += _insert_events(connection, batch)
+            _set_positions(connection, reached_in)
+            batch.clear()
+            reached_in.clear()
+            held = 0
+
         for path in sorted((self.store.root / "events").glob("*.jsonl")):
             name, size = f"events/{path.name}", path.stat().st_size
             position = known.get(name, 0)
             while position < size:
                 if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= until):
+                    insert()
                     return written, True
                 events, reached = read_events(path, position, min(budget, slice_bytes))
                 if reached == position:
                     break  # a line that is still being written
-                written += _insert_events(connection, events, name)
-                _set_position(connection, name, reached)
-                budget -= reached - position
+                batch.append((name, events))
+                reached_in[name] = reached
+                budget, held = budget - (reached - position), held + (reached - position)
                 position = reached
+                if held >= slice_bytes:
+                    insert()
+        insert()
         return written, False
 
     def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
@@ -272,8 +289,7 @@ class Catalog:
         if new:
             _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
             _insert(connection, INPUTS, [row for _, _, artifact in new for row in input_rows(artifact)])
-            for name, stamp, _ in new:
-                _set_position(connection, name, stamp)
+            _set_positions(connection, {name: stamp for name, stamp, _ in new})
         return len(new)
 
     @contextmanager
@@ -414,13 +430,16 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(table.create())
     for macro in MACROS:
         connection.execute(macro)
-    _set_position(connection, "schema", SCHEMA)
+    _set_positions(connection, {"schema": SCHEMA})
 
 
-def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str, Any]], name: str) -> int:
-    """Insert the events; one that does not fit its table is logged and skipped, as a torn line is."""
+def _insert_events(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, list[dict[str, Any]]]]) -> int:
+    """Insert the events of files; one that does not fit its table is logged and skipped, as a torn line is.
+
+    Returns the number of rows.
+    """
     by_table: dict[str, dict[str, dict[str, Any]]] = {}  # kind -> id -> row: a statement may set a row only once
-    for event in events:
+    for name, event in ((name, event) for name, events in batch for event in events):
         if event["kind"] not in TABLE_OF_EVENT:
             logger.warning("%s: an event of unknown kind %r is skipped", name, event["kind"])
             continue
@@ -442,8 +461,10 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: li
         connection.execute(table.upsert(), [[row[name] for row in rows] for name in table.columns])
 
 
-def _set_position(connection: duckdb.DuckDBPyConnection, name: str, position: int) -> None:
-    connection.execute("INSERT OR REPLACE INTO ingested VALUES (?, ?)", [name, position])
+def _set_positions(connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> None:
+    if positions:
+        both = [list(positions), list(positions.values())]
+        connection.execute("INSERT OR REPLACE INTO ingested SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])", both)
 
 
 def _delete_artifact(connection: duckdb.DuckDBPyConnection, name: str) -> None:

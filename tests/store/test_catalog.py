@@ -125,6 +125,26 @@ def test_a_backlog_is_ingested_in_several_transactions(store, catalog, monkeypat
     assert everything(catalog) == before
 
 
+@pytest.mark.parametrize("size", [2**20, 1])
+def test_the_files_of_many_runs_are_ingested_at_once_as_they_are_by_themselves(store, tmp_path, monkeypatch, size):
+    """A statement takes milliseconds however few rows it has, and all runs of a machine wait for the catalog's lock."""
+    monkeypatch.setattr(catalogs, "SLICE", size)
+    fill(store)
+    alone, statements = Store(tmp_path / "alone"), []
+    for path in sorted((store.root / "events").glob("*.jsonl")):  # a metric of both attempts is in two of them
+        alone.prepare()
+        (alone.root / "events" / path.name).write_bytes(path.read_bytes())
+        Catalog(alone).ingest()
+    insert = catalogs._insert
+    monkeypatch.setattr(catalogs, "_insert", lambda *given: statements.append(given[1].name) or insert(*given))
+    Catalog(store).ingest(most_s=60.0)
+    once = [name for name in statements if name not in ("artifacts", "inputs")]
+    assert (len(once) == len(set(once))) == (size > 1)
+    both = [everything(Catalog(each)) for each in (store, alone)]
+    for name in set(NAMES) - {"artifacts", "inputs"}:
+        assert both[0][name] == both[1][name], name
+
+
 def test_a_removed_artifact_has_no_row(store, catalog):
     fill(store)
     catalog.ingest()
