@@ -59,10 +59,14 @@ def test_adamw_against_numpy():
     config = OptimizerConfig(learning_rate=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5, schedule="constant")
     tx = build(config, 10)
     state, kept = tx.init(params), params
-    update = jax.jit(tx.update)
+
+    @jax.jit
+    def update(state, params):
+        updates, state = tx.update(gradient, state, params)
+        return state, optax.apply_updates(params, updates)
+
     for _ in range(3):
-        updates, state = update(gradient, state, kept)
-        kept = optax.apply_updates(kept, updates)
+        state, kept = update(state, kept)
     g, x = (by_name(tree)["in_proj"].astype(np.float64) for tree in (gradient, params))
     m = v = np.zeros_like(x)
     for t in range(1, 4):
@@ -89,7 +93,8 @@ def test_the_gradient_is_clipped_by_its_global_norm():
     gradient = jax.tree.map(lambda leaf: 50.0 * leaf, params)
     tx = build(OptimizerConfig(clip=2.0, beta1=0.0), 10)
     _, state = jax.jit(lambda: tx.update(gradient, tx.init(params), params))()
-    assert float(optax.global_norm(optax.tree.get(state, "mu"))) == pytest.approx(2.0, rel=1e-5)
+    moments = jax.tree.leaves(optax.tree.get(state, "mu"))
+    assert sum(np.sum(np.asarray(leaf) ** 2) for leaf in moments) == pytest.approx(4.0, rel=1e-5)
 
 
 def test_muon_orthogonalises_each_matrix_alone():
@@ -112,10 +117,14 @@ def test_muon_orthogonalises_each_matrix_alone():
         np.testing.assert_allclose(updates[leaf], -np.sign(by_name(gradient)[leaf]), rtol=1e-3)
 
 
+def rates_of(rate, steps):
+    return np.asarray(jax.jit(rate)(np.arange(steps)))
+
+
 def test_schedules():
     fields = {"learning_rate": 1.0, "final_learning_rate": 0.1, "warmup_steps": 4}
     rates = {
-        name: np.asarray(schedule(OptimizerConfig(schedule=name, decay_share=0.25, **fields), 41)(np.arange(41)))
+        name: rates_of(schedule(OptimizerConfig(schedule=name, decay_share=0.25, **fields), 41), 41)
         for name in ("cosine", "wsd", "constant")
     }
     for values in rates.values():
@@ -131,7 +140,6 @@ def test_schedules():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("name", ["cosine", "wsd", "constant"])
 def test_a_run_of_few_steps_has_a_schedule(name, steps):
-    rate = schedule(OptimizerConfig(schedule=name, warmup_steps=100), steps)
-    values = np.asarray(rate(np.arange(steps)))
+    values = rates_of(schedule(OptimizerConfig(schedule=name, warmup_steps=100), steps), steps)
     assert (values > 0).all()
     assert values.max() == pytest.approx(1e-3)
