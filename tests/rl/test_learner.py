@@ -122,7 +122,7 @@ def size_of(tree):
 @pytest.mark.slow
 def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params, groups):
     """Against the gradients of each group's rows of either sign, added as the paper's equation has it for a group."""
-    total, factors = None, []
+    groups, total, factors = with_one_prompt_each(groups), None, []
     for rows in rows_by_group(groups):
         plus, minus = (part_of(model, params, [row for row in rows if row.advantage * sign > 0]) for sign in (1, -1))
         factors.append(min(size_of(plus) / size_of(minus), 0.9))

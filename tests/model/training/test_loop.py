@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.events import silent
 from data.tokens.loader import Loader
 from model.capacity.flops import forward_flops, training_flops
@@ -210,19 +210,21 @@ def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
     assert "above the threshold of" in caplog.text
 
 
-def child(root, step, number):
-    command = [sys.executable, "-m", "tests.support.processes.training", str(root), str(step), str(int(number))]
-    return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
-
-
 def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
-    """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in its own process."""
+    """SIGKILL just after a save began, SIGTERM between two saves, then to the end."""
     root, facts, events = finished
-    killed = child(root, 9, signal.SIGKILL)
+    command = [sys.executable, "-m", "tests.support.processes.training", str(root), "killed", "9"]
+    killed = subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    preempted = child(root, 14, signal.SIGTERM)
-    assert preempted.returncode == 75, preempted.stderr
-    assert "asked to stop; it is saved at step 15 of 24" in preempted.stdout
+
+    def preempted(kind, **fields):
+        if kind == "progress" and fields["done"] == 14:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Retryable, match="asked to stop; it is saved at step 15 of 24"):
+        run(root, emit=preempted, name="killed")
+    assert signal.getsignal(signal.SIGTERM) == handler
     steps = {path.name for path in (root / "killed" / "work" / "checkpoints" / "steps").iterdir()}
     assert "15" in steps
     assert len(steps) == 2

@@ -1,10 +1,11 @@
 """A training run of a few seconds: learnable token shards, a model of one block, and a child process to kill.
 
-As a program: `python -m tests.support.processes.training ROOT STEP SIGNAL` trains under ROOT and sends SIGNAL to itself
-when step STEP is reported.
+As a program: `python -m tests.support.processes.training ROOT NAME STEP` trains under ROOT/NAME and kills itself when
+step STEP is reported.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import Retryable
 from common.events import Emit, silent
 from common.processes import relax_collector
 from configs.base import canonical
@@ -90,19 +90,14 @@ def shared_programs() -> Callable[..., Program]:
     return shared
 
 
-def main(root: Path, step: int, number: int) -> int:
+def main(root: Path, name: str, step: int) -> None:
     def emit(kind: str, **fields: Any) -> None:
         if kind == "progress" and fields["done"] == step:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    try:
-        run(root, emit=emit, name="killed")
-    except Retryable as error:
-        sys.stdout.write(str(error))
-        return 75
-    return 0
+    run(root, emit=emit, name=name)
 
 
 if __name__ == "__main__":
     relax_collector()
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

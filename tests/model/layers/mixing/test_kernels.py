@@ -58,11 +58,11 @@ def test_one_sample_and_odd_heads(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_with_bfloat16(device):
-    case = draw(1, 20, heads=2, head_dim=16, queries=2)
+    case, segments = draw(heads=2, queries=1, head_dim=16), documents(2, 33)
     case["operands"] = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["operands"]]
     case["cotangents"][:2] = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["cotangents"][:2]]
-    expected = exact(case)
-    outs, gradients = value_and_gradients(kernel(device), case, operands_dtype=jnp.bfloat16)
+    expected = exact(case, segments)
+    outs, gradients = value_and_gradients(kernel(device), case, segments, operands_dtype=jnp.bfloat16)
     assert largest_error((outs, gradients), expected)[0] < 1e-2
     for ours, theirs in zip([*outs[2:], *gradients[8:]], [*expected[0][2:], *expected[1][8:]], strict=True):
         assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 4e-6

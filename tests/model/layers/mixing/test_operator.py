@@ -77,7 +77,7 @@ def test_every_ratio_of_heads_and_number_of_samples(heads, queries, head_dim, sa
 
 @pytest.mark.slow
 def test_bfloat16_inputs_keep_a_float32_state():
-    case, segments = draw(length=41, queries=4), documents(2, 41)
+    case, segments = draw(), documents(2, 33)
     half = {**case, "operands": [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["operands"]]}
     half["cotangents"] = [
         *(np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["cotangents"][:2]),
