@@ -35,11 +35,13 @@ pre.literal.answer { font-weight: 600; background: #eef1f5; }
 pre.literal.command { user-select: all; margin: 0; }
 .token { display: inline-block; background: #e3e0f5; color: #41358c; border-radius: .6rem; padding: 0 .4rem;
   font-size: .72rem; font-weight: 600; }
-.plain-table { overflow-x: auto; } .plain-table table { border-collapse: collapse; font-size: .875rem; color: #262730; }
+.plain-table { overflow: auto; max-height: 40rem; }
+.plain-table table { border-collapse: collapse; font-size: .875rem; color: #262730; }
 .plain-table caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 .plain-table th, .plain-table td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0;
   border-bottom: 1px solid #e3e5e9; overflow-wrap: break-word; font-variant-numeric: tabular-nums; }
 .plain-table th { color: #565b66; font-weight: 600; }
+.plain-table thead th { position: sticky; top: 0; background: #fff; }
 </style>"""
 
 
@@ -118,7 +120,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]], caption: str
         for row in rows
     )
     title = Markup("<caption>{}</caption>").format(caption) if caption else ""
-    # A wide one scrolls in its place, by keyboard too: hence the tabindex.
+    # A large one scrolls in its place, by keyboard too: hence the tabindex.
     whole = '<div class="plain-table" tabindex="0"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
     return Markup(whole).format(title, head, body)
 

@@ -7,7 +7,7 @@ import streamlit as st
 
 from common.text import visible
 from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT
-from flows.dashboard import figures, shared
+from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.classify import EXAMPLES
@@ -87,10 +87,14 @@ def _examples(artifact: str) -> None:
     titles = {outcome: OTHERS.get(outcome[0]) or shared.escaped(visible(outcome[1], 60)) for outcome in outcomes}
     picked = st.selectbox("Outcome", outcomes, format_func=titles.__getitem__, key="outcome") or outcomes[0]
     cells = [
-        {"row": row["number"], "likeliest": visible(row["likeliest"] or ""), "probability": row["probability"],
-         "text": visible(row["text"], LONGEST)}
+        (
+            row["number"],
+            visible(row["likeliest"] or ""),
+            "" if row["probability"] is None else f"{row['probability']:.4g}",
+            visible(row["text"], LONGEST),
+        )
         for row in rows
         if (row["kind"], row["label"]) == picked
-    ]  # fmt: skip
-    st.dataframe(cells, hide_index=True, width="stretch")
+    ]
+    cards.show([cards.table(("row", "likeliest", "probability", "text"), cells)])
     st.caption("The surest first; of an outcome with many rows, the surest and the least sure.")

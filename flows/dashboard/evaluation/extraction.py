@@ -5,7 +5,7 @@ import streamlit as st
 
 from common.text import visible
 from evals.extraction.checks import REASONS
-from flows.dashboard import figures, shared
+from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.extract import REFUSED
@@ -47,11 +47,12 @@ def _rows(artifact: str, reasons: list[str]) -> None:
     rows = shared.artifact_rows(artifact, REFUSED)
     if rows is None:
         return
+    parts = ("detail", "text", "reply")
     cells = [
-        {"row": row["number"], **{part: visible(row[part] or "", LONGEST) for part in ("detail", "text", "reply")}}
+        [row["number"], *(visible(row[part] or "", LONGEST) for part in parts)]
         for row in rows
         if row["reason"] == (reason or reasons[0])
     ]
-    st.dataframe(cells[:SHOWN], hide_index=True, width="stretch")
+    cards.show([cards.table(("row", *parts), cells[:SHOWN])])
     if len(cells) > SHOWN:
         st.caption(f"The first {SHOWN} of {len(cells):,}; all are in {REFUSED} of the artifact.")

@@ -8,6 +8,7 @@ from evals.labelling.classifier import WITHOUT_TEXT, classification_examples, cl
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.classify import EXAMPLES
+from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 LABELS = ("good", HOSTILE)
@@ -55,11 +56,12 @@ def test_outcomes_are_counted_and_their_examples_are_cells_and_never_markup(show
     outcome = shown.selectbox(key="outcome")
     assert outcome.options[:2] == ["(abstained)", "(no text)"]
     assert len(outcome.options) == 4
-    assert list(shown.dataframe[0].value["text"]) == [HOSTILE, "three"]  # the surest first
+    assert [row[-1] for row in tables(shown)[0][1:]] == [HOSTILE, "three"]  # the surest first
     outcome.select_index(2).run()
-    [table] = (element.value for element in shown.dataframe)
-    assert list(table["text"]) == ["five", HOSTILE]  # those with the hostile label, which sorts first
-    assert list(table["probability"]) == [1.0, 0.97]
+    [[columns, *rows]] = tables(shown)
+    assert columns == ["row", "likeliest", "probability", "text"]
+    assert [row[-1] for row in rows] == ["five", HOSTILE]  # those with the hostile label, which sorts first
+    assert [row[2] for row in rows] == ["1", "0.97"]
     shown_texts = [element.value for element in (*shown.markdown, *shown.caption, *shown.header, *shown.subheader)]
     assert not any("<script>" in text for text in shown_texts)
     assert any("not calibrated" in text for text in shown_texts)

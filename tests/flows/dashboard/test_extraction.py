@@ -8,6 +8,7 @@ from evals.extraction.checks import REASONS
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.extract import REFUSED
+from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 ROWS = [
@@ -62,15 +63,15 @@ def test_refused_rows_are_shown_by_reason_as_cells_and_never_as_markup(shown):
     page = shown(ROWS)
     assert [metric.value for metric in page.metric] == ["4", "2", "2"]
     assert page.selectbox(key="reason").options == [REASONS["no_text"], REASONS["span"]]
-    assert list(page.dataframe[0].value["row"]) == [3]
+    assert [row[0] for row in tables(page)[0][1:]] == ["3"]
     page.selectbox(key="reason").select("span").run()
-    [table] = (element.value for element in page.dataframe)
-    assert list(table["row"]) == [2]
-    assert list(table["reply"]) == [HOSTILE]
+    [[columns, row]] = tables(page)
+    assert columns == ["row", "detail", "text", "reply"]
+    assert (row[0], row[-1]) == ("2", HOSTILE)
     assert not any("<script>" in element.value for element in (*page.markdown, *page.caption))
 
 
 def test_an_extraction_without_refusals_says_so(shown):
     page = shown([])
     assert "Nothing was refused." in [caption.value for caption in page.caption]
-    assert not page.dataframe
+    assert not tables(page)
