@@ -13,7 +13,7 @@ from bench.rl.study_results import RESULTS, interval, published, settings, unpac
 from common.files import read_json
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
-from model.nautile import initialise
+from model.nautile import initialise, shapes
 from tests.rl.conftest import TOKENIZER, group, tiny_model
 
 START = np.zeros(400)
@@ -35,8 +35,8 @@ def test_every_setting_of_the_plan_has_plain_grpo_to_compare_with():
 
 
 def test_the_stale_sampler_keeps_what_the_authors_decoding_cached():
-    start, now = initialise(tiny_model(), 0), initialise(tiny_model(), 1)
-    mixed, before = flatten_dict(with_cached(jax.tree.map(lambda leaf: leaf + 1, now), start)), flatten_dict(start)
+    start, now = (jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes(tiny_model())) for _ in range(2))
+    mixed, before = flatten_dict(with_cached(now, start)), flatten_dict(start)
     kept = {path for path, leaf in mixed.items() if leaf is before[path]}
     assert {path[-1] for path in kept} == CACHED
     assert all(path[-2].startswith("sca_") for path in kept)

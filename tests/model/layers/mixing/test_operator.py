@@ -290,10 +290,11 @@ def test_sine_and_cosine():
 
 
 def test_division_by_tiny_and_zero_sums():
-    tiny = jnp.float32(1e-26)
-    value, gradients = jax.value_and_grad(divide, argnums=(0, 1))(3 * tiny, tiny)
+    tiny, slope = np.float32(1e-26), jax.jit(jax.value_and_grad(divide, argnums=(0, 1)))
+    value, gradients = slope(3 * tiny, tiny)
     np.testing.assert_allclose([value, *gradients], [3, 1e26, -3e26], rtol=1e-6)
-    assert jax.value_and_grad(divide)(jnp.float32(0), jnp.float32(0)) == (0, 0)
+    value, gradients = slope(np.float32(0), np.float32(0))
+    assert (value, gradients[0]) == (0, 0)
 
 
 def reshaped(case, **changes):
