@@ -28,6 +28,7 @@ PARTS = (
     *("Html", "Checkbox", "Selectbox", "ButtonGroup", "LinkButton", "Multiselect", "Slider"),
     *("ArrowVegaLiteChart", "embed", "recordbatch", "serialization", "DataFrame", "arrowFormatUtils"),
 )
+MORE_PARTS = {"/lineage": ("GraphVizChart",)}  # by the page's address
 _PAGE = Path(st.__file__).parent / "static"
 _IMPORT = re.compile(r"""(?:from|import)\s*["']\./([\w.-]+\.js)["']""")
 _FOREVER = {"cache-control": "public, immutable, max-age=31536000"}  # as Streamlit has it: their names hold a digest
@@ -49,6 +50,11 @@ def scripts_of(parts: tuple[str, ...], page: Path = _PAGE) -> list[str]:
         imported = _IMPORT.findall((folder / name).read_text(encoding="utf-8"))
         wanted += [other for other in dict.fromkeys(imported) if other not in wanted]
     return [name for name in wanted if name not in named]
+
+
+def preloads(parts: tuple[str, ...]) -> str:
+    """The header `Link` that makes a browser load the scripts of these parts at once."""
+    return ", ".join(f"</static/js/{name}>; rel=modulepreload; crossorigin" for name in scripts_of(parts))
 
 
 class PageFiles:
@@ -79,14 +85,15 @@ class Preloading:
 
     def __init__(self, application: Application) -> None:
         self.application = application
-        self.links = ", ".join(f"</static/js/{name}>; rel=modulepreload; crossorigin" for name in scripts_of(PARTS))
+        self.links = preloads(PARTS)
+        self.more = {page: preloads(PARTS + parts) for page, parts in MORE_PARTS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def linked(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 if headers.get("content-type", "").startswith("text/html"):
-                    headers["Link"] = self.links
+                    headers["Link"] = self.more.get(scope["path"], self.links)
             await send(message)
 
         await self.application(scope, receive, linked if scope["type"] == "http" else send)

@@ -49,8 +49,11 @@ def test_a_window_is_told_to_load_all_that_draws_the_parts_of_pages():
     for part in server.PARTS:  # the names of Streamlit's files, which another version may change
         assert sum(name.startswith(f"{part}.") for name in scripts) == 1, part
     assert len(scripts) == len(set(scripts))
-    links = get(server.Preloading(_streamlit), "/").headers["link"]
+    page = server.Preloading(_streamlit)
+    links = get(page, "/").headers["link"]
     assert all(f"</static/js/{name}>; rel=modulepreload; crossorigin" in links for name in scripts)
+    assert "GraphVizChart." not in links
+    assert "GraphVizChart." in get(page, "/lineage").headers["link"]  # 0.8 MB that no other page needs
 
 
 def test_the_scripts_of_a_part_are_what_it_imports_and_what_these_import(tmp_path):
