@@ -1,12 +1,12 @@
-"""Approval: what is asked, with which expected cost, and how runs wait, resume and stop."""
+"""Approval: what is asked, with which expected cost, and how runs wait and stop.
 
-import contextlib
+How a run of the command line goes on: test_run.py; how one of a deployment is suspended and goes on: test_browser.py.
+"""
+
 import json
 import time
 from uuid import uuid4
 
-import httpx
-import psutil
 import pytest
 
 from common.errors import ConfigError
@@ -17,7 +17,7 @@ from flows.operate.approval import before_step, expected_cost, question_at_budge
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
 from tests.support.servers.http_server import FakeServer, json_response
-from tests.support.servers.prefect_calls import fetch, request
+from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import start
 from tests.support.stages.toy_dag import toy_dag
 from tests.support.stages.toy_stages import TOY
@@ -177,39 +177,6 @@ def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_u
 
 
 @pytest.mark.slow
-def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config, prefect_url, tmp_path):
-    """While it waits no process of it is left, and its deployment runs what else is asked of it."""
-    store = Store(tmp_path / "store")
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
-    server = start("deploy", str(config), store=store.root, cwd=tmp_path, **more)
-    try:
-        until(lambda: find_deployment(prefect_url, "held_out/held_out-approved"), server)
-        deployment = find_deployment(prefect_url, "held_out/held_out-approved")
-        run = fetch(f"{prefect_url}/deployments/{deployment['id']}/create_flow_run", {})["id"]
-        note = waiting_run(store, server)
-        assert (note["run"], note["pid"]) == (run, None)
-        waits = state_of(prefect_url, run)
-        assert (waits["type"], waits["name"]) == ("PAUSED", "Suspended")
-        assert "held_out of approved asks for approval" in waits["message"]
-        keyset = waits["state_details"]["run_input_keyset"]
-        form = fetch(f"{prefect_url}/flow_runs/{run}/input/{keyset['description']}")
-        assert "Expected cost: it never ran here" in form  # what Prefect's page shows behind Resume
-        until(lambda: not any(run in " ".join(p.info["cmdline"] or []) for p in processes_below(server)), server)
-        assert store.begun_runs() == []
-
-        approve(store, run[:8], None)
-        until(lambda: state_of(prefect_url, run)["type"] in ("COMPLETED", "FAILED", "CRASHED"), server)
-        ended = state_of(prefect_url, run)
-        assert ended["type"] == "COMPLETED", ended["message"]
-        assert waiting(store) == []
-        (made,) = store.list("questions")
-        assert made.manifest["run"] == run
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
-
-
-@pytest.mark.slow
 def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, tmp_path):
     store = Store(tmp_path / "store")
     store.prepare()
@@ -224,31 +191,3 @@ def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, t
     (store.root / NOTES / "note.json").write_text(json.dumps(note))
     assert waiting(store) == []
     assert list((store.root / NOTES).iterdir()) == []
-
-
-def processes_below(process):
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if with_command(child)]
-
-
-def with_command(child: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child.info = child.as_dict(["cmdline"])
-        return True
-    return False
-
-
-def until(condition, process, seconds=300.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def find_deployment(api: str, name: str):
-    response = request(f"{api}/deployments/name/{name}")
-    return None if response.status_code == httpx.codes.NOT_FOUND else response.json()
-
-
-def state_of(api: str, run: str) -> dict:
-    return fetch(f"{api}/flow_runs/{run}")["state"]

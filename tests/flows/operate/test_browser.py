@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from common.processes import free_port
 from flows.operate import services
+from flows.operate.questions import waiting
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
@@ -94,6 +96,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> An
     return value
 
 
+def has_process(run: str, deployments: services.Service) -> bool:
+    """Whether a process of that flow run is there: its environment has the run's id."""
+    for process in psutil.Process(deployments.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if run in process.environ().values():
+                return True
+    return False
+
+
 class Prefect:
     """Prefect's page and API, of a server on loopback."""
 
@@ -139,10 +150,11 @@ def dashboard(window):
 
 
 @pytest.fixture(scope="module")
-def waiting_run(folder, prefect):
+def waiting_run(folder, running, prefect):
     """A run of the whole pipeline, started by the form; its stage waits in its process. Prefect's page shows it."""
     run = prefect.start_run("pipeline/pipeline-toy")
     until((folder / "reached").exists, f"{STAGE} under way")
+    assert has_process(run, running["deployments"])
     return run
 
 
@@ -236,12 +248,21 @@ def test_a_stage_alone_is_rerun_with_the_forms_values(folder, prefect, dashboard
 
 
 def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_continues_it(
-    folder, prefect, waiting_run, rerun
+    folder, running, prefect, waiting_run, rerun
 ):
-    """As the button Retry: the same run goes on, with the values of its form, to the step that asks for approval."""
+    """As the button Retry: the same run goes on, with the values of its form, to the step that asks for approval.
+
+    While it waits no process of it is left; it goes on in a new one.
+    """
+    store = Store(folder / "store")
     again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
     assert fetch(f"{prefect.api}/flow_runs/{waiting_run}/set_state", again)["status"] == "ACCEPT"
     until(lambda: prefect.state(waiting_run) == "PAUSED", "the run suspended")
+    assert prefect.get(f"/flow_runs/{waiting_run}")["state"]["name"] == "Suspended"
+    (note,) = until(lambda: waiting(store), "the note of its question")
+    assert (note["run"], note["pid"]) == (waiting_run, None)
+    until(lambda: not has_process(waiting_run, running["deployments"]), "the end of its process")
+    assert store.begun_runs() == []
     prefect.page.goto(f"{prefect.ui}/runs/flow-run/{waiting_run}", wait_until="commit")
     prefect.page.get_by_role("button", name="Resume").click()
     dialog = prefect.page.get_by_role("dialog")
@@ -251,7 +272,8 @@ def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_conti
     dialog.get_by_role("button", name="Submit").click()
     until(lambda: prefect.state(waiting_run) in ("COMPLETED", "FAILED", "CRASHED"), "the end of the approved run")
     assert prefect.state(waiting_run) == "COMPLETED"
-    written = [artifact for artifact in Store(folder / "store").list() if artifact.manifest["run"] == waiting_run]
+    assert waiting(store) == []
+    written = [artifact for artifact in store.list() if artifact.manifest["run"] == waiting_run]
     assert {"retrieval", "report"} <= {artifact.kind for artifact in written}
     assert {artifact.manifest["config"].get("seed", SEED) for artifact in written} == {SEED}
 
