@@ -80,7 +80,7 @@ def with_one_prompt_each(groups):
 @pytest.mark.slow
 def test_prompts_computed_once_give_the_gradients_of_whole_rows(model, params, groups):
     """Each side, whatever the order, widths and micro-batches; completions of one group share their prompt."""
-    groups = [*with_one_prompt_each(groups[:1]), groups[1], group([0.0, 1.0], 3)]
+    groups = [*with_one_prompt_each(groups[:1]), groups[1], group([0.0, 1.0, 1.0, 0.0], 3)]
     learner = learner_of(model, params)
     sides = learner._sides(rows_of(groups), False, {})
     for gradient, sign in zip(sides, (1, -1), strict=True):
@@ -142,20 +142,20 @@ def part_of(model, params, rows):
 def test_an_update_that_is_not_finite_is_not_applied_and_too_many_stop(model, params, groups):
     """Parameters, moments and schedule stay; it is counted; the run goes on where it was; the third in a row stops."""
     learner, other = learner_of(model, params, skip_limit=1), learner_of(model, params, skip_limit=1)
-    broken = group([1.0, 0.0, 0.0, 1.0], 1)
-    broken.rollouts[0].advantage = float("inf")
-    metrics = learner.update([broken])
+    broken = [group([1.0, 0.0, 0.0, 1.0], 1), groups[1]]
+    broken[0].rollouts[0].advantage = float("inf")
+    metrics = learner.update(broken)
     assert metrics["skipped_updates"] == 1
     assert not {"grad_norm", "update_norm", "norm_positive"} & metrics.keys(), "not finite: left out"
     close(learner.trained, params, 0)
     after, expected = learner.update(groups), other.update(groups)
     assert after == expected | {"skipped_updates": 1.0}
     close((learner.trained, learner.state), (other.trained, other.state), 0)
-    learner.update([broken])
+    learner.update(broken)
     with pytest.raises(
         ConfigError, match=r"policy: 2 updates in a row .*\(steps 3 to 4\).*gradients of blocks\.attention\."
     ):
-        learner.update([broken])
+        learner.update(broken)
     close(learner.trained, other.trained, 0)
 
 
@@ -233,10 +233,11 @@ def test_groups_without_signal_change_nothing(model, params):
 
 @pytest.mark.slow
 def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
-    lone = group([0.0, 0.0, 1.0, 0.0])
-    lone.rollouts[2].advantage = None  # its positive completion has no score
+    lone = [group([0.0, 0.0, 1.0, 0.0, 0.0], seed) for seed in (1, 2)]
+    for g in lone:
+        g.rollouts[2].advantage = None  # its positive completion has no score
     learner = learner_of(model, params)
-    metrics = learner.update([lone])
+    metrics = learner.update(lone)
     assert metrics["norm_positive"] == 0
     assert metrics["balance_factor"] == 0
     assert metrics["update_norm"] < 1e-3  # weight decay alone
