@@ -36,6 +36,8 @@ def status(
 
     With a configuration: the state of each of its steps in the store, whichever run made them.
     """
+    from rich.text import Text
+
     from flows.cli import runs
 
     if watch and as_json:
@@ -44,15 +46,19 @@ def status(
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
     run = None if why or settings else runs.run_unless_config(store, what)
-    if run is not None:
+    if run is not None or not (what or why or settings):
         if watch:
 
             def read() -> list[dict[str, Any]]:
-                now = runs.run_unless_config(store, run.run if what else None)
+                now = runs.run_unless_config(store, run.run if run and what else None)
                 return runs.step_rows(now) if now else []
 
             watch_status(read, runs.run_view)
-        show_as(runs.step_rows(run), as_json, runs.run_view)
+        # Before the first run nothing is computed: that would take seconds, and `run` records itself within these.
+        none = (
+            f"no run in {store.root} yet: `nautile run` starts one; `nautile status CONFIG` shows what is there of one"
+        )
+        show_as(runs.step_rows(run) if run else [], as_json, runs.run_view if run else lambda _: Text(none))
         return
     from configs.load import load
     from flows.cli import inspect

@@ -88,6 +88,20 @@ def test_a2_the_steps_of_the_plan_are_counted_and_those_to_come_listed(store):
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["align", "coming"], ["report", "coming"]]
 
 
+def test_a3_before_the_first_run_nothing_is_computed(store, monkeypatch, command_line):
+    """All steps of the default configuration were shown as not made, after seconds of imports while runs started."""
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    monkeypatch.setattr(
+        "flows.cli.inspect.status", lambda *_: pytest.fail("the steps of a configuration are asked for")
+    )
+    code, out, _ = command_line("status")
+    assert code == 0
+    assert " ".join(out.split()).startswith("no run in ")
+    assert "nautile run" in out
+    code, out, _ = command_line("status", "--json")
+    assert (code, json.loads(out)) == (0, [])
+
+
 def test_a3_without_a_name_the_live_run_is_shown_else_the_newest_and_any_by_its_first_digits(store, tmp_path):
     assert newest_run(store) is None
     plan(store, run="aa11", state="done", started=at(-30), name="first")
