@@ -81,7 +81,7 @@ def serve(setting: str, prompts: int) -> None:
     except ModuleNotFoundError:  # a checkout in which the problems are one file
         from rl.problems import load as load_problems
 
-    config = load(ROOT / "bench" / "table1.toml")
+    config = load(ROOT / "bench" / "rl" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
     rollout = rollout.model_copy(update={"prompts": prompts})
     asked = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
