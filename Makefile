@@ -6,7 +6,7 @@
 #   make audit      bill of materials, known advisories
 PYTHON ?= python3
 CONFIG ?= local
-WORKERS ?= 4
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,9 +26,9 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
 # trackio and W&B with what they need beyond the project's own lock; the versions are those of the extras.
 TRACKING := trackio==0.43.0 gradio-client brotli wandb==0.31.0 cwevals==0.0.1b1 distro
 
-# More workers than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
+# One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
 # what JAX compiles for them; the files that take longest begin first (tests/conftest.py).
-PYTEST = $(BIN)/python -m pytest -q -p tests.support.workers --workers $(WORKERS)
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Containers set this; then every process compiles what it imports, and importing Prefect takes 3.0 s instead of 1.8.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,12 +52,12 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# What a contributor runs before each commit. The fast tests compute and seldom wait, so one worker more than cores will
-# do. The linter and the type checker run beside the collection of the tests: each keeps one core busy.
+# What a contributor runs before each commit. The fast tests compute and seldom wait, so a worker more than cores only
+# imports everything once more. The linter and the type checker run beside the tests: each keeps one core busy.
 check: $(READY)
 	@$(MAKE) --no-print-directory -j3 lint types fast
 
-fast: WORKERS := 3
+fast: WORKERS := 2
 fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 

@@ -5,11 +5,14 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Looking for plugins in the metadata of 250 packages takes each process that imports pydantic 25 ms; there are none.
@@ -38,8 +41,8 @@ if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN
     may_run = not os.statvfs(IN_MEMORY).f_flag & os.ST_NOEXEC  # tests start programs that they have written
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY if may_run else tempfile.gettempdir()))
 
-# In the order of their names a file of minutes would begin among the last, and all other workers wait for it. Measured
-# with `--durations=0`.
+# In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
+# last, and all other workers wait for it. Measured with `--durations=0`.
 LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
 
 # On a busy machine drawing the first example may take seconds: no reason to fail.
@@ -50,13 +53,31 @@ BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if twice := [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]:
+        raise pytest.UsageError(f"several tests have one name, of which xdist would run one: {twice}")
     names = LONGEST_FIRST.read_text(encoding="utf-8").split()
     order = {Path(__file__).parents[1] / name: place for place, name in enumerate(names)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+    # Prefect's server takes seconds to start, and as much while it is idle.
+    serving = {item.path for item in items if "prefect_url" in getattr(item, "fixturenames", ())}
+    for item in items:
+        if item.path in serving:
+            item.add_marker(pytest.mark.xdist_group("prefect"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling:
+    """Give workers a file at a time, and all files that use the session's Prefect server to one worker."""
+
+    class Files(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    return Files(config, log)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep bytes out of the names of tests: an archive holds the time at which it was written."""
+    """Keep bytes out of the names of tests: an archive holds its time, and all workers have to collect one list."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -70,7 +91,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the files of the heavy tests that a run left out."""
+    """Name the files of the heavy tests that a run left out. Read off the sources: with xdist only workers collect."""
     if "not heavy" in (config.option.markexpr or ""):
         root = Path(__file__).parent
         paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
@@ -124,7 +145,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
 def build_once(tmp_path_factory) -> BuildOnce:
     """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("worker-") else base  # tests.support.workers
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def once(name: str, build: Callable[[Path], None]) -> Path:
         original, complete = shared / f"{name}-original", shared / f"{name}-complete"

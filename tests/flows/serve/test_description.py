@@ -15,9 +15,7 @@ from tests.support.samples.instant_engine import NAME, instant_application
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2"}]}
 APP = instant_application()
-# Not by `from_asgi`, which leaves a thread: the processes that run the tests are forked when all are collected.
-api = schemathesis.openapi.from_dict(TestClient(APP).get("/openapi.json").json())
-api.app, api.location = APP, "/openapi.json"
+api = schemathesis.openapi.from_asgi("/openapi.json", APP)
 
 
 @pytest.fixture(scope="module")
