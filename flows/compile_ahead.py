@@ -1,4 +1,4 @@
-"""While a pretraining computes, a process compiles the programs of the stages after it (`tasks.compile_ahead`)."""
+"""While a pretraining computes, a process compiles the programs of later stages (`tasks.engine.compile_ahead`)."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from common.files import write_json
 from configs.schema import RunConfig
 from flows.dag import Step
 from store.artifacts import Store
-from tasks.compile_ahead import REHEARSED, AheadRequest
 from tasks.engine.child_process import run_child
+from tasks.engine.compile_ahead import REHEARSED, AheadRequest
 from tasks.engine.errors import StageCancelled
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
         file = Path(folder) / "request.json"
         write_json(file, asdict(request))
         try:
-            ended = run_child("tasks.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run)
+            ended = run_child("tasks.engine.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run)
         except OSError as error:
             log.warning("no process compiles programs ahead (%s): the stages compile them", error)
             return

@@ -1,4 +1,4 @@
-"""The process that compiles the programs of later stages: `python -m tasks.compile_ahead REQUEST.json`.
+"""The process that compiles the programs of later stages: `python -m tasks.engine.compile_ahead REQUEST.json`.
 
 It takes only the time that nothing else wants of the cores. The programs go into the store's cache, where a stage finds
 them; one that begins before its programs are there compiles them itself, so the results never depend on this process.
@@ -18,7 +18,7 @@ from configs.model import ModelConfig, TokenizerConfig
 from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
 from tasks.engine.child_main import begin
 
-logger = logging.getLogger("tasks.compile_ahead")
+logger = logging.getLogger("tasks.engine.compile_ahead")
 
 REHEARSED = ("align", "reason", "self_distill")  # the stages whose programs can be compiled ahead, as a run has them
 

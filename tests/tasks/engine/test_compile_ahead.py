@@ -17,8 +17,8 @@ from flows.compile_ahead import compiling_ahead, request_of
 from flows.dag import build_dag
 from model.nautile import initialise
 from model.weights.files import save_weights
-from tasks import compile_ahead
-from tasks.compile_ahead import rehearse
+from tasks.engine import compile_ahead
+from tasks.engine.compile_ahead import rehearse
 from tasks.engine.job import Job
 from tasks.reason import reason
 from tasks.self_distill import self_distill
@@ -115,7 +115,7 @@ def test_the_process_ends_with_the_run(store, monkeypatch):
     config = load("local")
     with compiling_ahead(store, config, build_dag(config), False):
         pass
-    assert calls == [("tasks.compile_ahead", str(store.root))]
+    assert calls == [("tasks.engine.compile_ahead", str(store.root))]
     quiet = config.model_copy(update={"launch": config.launch.model_copy(update={"compile_ahead": False})})
     with compiling_ahead(store, quiet, build_dag(config), False):
         pass
