@@ -4,12 +4,14 @@ Prefect's server checks what is sent against the types here before it makes a ru
 configuration can decide is checked when the run starts: it then fails with one message, and without a stack trace.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.exceptions import FailedRun
 from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
@@ -42,5 +44,13 @@ def run_name() -> str:
 
 
 def refused(error: Exception) -> State[Any]:
-    """The end of a run whose form cannot be followed: its message, where an exception would be logged with a trace."""
+    """The end of a run whose form cannot be followed: its message, where an exception would be logged with a trace.
+
+    The process of a deployment's run raises `FailedRun` for this end, and Prefect would log that with its trace.
+    """
+    logging.getLogger("prefect.flow_runs").addFilter(_is_no_failed_run)
     return Failed(message=f"The form cannot be followed: {error}")
+
+
+def _is_no_failed_run(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))

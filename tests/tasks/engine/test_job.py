@@ -49,7 +49,7 @@ def test_a_seed_is_the_section_s_or_zero(job):
 
 def test_only_a_stage_can_be_loaded():
     assert load_stage("tests.support.stages.stage_sums", "sums").name == "sums"
-    with pytest.raises(ConfigError, match=r"tests\.support\.stage_sums\.section is not a stage"):
+    with pytest.raises(ConfigError, match=r"tests\.support\.stages\.stage_sums\.section is not a stage"):
         load_stage("tests.support.stages.stage_sums", "section")
 
 
