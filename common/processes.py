@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -101,6 +101,19 @@ def give_session_way(leader: int) -> None:
         niceness = os.getpriority(os.PRIO_PROCESS, leader)
         if niceness > 0:
             Path(f"/proc/{leader}/autogroup").write_text(str(niceness), encoding="ascii")
+
+
+@contextmanager
+def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Run `work(*arguments, stop)` in a thread beside the block, at whose end `stop` is set and it is waited for."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(*arguments, stop), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextmanager

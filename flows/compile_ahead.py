@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common.files import write_json
+from common.processes import thread_beside
 from configs.schema import RunConfig
 from flows.dag import Step
 from store.artifacts import Store
@@ -32,14 +33,8 @@ def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], forc
     if request is None:
         yield
         return
-    stop = threading.Event()
-    thread = threading.Thread(target=_run, args=(store, request, stop), name="compile-ahead")
-    thread.start()
-    try:
+    with thread_beside("compile-ahead", _run, store, request):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> AheadRequest | None:

@@ -26,10 +26,9 @@ import ahocorasick_rs
 import datasketch
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import in_turns, options
-
+from bench.measure import in_turns, options
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion

@@ -26,10 +26,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, write_results
-
+from bench.measure import options, write_results
 from common.events import silent
 from configs.distill import DistillConfig, TeacherConfig
 from data.distill.ask import PreparedPrompt, Teachers

@@ -1,7 +1,7 @@
 """The endpoint pool against a server in another process: capacity under faults, a kill -9, rate limits, a big ledger.
 
-    PYTHONPATH=. python bench/corpus/endpoints.py [capacity kill limits ledger] [--requests 10000] [--rounds 3] [--json
-    FILE]
+    PYTHONPATH=. python bench/corpus/endpoints.py [capacity kill limits ledger] [--requests 10000] [--rounds 3]
+        [--json FILE]
 
 capacity: 256 under way, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON; against the
 plain loop one writes first with the openai client (a semaphore of 256, the client's own retries), turn about in one
@@ -23,10 +23,9 @@ from pathlib import Path
 
 import openai
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, write_results
-
+from bench.measure import options, write_results
 from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatReply, ChatRequest

@@ -1,7 +1,7 @@
 """Ingest of one file on one core, from Parquet to a published index, against bare tiktoken on the same text.
 
-    python bench/corpus/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000] [--json
-    FILE]
+    python bench/corpus/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000]
+        [--json FILE]
 
 The text is Wikipedia's vital articles, `--join` of them a document (8: some 850 ids, as FineWeb-Edu has on average),
 written as a Parquet file of FineWeb-Edu's columns (`--form synth`: of SYNTH's, a question from the title, the text as
@@ -26,10 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tiktoken
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import in_turns, medians, options, write_results
-
+from bench.measure import in_turns, medians, options, write_results
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.records import RecordForm

@@ -22,10 +22,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options
-
+from bench.measure import options
 from configs.distill import IndexConfig
 from data.retrieval.embedders import Encoder
 from data.retrieval.exemplar_index import (

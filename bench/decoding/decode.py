@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import median_seconds, options
-
+from bench.measure import median_seconds, options
 from configs.model import ModelConfig
 from model.decoding.cache import decode_step, decode_weights, prefill, repack
 from model.decoding.sampling import Sampling, draw

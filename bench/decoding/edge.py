@@ -22,10 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, write_results
-
+from bench.measure import options, write_results
 from common.processes import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]

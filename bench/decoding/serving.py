@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import jax
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options
 from openai import AsyncOpenAI
 
+from bench.measure import options
 from configs.load import load
 from model.nautile import initialise
 from model.weights.files import load_weights, save_weights

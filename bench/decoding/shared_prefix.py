@@ -20,10 +20,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import in_turns, options
-
+from bench.measure import in_turns, options
 from configs.load import load
 from model.capacity.decoding_state import state_bytes
 from model.decoding.scoring import continuation_logprobs

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import duckdb
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import in_turns, medians, options, write_results
-
+from bench.measure import in_turns, medians, options, write_results
 from flows.dashboard import queries
 from store.artifacts import Store
 from store.catalog import Catalog

@@ -27,10 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import psutil
 from dashboard_store import PRETRAINING, REINFORCING, make
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from measure import in_turns, options, write_results
-
+from bench.measure import in_turns, options, write_results
 from common.processes import free_port
 from flows.dashboard import queries
 from flows.dashboard.pages import PAGES

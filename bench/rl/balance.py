@@ -19,10 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from measure import in_turns, medians, options
-
+from bench.measure import in_turns, medians, options
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from configs.training import PolicyConfig, RolloutConfig

@@ -1,7 +1,7 @@
 """The default run with several seeds: does each reinforcement stage gain over the one before it?
 
-    python bench/rl/ladder.py [--seeds 1 100001 200001 ...] [--config local] [--store .nautile/ladder] [--out
-    docs/results]
+    python bench/rl/ladder.py [--seeds 1 100001 200001 ...] [--config local] [--store .nautile/ladder]
+        [--out docs/results]
 
 Runs the whole pipeline of a configuration once for each seed, in one store: stopped and started again, it
 goes on where it was. A seed changes all that is drawn: data, weights, samples, the held-out problems. The gain of

@@ -1,6 +1,6 @@
 """The paper's Table 1 at a size that two CPU cores can train: which of the stages gain, and by how much.
 
-    python bench/rl/table1.py [--seeds 1 2 3] [--config bench/rl/table1.toml] [--store .nautile/table1] [--out docs]
+    python bench/rl/table1.py [--seeds 1 2 3] [--config bench/rl/table1.toml] [--store .nautile/table1] [--out DIR]
     python bench/rl/table1.py --map RATE [RATE ...]      plain and balanced GRPO at other learning rates, one seed
 
 A model is pretrained until it solves some 20 to 40 % of held-out problems. From it, with the same number of sampled

@@ -19,10 +19,9 @@ from statistics import median
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, print_rows, write_results
-
+from bench.measure import options, print_rows, write_results
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.tokenizer import tokenizer_for

@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import in_turns, medians, options, print_rows, write_results
-
+from bench.measure import in_turns, medians, options, print_rows, write_results
 from model.layers.mixing.operator import empty_state, mix, reference
 from model.layers.mixing.parts import MixState, Operands, divide, softsign
 

@@ -21,10 +21,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import median_seconds, options, print_rows, write_results
-
+from bench.measure import median_seconds, options, print_rows, write_results
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PhaseConfig, PretrainConfig

@@ -1,7 +1,7 @@
 """The exported PyTorch form against ours: forward, and forward and backward, of 372 M parameters in float32.
 
     make torch; python bench/training/torch_form.py [--length 512] [--tokens 32] [--repeats 3] [--folder SCRATCH]
-    [--json FILE]
+        [--json FILE]
 
 Random weights in nautile_370m's shape, one row of `length` tokens, both forms on all cores of this machine, each in a
 process and an environment of its own (.venv/torch for PyTorch). The backward pass is that of the mean cross-entropy,

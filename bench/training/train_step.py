@@ -28,10 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, write_results
-
+from bench.measure import options, write_results
 from configs.model import ModelConfig
 from model.capacity.flops import peak_of, training_flops
 from model.layers.attention import QUERY_BLOCK

@@ -13,10 +13,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options
-
+from bench.measure import options
 from common.text import markdown_table
 from configs.labelling import ExtractConfig
 from configs.tune import LabelledDataConfig

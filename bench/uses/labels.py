@@ -21,10 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options, write_results
-
+from bench.measure import options, write_results
 from common.files import write_json
 from common.text import markdown_table
 from configs.tune import SITES, TuneConfig

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options
-
+from bench.measure import options
 from common.files import write_json
 
 SCALE = ("strongly disagree", "disagree", "neither agree nor disagree", "agree", "strongly agree")

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measure import options
 from safetensors import safe_open
 from scipy.stats import t as student
 
+from bench.measure import options
 from common.files import write_json
 from common.text import markdown_table
 from configs.survey import SimulateConfig

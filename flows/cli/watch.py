@@ -54,11 +54,14 @@ def status(
                 return runs.step_rows(now) if now else []
 
             watch_status(read, runs.run_view)
+        if run is not None:
+            show_as(runs.step_rows(run), as_json, runs.run_view)
+            return
         # Before the first run nothing is computed: that would take seconds, and `run` records itself within these.
         none = (
             f"no run in {store.root} yet: `nautile run` starts one; `nautile status CONFIG` shows what is there of one"
         )
-        show_as(runs.step_rows(run) if run else [], as_json, runs.run_view if run else lambda _: Text(none))
+        show_as([], as_json, lambda _: Text(none))
         return
     from configs.load import load
     from flows.cli import inspect

@@ -125,17 +125,22 @@ def _stage_of(request: dict[str, Any]) -> Stage:
     return load_stage(request["module"], request["attribute"])
 
 
+def keep_compiled(store: Path, rank: int = 0) -> None:
+    """Keep what this process compiles where the other processes of the store look for it. Imports JAX."""
+    with collector_paused():
+        from model import compile_cache  # which most stages do not need
+
+    compile_cache.enable_compile_cache(store / "compiled")
+    if rank:
+        compile_cache.keep_on_every_process()
+
+
 def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files: RemoteFiles | None) -> None:
     stage, staging = _stage_of(request), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
-        with collector_paused():
-            from model import compile_cache  # imports JAX, which the other stages do not need
-
-        compile_cache.enable_compile_cache(Path(request["store"]) / "compiled")
-        if rank:
-            compile_cache.keep_on_every_process()
+        keep_compiled(Path(request["store"]), rank or 0)
     if rank:
         # Only process 0 reports and publishes.
         stage.work(_job(request, stage, silent, rank, remote_files))

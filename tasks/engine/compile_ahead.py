@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.processes import collector_paused, only_idle_time
+from common.processes import only_idle_time
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
-from tasks.engine.child_main import begin
+from tasks.engine.child_main import begin, keep_compiled
 
 logger = logging.getLogger("tasks.engine.compile_ahead")
 
@@ -43,7 +43,7 @@ def main(path: Path) -> None:
     begin(request.parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to clean up, and a compilation is not interrupted
     only_idle_time()
-    enable_cache(Path(request.store))
+    keep_compiled(Path(request.store))
     model, tokenizer = ModelConfig.model_validate(request.model), TokenizerConfig.model_validate(request.tokenizer)
     for stage, section, staging in request.steps:
         if os.path.exists(staging):
@@ -51,14 +51,6 @@ def main(path: Path) -> None:
             continue
         rehearse(stage, section, model, tokenizer)
         logger.info("%s: compiled", stage)
-
-
-def enable_cache(store: Path) -> None:
-    """Keep what this process compiles where the stages of the store look for it."""
-    with collector_paused():
-        from model.compile_cache import enable_compile_cache  # imports JAX, which the flow does not need
-
-    enable_compile_cache(store / "compiled")
 
 
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:

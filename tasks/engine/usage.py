@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from common.processes import thread_beside
 from store.events import EventWriter
 
 EVERY_S = 5.0  # at first
@@ -26,14 +27,8 @@ def usage_reported(request: dict[str, Any], source: str | None = None) -> Iterat
     The step of a measurement is the seconds since the execution began, so that a resumed stage continues its curves.
     `source`: the worker, where a stage has several. Work that ends before the first measurement leaves no file.
     """
-    stop = threading.Event()
-    thread = threading.Thread(target=_report, args=(request, source, stop), name="usage", daemon=True)
-    thread.start()
-    try:
+    with thread_beside("usage", _report, request, source):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _report(request: dict[str, Any], source: str | None, stop: threading.Event) -> None:

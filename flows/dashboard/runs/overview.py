@@ -260,7 +260,6 @@ def _expected(step: StepState) -> str:
 _COLUMNS = {
     "cost, $": st.column_config.NumberColumn("cost, $", format="%.4f"),
     "calls": st.column_config.NumberColumn("calls", format="localized", help="Every request, cached ones included."),
-    "cached": st.column_config.NumberColumn("cached", format="localized", help="Answered from the store, free."),
     "begun (UTC)": st.column_config.DatetimeColumn("begun (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "made": st.column_config.LinkColumn("made", display_text=r"artifact=(.*)"),
     "and": st.column_config.TextColumn("also made", help="Kinds with the same digits."),

@@ -96,7 +96,7 @@ def test_the_process_leaves_out_a_step_that_has_begun(store, tmp_path, monkeypat
     monkeypatch.setattr(compile_ahead, "rehearse", lambda stage, section, *_: rehearsed.append((stage, *section)))
     monkeypatch.setattr(compile_ahead, "begin", parents.append)
     # It would be this process's, and that of every test after this.
-    for name in ("only_idle_time", "signal", "enable_cache"):
+    for name in ("only_idle_time", "signal", "keep_compiled"):
         monkeypatch.setattr(compile_ahead, name, MagicMock())
     compile_ahead.main(tmp_path / "request.json")
     assert [stage for stage, *_ in rehearsed] == ["align", "self_distill"]
