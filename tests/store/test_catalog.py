@@ -189,7 +189,12 @@ def test_queries_and_their_errors_are_explained(store, catalog):
 
 
 SECRET = "planted-161803398"
-READS = ("FROM metrics", "VALUES (1)", "SELECT * FROM (PIVOT (FROM metrics LIMIT 2) ON name)", "SUMMARIZE metrics")
+READS = (
+    "FROM metrics",
+    "VALUES (1)",
+    "SELECT * FROM (PIVOT (FROM metrics LIMIT 2) ON name) ORDER BY id",
+    "SUMMARIZE metrics",
+)
 READS += ("DESCRIBE metrics", "SHOW TABLES", "WITH q AS (FROM metrics) SELECT step, q.name FROM q", "EXPLAIN FROM runs")
 WRITES = (
     "COPY ({read}) TO {file}", "COPY metrics TO {file} (FORMAT parquet)", "COPY metrics FROM {file}",
