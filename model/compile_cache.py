@@ -16,18 +16,18 @@ from common.environment import cpu_field
 
 logger = logging.getLogger(__name__)
 
-MIN_COMPILE_SECONDS = 0.2  # faster compilations are not kept
+MIN_COMPILE_SECONDS = 0.2  # programs that compile faster are not cached
 
 
 def enable_compile_cache(folder: Path) -> None:
-    """Keep the programs that this process compiles from now on in `folder`, in a subfolder for this kind of machine.
+    """Cache the programs that this process compiles in `folder`, in a subfolder for this kind of CPU.
 
-    An operator's own `JAX_COMPILATION_CACHE_DIR` takes precedence. A file truncated by a kill is detected and compiled
-    again.
+    The environment variable `JAX_COMPILATION_CACHE_DIR` takes precedence. JAX detects a file truncated by a kill and
+    compiles the program again.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    # Code for a CPU uses instructions that another CPU may not have.
+    # Programs compiled for one CPU may use instructions that another lacks.
     flags = hashlib.sha256(cpu_field("flags", "Features").encode()).hexdigest()[:8]
     jax.config.update("jax_compilation_cache_dir", str(folder / f"{platform.machine()}-{flags}"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
@@ -36,19 +36,19 @@ def enable_compile_cache(folder: Path) -> None:
 
 
 def keep_on_every_process() -> None:
-    """Let a process of several keep what it compiles, on CPU, also if it is not the first.
+    """Let every process of a multi-process computation on CPU write to the cache, not only the first.
 
-    JAX writes from the first alone. On accelerators the others find what that has written; on CPU each process has keys
-    of its own, so the others would compile everything at every start.
+    JAX writes from the first process alone. On accelerators the others read its entries; on CPU each process has its
+    own keys, so the others would compile everything at every start.
     """
     if jax.default_backend() == "cpu":
-        compiler._cache_write = _keep  # there is no option for it
+        compiler._cache_write = _write  # JAX has no option for this
 
 
-def _keep(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+def _write(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
     if callbacks or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
         return
     try:
         executables.put_executable_and_time(key, name, executable, backend, int(seconds))
     except Exception as error:
-        logger.warning("the compiled program %s cannot be kept (%s); the next start compiles it again", name, error)
+        logger.warning("the compiled program %s cannot be cached (%s); the next start compiles it again", name, error)

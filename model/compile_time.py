@@ -1,4 +1,4 @@
-"""The time that a thread spends on tracing and compiling, for speeds that leave it out."""
+"""A clock that excludes the time a thread spends on tracing and compiling, to measure speeds."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ COMPILING = "/jax/core/compile/"  # JAX's events of tracing, lowering, and compi
 
 
 class _Spans(threading.local):
-    """Each thread's spans of compilation, as (start, end); no two overlap."""
+    """Each thread's compilation spans (start, end), which do not overlap."""
 
     def __init__(self) -> None:
         self.all: list[tuple[float, float]] = []
@@ -23,12 +23,12 @@ _spans = _Spans()
 
 
 def working_seconds() -> float:
-    """A clock of the calling thread that stands still while it traces and compiles; only differences mean anything."""
+    """A clock of the calling thread, in seconds, that stops while it traces and compiles; use only differences."""
     return time.perf_counter() - sum(end - start for start, end in _spans.all)
 
 
 def counted_for_caller(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function`, for another thread to call while this one waits: what it compiles stops this one's clock."""
+    """Wrap `function` for another thread to call while this one waits: its compilations stop this thread's clock."""
     spans = _spans.all
 
     def call(*arguments: Any) -> Result:
@@ -40,7 +40,7 @@ def counted_for_caller(function: Callable[..., Result]) -> Callable[..., Result]
 
 def _record(event: str, start: float, end: float, **_: str | int) -> None:
     if event.startswith(COMPILING):
-        # A program is traced inside another's trace, and both are reported, the inner one first.
+        # Traces nest, and JAX reports the inner span first: the outer one replaces it.
         while _spans.all and _spans.all[-1][0] >= start:
             _spans.all.pop()
         _spans.all.append((start, end))

@@ -1,9 +1,9 @@
 """Cross-entropy over the tied head without ever holding whole logits: rows are processed in chunks of `chunk` columns.
 
-Two forms. `token_logprobs` returns every token's log-probability and entropy and is differentiable in any cotangent:
-its backward pass recomputes the logits of each chunk. `weighted_loss` is a single scalar, so its forward pass under
-differentiation computes the gradients of a chunk while its logits are at hand, and keeps them: three matrix products a
-chunk in place of four. Rows of the table that only pad the vocabulary are masked out.
+There are two forms. `token_logprobs` returns the log-probability of every token and the entropy, and accepts any
+cotangent: its backward pass recomputes the logits of each chunk. `weighted_loss` is a scalar, so under differentiation
+its forward pass computes and saves a chunk's gradients while it has the logits: three matrix products per chunk instead
+of four. Rows of the table that only pad the vocabulary are masked out.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def token_logprobs(
     chunk: int = 128,
     temperature: float = 1.0,
 ) -> tuple[Array, Array]:
-    """log p(target) and the entropy of the whole distribution at every position, in nats, float32 [B, L]."""
+    """log p(target) and the entropy of the distribution at every position, in nats: float32 [B, L] each."""
     return _token_logprobs(params["embedding"], hidden_BLD, targets_BL, config.vocabulary, chunk, temperature)
 
 
@@ -47,7 +47,7 @@ def weighted_loss(
 ) -> LossSums:
     """Σ w·(-log p(target)) + z_loss·Σ w·(log Z)² over a batch of `tokens, targets, segments, positions, weights`.
 
-    The row sums hold the cross-entropy alone. Only `loss` is meant to be differentiated.
+    The row sums are cross-entropy without the z-loss. Only `loss` is differentiable.
     """
     hidden_BLD = forward(params, config, batch["tokens"], batch["segments"], batch["positions"])
     weights_BL = batch["weights"].astype(jnp.float32)
@@ -58,7 +58,7 @@ def weighted_loss(
 
 
 def masked_logits(hidden: Array, table_VD: Array, vocabulary: int) -> Array:
-    """hidden · tableᵀ in float32 [..., padded V], with the padding rows at -1e30."""
+    """Logits hidden · tableᵀ, float32 [..., padded V], with -1e30 in the columns that pad the vocabulary."""
     logits = jnp.einsum("...d,vd->...v", hidden, table_VD.astype(hidden.dtype), preferred_element_type=jnp.float32)
     if vocabulary == table_VD.shape[0]:
         return logits
@@ -66,7 +66,7 @@ def masked_logits(hidden: Array, table_VD: Array, vocabulary: int) -> Array:
 
 
 def chunks(array_BL: Array, chunk: int) -> Array:
-    """[B, L, ...] to [N, B, C, ...], with C at most L and the last chunk padded with zeros."""
+    """Cut [B, L, ...] into chunks [N, B, C, ...] of C <= L columns, the last padded with zeros."""
     batch, length = array_BL.shape[:2]
     chunk = min(chunk, length)
     missing = -length % chunk
@@ -74,8 +74,8 @@ def chunks(array_BL: Array, chunk: int) -> Array:
     return jnp.swapaxes(array_BL.reshape(batch, -1, chunk, *array_BL.shape[2:]), 0, 1)
 
 
-def joined(array_NBC: Array, length: int) -> Array:
-    """The inverse of `chunks`."""
+def join_chunks(array_NBC: Array, length: int) -> Array:
+    """Join chunks [N, B, C, ...] to [B, L, ...] without the padding: the inverse of `chunks`."""
     array_BNC = jnp.swapaxes(array_NBC, 0, 1)
     return array_BNC.reshape(array_BNC.shape[0], -1, *array_BNC.shape[3:])[:, :length]
 
@@ -84,34 +84,35 @@ def _onehot(targets: Array, size: int) -> Array:
     return (targets[..., None] == jnp.arange(size)).astype(jnp.float32)
 
 
-def _table_gradient(slope_BCV: Array, hidden_BCD: Array) -> Array:
-    """A chunk's part of the table's gradient, float32 and transposed: the narrower operand then comes first."""
-    slope_BCV = slope_BCV.astype(hidden_BCD.dtype)
-    return jnp.einsum("bcd,bcv->dv", hidden_BCD, slope_BCV, preferred_element_type=jnp.float32)
+def _table_gradient(d_logits_BCV: Array, hidden_BCD: Array) -> Array:
+    """A chunk's gradient of the table, float32 [D, V]: transposed, so that the narrower operand comes first."""
+    d_logits_BCV = d_logits_BCV.astype(hidden_BCD.dtype)
+    return jnp.einsum("bcd,bcv->dv", hidden_BCD, d_logits_BCV, preferred_element_type=jnp.float32)
 
 
-def _summed(step: Callable[[Any], tuple[Array, Any]], parts_N: Any) -> tuple[Array, Any]:
-    """The sum of the first results of `step` over the chunks, and its other results stacked.
+def _sum_over_chunks(step: Callable[[Any], tuple[Array, Any]], chunks_N: Any) -> tuple[Array, Any]:
+    """Run `step` on each chunk; sum its first results and stack the others.
 
-    The sum begins with the first chunk's part, not with zeros: at the published size those are 411 MB to write and add.
+    The sum starts from the first chunk's result, not from zeros: at the published size those are 411 MB to write and
+    add.
     """
-    first, rest_N = (jax.tree.map(lambda part_N, at=at: part_N[at], parts_N) for at in (0, slice(1, None)))
-    total, made = step(first)
-    stacked_N = jax.tree.map(lambda part: part[None], made)
-    if not jax.tree.leaves(rest_N)[0].shape[0]:
+    first, later_N = (jax.tree.map(lambda array_N, at=at: array_N[at], chunks_N) for at in (0, slice(1, None)))
+    total, outputs = step(first)
+    stacked_N = jax.tree.map(lambda part: part[None], outputs)
+    if not jax.tree.leaves(later_N)[0].shape[0]:
         return total, stacked_N
 
     def body(total: Array, part: Any) -> tuple[Array, Any]:
-        more, made = step(part)
-        return total + more, made
+        summand, outputs = step(part)
+        return total + summand, outputs
 
-    total, made_N = jax.lax.scan(body, total, rest_N)
-    return total, jax.tree.map(lambda *both: jnp.concatenate(both), stacked_N, made_N)
+    total, outputs_N = jax.lax.scan(body, total, later_N)
+    return total, jax.tree.map(lambda *both: jnp.concatenate(both), stacked_N, outputs_N)
 
 
-def _hidden_gradient(slope_BCV: Array, table_VD: Array, hidden_BCD: Array) -> Array:
+def _hidden_gradient(d_logits_BCV: Array, table_VD: Array, hidden_BCD: Array) -> Array:
     dtype = hidden_BCD.dtype
-    return jnp.einsum("bcv,vd->bcd", slope_BCV.astype(dtype), table_VD.astype(dtype))
+    return jnp.einsum("bcv,vd->bcd", d_logits_BCV.astype(dtype), table_VD.astype(dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -134,29 +135,29 @@ def _token_logprobs_forward(
         return None, (chosen_BC - total_BC, total_BC - mean_BC, total_BC)
 
     _, parts = jax.lax.scan(body, None, (chunks(hidden_BLD, chunk), chunks(targets_BL, chunk)))
-    logprobs_BL, entropy_BL, total_BL = (joined(part, hidden_BLD.shape[1]) for part in parts)
+    logprobs_BL, entropy_BL, total_BL = (join_chunks(part, hidden_BLD.shape[1]) for part in parts)
     return (logprobs_BL, entropy_BL), (table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL)
 
 
 def _token_logprobs_backward(
-    vocabulary: int, chunk: int, temperature: float, kept: tuple[Array, ...], slopes: tuple[Array, Array]
+    vocabulary: int, chunk: int, temperature: float, residuals: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
-    table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL = kept
+    table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL = residuals
 
     def gradients(part: tuple[Array, ...]) -> tuple[Array, Array]:
-        hidden_BCD, targets_BC, total_BC, entropy_BC, slope_BC, entropy_slope_BC = part
+        hidden_BCD, targets_BC, total_BC, entropy_BC, d_logprob_BC, d_entropy_BC = part
         log_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature - total_BC[..., None]
         p_BCV = jnp.exp(log_BCV)
         # d log p(target)/dz = onehot - p.
-        slope_BCV = slope_BC[..., None] * (_onehot(targets_BC, table_VD.shape[0]) - p_BCV)
+        d_logits_BCV = d_logprob_BC[..., None] * (_onehot(targets_BC, table_VD.shape[0]) - p_BCV)
         # dH/dz = -p (log p + H); a masked row has p = 0 and log p = -1e30, whose product is 0.
-        slope_BCV -= entropy_slope_BC[..., None] * p_BCV * (log_BCV + entropy_BC[..., None])
-        slope_BCV /= temperature
-        return _table_gradient(slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
+        d_logits_BCV -= d_entropy_BC[..., None] * p_BCV * (log_BCV + entropy_BC[..., None])
+        d_logits_BCV /= temperature
+        return _table_gradient(d_logits_BCV, hidden_BCD), _hidden_gradient(d_logits_BCV, table_VD, hidden_BCD)
 
-    parts = tuple(chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
-    sum_DV, slope_NBCD = _summed(gradients, parts)
-    return sum_DV.T.astype(table_VD.dtype), joined(slope_NBCD, hidden_BLD.shape[1]), None
+    parts = tuple(chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *cotangents))
+    d_table_DV, d_hidden_NBCD = _sum_over_chunks(gradients, parts)
+    return d_table_DV.T.astype(table_VD.dtype), join_chunks(d_hidden_NBCD, hidden_BLD.shape[1]), None
 
 
 _token_logprobs.defvjp(_token_logprobs_forward, _token_logprobs_backward)
@@ -195,8 +196,8 @@ def _cross_entropy(inputs: _LossInputs, vocabulary: int, chunk: int, z_loss: flo
     """The scalar to differentiate, and the cross-entropy of each row (not differentiated)."""
 
     def body(_: None, part: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        done = _chunk_loss(inputs.table_VD, vocabulary, z_loss, part)
-        return None, (done.loss, done.rows_B)
+        result = _chunk_loss(inputs.table_VD, vocabulary, z_loss, part)
+        return None, (result.loss, result.rows_B)
 
     _, (losses_N, rows_NB) = jax.lax.scan(body, None, inputs.chunks(chunk))
     return jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)
@@ -205,31 +206,31 @@ def _cross_entropy(inputs: _LossInputs, vocabulary: int, chunk: int, z_loss: flo
 def _cross_entropy_forward(
     inputs: _LossInputs, vocabulary: int, chunk: int, z_loss: float
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """`_cross_entropy`, and the gradients of its scalar by the table and by the hidden states."""
+    """`_cross_entropy`, and the gradients of its scalar with respect to the table and the hidden states."""
     table_VD = inputs.table_VD
 
     def gradients(part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC, weights_BC = part
-        done = _chunk_loss(table_VD, vocabulary, z_loss, part)
+        result = _chunk_loss(table_VD, vocabulary, z_loss, part)
         # d/dz of w (log Z - z_target) + z_loss w (log Z)² = w (1 + 2 z_loss log Z) p - w onehot.
-        p_BCV = jnp.exp(done.logits_BCV - done.total_BC[..., None])
-        pull_BC1 = (weights_BC * (1 + 2 * z_loss * done.total_BC))[..., None]
-        slope_BCV = pull_BC1 * p_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
-        hidden_slope_BCD = _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
-        return _table_gradient(slope_BCV, hidden_BCD), (done.loss, done.rows_B, hidden_slope_BCD)
+        p_BCV = jnp.exp(result.logits_BCV - result.total_BC[..., None])
+        factor_BC1 = (weights_BC * (1 + 2 * z_loss * result.total_BC))[..., None]
+        d_logits_BCV = factor_BC1 * p_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
+        d_hidden_BCD = _hidden_gradient(d_logits_BCV, table_VD, hidden_BCD)
+        return _table_gradient(d_logits_BCV, hidden_BCD), (result.loss, result.rows_B, d_hidden_BCD)
 
-    sum_DV, (losses_N, rows_NB, slope_NBCD) = _summed(gradients, inputs.chunks(chunk))
-    slope_BLD = joined(slope_NBCD, inputs.hidden_BLD.shape[1])
-    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, slope_BLD)
+    d_table_DV, (losses_N, rows_NB, d_hidden_NBCD) = _sum_over_chunks(gradients, inputs.chunks(chunk))
+    d_hidden_BLD = join_chunks(d_hidden_NBCD, inputs.hidden_BLD.shape[1])
+    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (d_table_DV.T, d_hidden_BLD)
 
 
 def _cross_entropy_backward(
-    _vocabulary: int, _chunk: int, _z_loss: float, kept: tuple[Array, Array], slopes: tuple[Array, Array]
+    _vocabulary: int, _chunk: int, _z_loss: float, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
 ) -> tuple[_LossInputs]:
-    slope, _ = slopes
-    table_slope_VD, hidden_slope_BLD = kept
-    table = slope * table_slope_VD
-    hidden = slope.astype(hidden_slope_BLD.dtype) * hidden_slope_BLD
+    d_loss, _ = cotangents
+    d_table_VD, d_hidden_BLD = residuals
+    table = d_loss * d_table_VD
+    hidden = d_loss.astype(d_hidden_BLD.dtype) * d_hidden_BLD
     return (_LossInputs(table, hidden, None, None),)
 
 

@@ -18,7 +18,7 @@ from jax import Array
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.layers.attention import Attention, attention
-from model.layers.common import Params, compute_dtype, pure
+from model.layers.common import Params, compute_dtype, parameters_of
 from model.layers.sca import SCA, SCAState, sca
 from model.sharding import everywhere, split_rows
 
@@ -37,8 +37,8 @@ class Block(nnx.Module):
         self.attention = Attention(config, depth, rngs)
 
 
-class Beginnings(NamedTuple):
-    """What rows continue from: of U texts of up to P tokens, the state after every layer, stacked over blocks."""
+class PrefixStates(NamedTuple):
+    """The state of every layer after U prefixes of up to P tokens, stacked over blocks: what rows continue from."""
 
     sca: tuple[SCAState, ...]  # [blocks, U, ...] each
     keys: Array  # [blocks, U, P, kv heads, H]
@@ -60,17 +60,17 @@ def sca_names(config: ModelConfig) -> list[str]:
 
 
 def initialise(config: ModelConfig, seed: int) -> Params:
-    """Fresh float32 parameters, a pure function of the config and the seed; jit it with out_shardings to shard them."""
-    return _drawn(config, jax.random.key(seed))
+    """Initial float32 parameters: a pure function of config and seed. Jit it with out_shardings to shard them."""
+    return _initialise(config, jax.random.key(seed))
 
 
-# Compiled as a whole, because the first call of a process takes a second operation by operation.
+# Jitted as a whole: the first call of a process, operation by operation, takes a second.
 @partial(jax.jit, static_argnums=0)
-def _drawn(config: ModelConfig, key: Array) -> Params:
+def _initialise(config: ModelConfig, key: Array) -> Params:
     table_key, blocks_key = jax.random.split(key)
     keys = jax.random.split(blocks_key, config.blocks)
-    blocks = jax.vmap(lambda key: pure(Block(config, nnx.Rngs(params=key))))(keys)
-    return {**pure(Embedding(config, nnx.Rngs(params=table_key))), "blocks": blocks}
+    blocks = jax.vmap(lambda key: parameters_of(Block(config, nnx.Rngs(params=key))))(keys)
+    return {**parameters_of(Embedding(config, nnx.Rngs(params=table_key))), "blocks": blocks}
 
 
 def shapes(config: ModelConfig) -> Params:
@@ -79,7 +79,9 @@ def shapes(config: ModelConfig) -> Params:
 
 
 def forward(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: Array, positions_BL: Array) -> Array:
-    """The residual stream after the last block [B, L, D], in the compute type; there is no norm before the tied head.
+    """Run the stack over whole rows: the residual stream after the last block [B, L, D], in the compute type.
+
+    There is no norm before the tied head.
 
     `segments_BL` numbers the documents of a row from 1 (0: padding); `positions_BL` counts from 0 in each document.
     Raises ConfigError where the shapes differ.
@@ -93,37 +95,39 @@ def forward(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: 
     return run_blocks(params["blocks"], config, x_BLD, segments_BL, positions_BL)[0]
 
 
-def begin(params: Params, config: ModelConfig, tokens_UP: Array, lengths_U: Array) -> Beginnings:
-    """Run U right-aligned texts of `lengths_U` tokens, at least 1 each, for rows to continue from."""
+def run_prefixes(params: Params, config: ModelConfig, tokens_UP: Array, lengths_U: Array) -> PrefixStates:
+    """Run U right-aligned prefixes of `lengths_U` >= 1 tokens; `continue_from` continues them."""
     segments_UP, positions_UP = _right_aligned(tokens_UP.shape[1], lengths_U)
     x_UPD, blocks = embed(params, config, tokens_UP), params["blocks"]
-    hidden_UPD, (sca_states, keys_values) = run_blocks(blocks, config, x_UPD, segments_UP, positions_UP, keep=True)
-    return Beginnings(sca_states, *keys_values, hidden_UPD[None, :, -1])
+    hidden_UPD, states = run_blocks(blocks, config, x_UPD, segments_UP, positions_UP, with_states=True)
+    sca_states, keys_values = states
+    return PrefixStates(sca_states, *keys_values, hidden_UPD[None, :, -1])
 
 
 def continue_from(
     params: Params,
     config: ModelConfig,
-    beginnings: Beginnings,
+    prefixes: PrefixStates,
     lengths_U: Array,
-    source_B: Array,
+    prefix_B: Array,
     tokens_BT: Array,
     segments_BT: Array,
 ) -> Array:
-    """The residual stream of rows that each continue a beginning: `source_B[b]`, of `lengths_U` tokens [B, 1+T, D].
+    """The residual stream [B, 1+T, D] of rows that continue prefixes: row b continues prefix `prefix_B[b]`.
 
-    First that of the beginning's last token, then those of the row's own tokens; segment 1 is text and 0 padding. The
-    result is that of `forward` on the whole text, and differentiable in the parameters and in the beginnings.
+    Column 0 is the prefix's last token; the row's own T tokens follow (segment 1: text, 0: padding). The values are
+    those of `forward` on the whole text, differentiable in the parameters and in the prefixes.
     """
-    segments_UP, _ = _right_aligned(beginnings.keys.shape[2], lengths_U)
-    positions_BT = lengths_U[source_B][:, None] + jnp.arange(tokens_BT.shape[1])
-    x_BTD, earlier = embed(params, config, tokens_BT), (beginnings, segments_UP, source_B)
-    hidden_BTD, _ = run_blocks(params["blocks"], config, x_BTD, segments_BT, positions_BT, earlier)
-    return jnp.concatenate([split_rows(everywhere(beginnings.hidden_1UD[0])[source_B])[:, None], hidden_BTD], axis=1)
+    segments_UP, _ = _right_aligned(prefixes.keys.shape[2], lengths_U)
+    positions_BT = lengths_U[prefix_B][:, None] + jnp.arange(tokens_BT.shape[1])
+    x_BTD, context = embed(params, config, tokens_BT), (prefixes, segments_UP, prefix_B)
+    hidden_BTD, _ = run_blocks(params["blocks"], config, x_BTD, segments_BT, positions_BT, context)
+    last_BD = split_rows(everywhere(prefixes.hidden_1UD[0])[prefix_B])
+    return jnp.concatenate([last_BD[:, None], hidden_BTD], axis=1)
 
 
 def _right_aligned(length: int, lengths_U: Array) -> tuple[Array, Array]:
-    """Segments (1, and 0 for padding on the left) and positions of rows of `length` columns."""
+    """Segments (1: text, 0: padding on the left) and positions of right-aligned rows: [U, length] each."""
     offset_UP = jnp.arange(length) - (length - lengths_U[:, None])
     return (offset_UP >= 0).astype(jnp.int32), jnp.maximum(offset_UP, 0)
 
@@ -134,61 +138,61 @@ def run_blocks(
     x_BLD: Array,
     segments_BL: Array,
     positions_BL: Array,
-    earlier: tuple[Beginnings, Array, Array] | None = None,
-    keep: bool = False,
+    context: tuple[PrefixStates, Array, Array] | None = None,
+    with_states: bool = False,
 ) -> tuple[Array, Any]:
-    """The residual stream [B, L, D] through the blocks; their parameters have a leading axis [blocks, ...].
+    """Run the residual stream [B, L, D] through the blocks, whose parameters have a leading axis [blocks, ...].
 
-    With `keep` also the SCA states and the keys and values of each block, stacked. `earlier`: beginnings, their
-    segments [U, P], and for each row the index of the one that it continues.
+    context: prefixes, their segments [U, P], and for each row the index of the prefix that it continues.
+    with_states: also return the SCA states and the keys and values of each block, stacked; else None.
     """
 
-    def chosen(part: Array) -> Array:
-        assert earlier is not None
-        return split_rows(everywhere(part)[earlier[2]])
+    def for_each_row(state_U: Array) -> Array:
+        assert context is not None
+        return split_rows(everywhere(state_U)[context[2]])
 
-    def mixing_layer(layer: Params, x_BLD: Array, before: SCAState | None) -> tuple[Array, SCAState | None]:
-        state = None if before is None else jax.tree.map(chosen, before)
+    def mixing_layer(layer: Params, x_BLD: Array, initial: SCAState | None) -> tuple[Array, SCAState | None]:
+        state = None if initial is None else jax.tree.map(for_each_row, initial)
         x_BLD, state = sca(layer, config, split_rows(x_BLD), segments_BL, positions_BL, state)
-        return x_BLD, state if keep else None
+        return x_BLD, state if with_states else None
 
-    def attention_layer(layer: Params, x_BLD: Array, before: Any) -> tuple[Array, Any]:
-        seen = None if before is None else jax.tree.map(chosen, before)
-        x_BLD, held = attention(layer, config, split_rows(x_BLD), segments_BL, positions_BL, seen)
-        return x_BLD, held if keep else None
+    def attention_layer(layer: Params, x_BLD: Array, prefix: Any) -> tuple[Array, Any]:
+        prefix = None if prefix is None else jax.tree.map(for_each_row, prefix)
+        x_BLD, keys_values = attention(layer, config, split_rows(x_BLD), segments_BL, positions_BL, prefix)
+        return x_BLD, keys_values if with_states else None
 
     mixing_layer, attention_layer = remat_layer(mixing_layer, config), remat_layer(attention_layer, config)
 
     def block(x_BLD: Array, stacked: tuple[Params, Any]) -> tuple[Array, Any]:
-        layers, before = stacked
-        starts, seen = [None] * config.sca_per_block, None
-        if before is not None and earlier is not None:
-            starts, *keys_values = before
-            seen = (*keys_values, earlier[1])
+        layers, prefix_states = stacked
+        initial_states, prefix = [None] * config.sca_per_block, None
+        if prefix_states is not None and context is not None:
+            initial_states, keys, values = prefix_states
+            prefix = (keys, values, context[1])
         states = []
-        for name, start in zip(sca_names(config), starts, strict=True):
-            x_BLD, state = mixing_layer(layers[name], x_BLD, start)
+        for name, initial in zip(sca_names(config), initial_states, strict=True):
+            x_BLD, state = mixing_layer(layers[name], x_BLD, initial)
             states.append(state)
-        x_BLD, held = attention_layer(layers["attention"], x_BLD, seen)
-        return split_rows(x_BLD), (tuple(states), held) if keep else None
+        x_BLD, keys_values = attention_layer(layers["attention"], x_BLD, prefix)
+        return split_rows(x_BLD), (tuple(states), keys_values) if with_states else None
 
-    # "block" keeps only the input of each block and recomputes the rest of it in the backward pass.
+    # "block" saves only the input of each block and recomputes everything else in the backward pass.
     if config.remat == "block":
         block = jax.checkpoint(block, prevent_cse=False)
-    # With "none" every activation is kept: unrolled, each stays where it was computed, where a loop would copy it into
-    # a stack of all blocks and back (a fifth of a small model's step on CPU).
+    # "none" saves every activation. Unrolled, each stays where it was computed; a loop would copy it into a stack of
+    # all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
-    before = None if earlier is None else earlier[0][:3]  # all but what follows the last block
-    return jax.lax.scan(block, x_BLD, (blocks, before), unroll=unroll)
+    prefix_states = None if context is None else context[0][:3]  # all fields but `hidden_1UD`, which has no block axis
+    return jax.lax.scan(block, x_BLD, (blocks, prefix_states), unroll=unroll)
 
 
 def embed(params: Params, config: ModelConfig, tokens: Array) -> Array:
-    """Rows of the table in the compute type."""
+    """Look up token ids in the embedding table: [...] to [..., D], in the compute type."""
     return jnp.take(params["embedding"], tokens, axis=0).astype(compute_dtype(config))
 
 
 def remat_layer(layer: Callable, config: ModelConfig) -> Callable:
-    """Apply `config.remat` to a layer: "layer" keeps its input alone, "dots" also its products with the weights."""
+    """Apply `config.remat` to a layer: "layer" saves its input alone, "dots" also its products with the weights."""
     if config.remat == "layer":
         return jax.checkpoint(layer, prevent_cse=False)
     if config.remat == "dots":

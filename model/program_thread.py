@@ -1,7 +1,7 @@
-"""Threads that start programs, because on CPU XLA runs the programs that one thread starts one after the other.
+"""Threads that start XLA programs, so that two run at a time on CPU.
 
-Those of two threads run side by side, so two cores are kept busy by programs that do not divide over them. On an
-accelerator the device's queue is the limit, and nothing is gained.
+On CPU XLA runs the programs started by one thread one after the other, and those of two threads at the same time: two
+cores stay busy with programs that do not divide over them. On an accelerator this gains nothing.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ CPU_THREADS = 2
 
 
 class ProgramThread:
-    """`start(function, *arguments)` calls a jitted function in this thread and returns what it does, still computing.
+    """Calls jitted functions in a thread of its own; `start` returns their arrays, which may still be computing.
 
-    What is compiled meanwhile counts as compiled by the caller (`model.compile_time`).
+    Compilations in the thread count as the caller's (`model.compile_time`).
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ProgramThread:
 
 
 def program_threads(mesh: Mesh | None, platform: str) -> list[ProgramThread]:
-    """Two threads where a single CPU device computes, else none: several devices run programs together."""
+    """Two threads for a single CPU device, else none: on several devices programs already run concurrently."""
     if platform != "cpu" or (mesh is not None and mesh.size > 1):
         return []
     return [ProgramThread() for _ in range(CPU_THREADS)]

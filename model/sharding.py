@@ -1,9 +1,9 @@
 """Sharding on a mesh (data, fsdp): an explicit sharding of every array, and constraints on arrays inside a program.
 
-Shardings are explicit because `jit` may replicate an array that has none: `jax.jit(tx.init)(params)` puts whole moments
-on every device. Rows of a batch are split over both axes; a parameter is split over fsdp along its longest axis that
-divides, never the axis of the blocks, over which `lax.scan` iterates. Vectors (norms, biases, per-head scales) and
-arrays that divide along no axis are replicated: with the published shapes 0.12 % of the model on 32 chips.
+Shardings are explicit because `jit` may replicate an array that has none: `jax.jit(tx.init)(params)` puts full moments
+on every device. Rows of a batch are split over both axes. A parameter is split over fsdp along its longest divisible
+axis, but never along the axis of the blocks, over which `lax.scan` iterates. Vectors (norms, biases, per-head scales)
+and arrays with no divisible axis are replicated: 0.12 % of the published model on 32 chips.
 
 The functions that work inside a jitted program (`split_rows`, `everywhere`, `on_each_device`) read the ambient mesh,
 which `OnMesh` sets, and do nothing on a single device.
@@ -28,7 +28,7 @@ WHOLE = PartitionSpec()
 
 
 def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pretrain") -> Mesh:
-    """The mesh [data, fsdp] over all devices. Raises `ConfigError` where `<part>.fsdp` does not divide their number."""
+    """The mesh [data, fsdp] over all devices. Raises `ConfigError` if `<part>.fsdp` does not divide their number."""
     devices = jax.devices() if devices is None else list(devices)
     if len(devices) % fsdp:
         raise ConfigError(f"{part}.fsdp {fsdp} does not divide the {len(devices)} devices of this run")
@@ -45,7 +45,7 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
-    """The sharding of every parameter, in the shape of the tree of arrays or `ShapeDtypeStruct`s given."""
+    """The sharding of every parameter; `shapes` is a tree of arrays or `ShapeDtypeStruct`s."""
     size = mesh.shape["fsdp"]
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -60,23 +60,23 @@ def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
 
 
 def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardings: Params, mesh: Mesh) -> Any:
-    """Shardings of the state of `tx`: a moment is split as its parameter is; counts and the like are replicated.
+    """Shardings of the optimizer state: a moment is split as its parameter is; counts and other scalars are replicated.
 
-    A moment is recognised by its path in the state, which ends in the path of its parameter.
+    A leaf is a moment if its path in the state ends with the path of a parameter.
     """
-    known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
+    by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = _keys(path)
-        ends = (keys[start:] for start in range(len(keys)))
-        sharding = next((known[end] for end in ends if end in known), None)
+        suffixes = (keys[start:] for start in range(len(keys)))
+        sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
         return replicated(mesh) if sharding is None or leaf.ndim == 0 else sharding
 
     return jax.tree_util.tree_map_with_path(rule, jax.eval_shape(tx.init, shapes))
 
 
 class OnMesh:
-    """A jitted function that is called and lowered with `mesh` as the ambient mesh."""
+    """Wraps a jitted function so that it is called and lowered with `mesh` as the ambient mesh."""
 
     def __init__(self, mesh: Mesh, jitted: Any) -> None:
         self._mesh, self._jitted = mesh, jitted
@@ -91,51 +91,54 @@ class OnMesh:
 
 
 def put_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows of a global batch as global arrays, split over the devices by rows."""
+    """Global arrays, split by rows over the devices, from this process's own rows of a batch."""
     sharding = row_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
 
 
 def put_shared_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """A global batch that every process holds whole as global arrays, split over the devices by rows."""
+    """Global arrays, split by rows over the devices, from a full batch that every process holds."""
     sharding = row_sharding(mesh)
     return {name: jax.make_array_from_callback(a.shape, sharding, a.__getitem__) for name, a in batch.items()}
 
 
 def own_mesh(mesh: Mesh, process: int) -> Mesh:
     """The mesh of one process's devices, with parameters split over as many of them as `mesh` allows."""
-    own = [device for device in mesh.devices.flat if device.process_index == process]
-    return make_mesh(math.gcd(mesh.shape["fsdp"], len(own)), own)
+    devices = [device for device in mesh.devices.flat if device.process_index == process]
+    return make_mesh(math.gcd(mesh.shape["fsdp"], len(devices)), devices)
 
 
 def whole_on_hosts(tree: Any, mesh: Mesh) -> Any:
-    """The arrays whole, in the memory of every process; all processes must call this together."""
+    """Gather sharded arrays into the host memory of every process. All processes must call this together.
+
+    With a single process the tree is returned as it is, still on its devices.
+    """
     if jax.process_count() == 1:
         return tree
-    gather = jax.jit(_unchanged, out_shardings=replicated(mesh))
+    gather = jax.jit(_identity, out_shardings=replicated(mesh))
     return jax.tree.map(lambda leaf: np.asarray(gather(leaf)), tree)
 
 
-def _unchanged(array: Array) -> Array:
-    # At module level, so that the gathering of a shape is compiled once and not at each call.
+def _identity(array: Array) -> Array:
+    # At module level, so that gathering compiles once per shape and not at each call.
     return array
 
 
 def split_rows(rows: Array) -> Array:
-    """Keep an array split by rows over the devices: XLA might follow the weights and split the width instead."""
+    """Constrain an array to be split by rows; XLA might otherwise follow the weights and split its width."""
     return jax.lax.with_sharding_constraint(rows, ROWS) if _several_devices() else rows
 
 
 def everywhere(array: Array) -> Array:
-    """Keep a small array whole on every device, to be indexed by rows afterwards."""
+    """Constrain a small array to be replicated on every device, so that it can be indexed by rows."""
     return jax.lax.with_sharding_constraint(array, WHOLE) if _several_devices() else array
 
 
 def on_each_device(function: Callable[..., Any], specs: tuple[Any, ...]) -> Callable[..., Any]:
-    """`function`, run by every device on its own rows; `specs` has ROWS or WHOLE for each array of each argument.
+    """Make every device run `function` on its own rows. `specs` has ROWS or WHOLE for each array of each argument.
 
-    For functions that XLA does not partition by itself: a Pallas kernel, whose replication JAX cannot check. Every
-    result is split by rows.
+    For functions that XLA cannot partition: Pallas kernels, whose replication JAX cannot check either. Every result is
+    split by rows.
     """
     if not _several_devices():
         return function

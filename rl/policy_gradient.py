@@ -19,7 +19,7 @@ from configs.model import ModelConfig
 from configs.training import PolicyConfig, RolloutConfig
 from model.layers.common import Params
 from model.loss import token_logprobs
-from model.nautile import Beginnings, begin, continue_from, shapes
+from model.nautile import PrefixStates, continue_from, run_prefixes, shapes
 from model.program_thread import program_threads
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 from model.training import optimizer
@@ -32,7 +32,7 @@ PROMPTS_AT_ONCE = 16  # at most, for those of a step are rarely a multiple of mo
 CPU_TOKENS = 768  # of a micro-batch on CPU, where more at once is no faster, and more of it is padding
 
 # Gradients by the trained parameters and by what the completions continue from.
-Pair = tuple[Params, Beginnings]
+Pair = tuple[Params, PrefixStates]
 
 
 class LearnerProgram:
@@ -96,14 +96,14 @@ class LearnerProgram:
             rows = min(rows, CPU_TOKENS // width)
         return max(1, rows // devices) * devices
 
-    def _begin(self, trained: Params, frozen: Params, prompts: Mapping[str, Array]) -> Beginnings:
+    def _begin(self, trained: Params, frozen: Params, prompts: Mapping[str, Array]) -> PrefixStates:
         """What completions continue from, of all prompts, a few at a time."""
         params = self.subset.join(trained, frozen)
 
-        def some(start: Array | int) -> Beginnings:
-            return begin(params, self.model, *self._cut(prompts, start))
+        def some(start: Array | int) -> PrefixStates:
+            return run_prefixes(params, self.model, *self._cut(prompts, start))
 
-        def body(number: Array, done: Beginnings) -> Beginnings:
+        def body(number: Array, done: PrefixStates) -> PrefixStates:
             start = number * self._step(prompts)
             part_of = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
             return jax.tree.map(part_of, done, some(start))
@@ -119,8 +119,8 @@ class LearnerProgram:
         def body(number: Array, total: Params) -> Params:
             start = number * self._step(prompts)
 
-            def some(trained: Params) -> Beginnings:
-                return begin(self.subset.join(trained, frozen), self.model, *self._cut(prompts, start))
+            def some(trained: Params) -> PrefixStates:
+                return run_prefixes(self.subset.join(trained, frozen), self.model, *self._cut(prompts, start))
 
             slope = jax.tree.map(lambda all_U: lax.dynamic_slice_in_dim(all_U, start, self._step(prompts), 1), slopes)
             return jax.tree.map(jnp.add, total, jax.vjp(some, trained)[1](slope)[0])
@@ -150,9 +150,9 @@ def pull(
     ratio: bool,
     trained: Params,
     frozen: Params,
-    begun: Beginnings,
+    begun: PrefixStates,
     reference: Params | None,
-    reference_begun: Beginnings | None,
+    reference_begun: PrefixStates | None,
     lengths_U: Array,
     batch: RowBatch | Mapping[str, Array],
 ) -> tuple[Pair, Pair | None, dict[str, Array]]:
@@ -165,7 +165,7 @@ def pull(
     """
     weights_BL = batch["weights"]
 
-    def logprobs(trained: Params, begun: Beginnings) -> tuple[Array, Array]:
+    def logprobs(trained: Params, begun: PrefixStates) -> tuple[Array, Array]:
         params = subset.join(trained, frozen)
         hidden_BLD = continue_from(params, model, begun, lengths_U, batch["source"], batch["tokens"], batch["segments"])
         return token_logprobs(params, model, hidden_BLD, batch["targets"], temperature=temperature)
@@ -174,7 +174,7 @@ def pull(
     if reference is not None and reference_begun is not None:
         reference_BL = lax.stop_gradient(logprobs(reference, reference_begun)[0])
 
-    def losses(trained: Params, begun: Beginnings) -> tuple[tuple[Array, Array], dict[str, Array]]:
+    def losses(trained: Params, begun: PrefixStates) -> tuple[tuple[Array, Array], dict[str, Array]]:
         logprobs_BL, entropy_BL = logprobs(trained, begun)
         sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
         policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)

@@ -35,7 +35,7 @@ from configs.model import ModelConfig
 from model.capacity.flops import peak_of, training_flops
 from model.layers.attention import QUERY_BLOCK
 from model.layers.common import Params, linear
-from model.layers.sca import projected
+from model.layers.sca import projection_width
 from model.loss import masked_logits, weighted_loss
 from model.nautile import forward, initialise, parameter_counts
 from tasks.engine.child_process import ALLOCATOR
@@ -94,7 +94,7 @@ def products_alone(config: ModelConfig) -> Callable[[], None]:
     width, heads, head_dim, tokens = config.width, config.memory_heads, config.head_dim, BATCH * LENGTH
     expanded, shared = config.readout_expand * head_dim, config.kv_heads * config.attention_head_dim
     layers = config.blocks * config.sca_per_block
-    sca = [(width, projected(config)), (width, 2 * head_dim * heads), (expanded * heads, width)]
+    sca = [(width, projection_width(config)), (width, 2 * head_dim * heads), (expanded * heads, width)]
     attention = [(width, width)] * 2 + [(width, shared)] * 2
     attention += [(width, 2 * config.feed_forward), (config.feed_forward, width)]
     # How often, the function, and the shapes of its two arguments.

@@ -26,7 +26,7 @@ from model.decoding.cache import BlockCache, Cache, DecodeWeights, decode_step, 
 from model.decoding.sampling import Sampling, draw, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projected
+from model.layers.sca import SCAState, projection_width
 from model.loss import masked_logits
 from model.sharding import everywhere, split_rows
 
@@ -186,7 +186,7 @@ def prefill_prompts(params: Params, tokens_UP: Array, lengths_U: Array, config: 
 def idle(config: ModelConfig, sampling: Sampling, size: int, columns: int, capacity: int) -> LaneState:
     """A lane of free slots whose next column is number `columns`."""
     dtype = compute_dtype(config)
-    history = jnp.zeros((size, config.convolution - 1, projected(config)), dtype)
+    history = jnp.zeros((size, config.convolution - 1, projection_width(config)), dtype)
     state = SCAState(empty_state(size, config.memory_heads, config.head_dim, config.spectral_samples), history)
     heads, head_dim = config.kv_heads, config.attention_head_dim
     keys, values = (

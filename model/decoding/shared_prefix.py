@@ -30,7 +30,7 @@ from model.decoding.scoring import refuse_unscorable
 from model.layers.attention import attention
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projected, sca
+from model.layers.sca import SCAState, projection_width, sca
 from model.loss import masked_logits, token_logprobs
 from model.nautile import embed, sca_names
 
@@ -169,7 +169,7 @@ def _root(config: ModelConfig) -> PrefixBatch:
     """The empty text, which all others continue."""
     dtype = compute_dtype(config)
     mixed = empty_state(1, config.memory_heads, config.head_dim, config.spectral_samples)
-    state = SCAState(mixed, jnp.zeros((1, config.convolution - 1, projected(config)), dtype))
+    state = SCAState(mixed, jnp.zeros((1, config.convolution - 1, projection_width(config)), dtype))
     stacked = jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
     none = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
     zero = jnp.zeros(1, jnp.int32)

@@ -2,7 +2,7 @@
 
 Three programs: `prefill_prompts` prefills a few prompts of one length bucket, `fill_slots` copies the result into free
 slots, and `advance` writes some tokens in every slot. The shapes of `advance` depend on the number of slots and the
-context alone, so it compiles once. A slot's prompt begins at column 0, so a sample does not depend on when it joined,
+context alone, so it compiles once. A slot's prompt begins at column 0, so a sample does not depend on when it joins,
 nor on the other slots.
 
 Letters: B slots (or rows of prompts), R rows to fill, P prompt columns, S positions of the context, T tokens of a
@@ -24,8 +24,8 @@ from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projected
-from model.loss import chunks, joined, masked_logits
+from model.layers.sca import SCAState, projection_width
+from model.loss import chunks, join_chunks, masked_logits
 from model.nautile import sca_names
 
 MAX_ALTERNATIVES = 20  # for each generated token; OpenAI's limit
@@ -114,7 +114,7 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
     """`count` free slots."""
     dtype = compute_dtype(config)
     samples, head_dim = config.spectral_samples, config.head_dim
-    history = jnp.zeros((count, config.convolution - 1, projected(config)), dtype)
+    history = jnp.zeros((count, config.convolution - 1, projection_width(config)), dtype)
     states = tuple(
         SCAState(empty_state(count, config.memory_heads, head_dim, samples), history) for _ in sca_names(config)
     )
@@ -303,4 +303,4 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
 
     length = tokens_BP.shape[1] - 1
     scored = jax.lax.map(score, (chunks(x_BPD[:, :-1], SCORE_CHUNK), chunks(tokens_BP[:, 1:], SCORE_CHUNK)))
-    return jax.tree.map(lambda array: joined(array, length), scored)
+    return jax.tree.map(lambda array: join_chunks(array, length), scored)

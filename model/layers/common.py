@@ -25,19 +25,19 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 
 
 def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Standard normal arrays, cut from one draw: each draw costs 0.3 s of compilation on CPU, whatever its size."""
+    """Standard normal arrays, split from a single draw: each draw takes 0.3 s to compile on CPU, whatever its size."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     parts = jnp.split(jax.random.normal(rngs.params(), (sum(sizes),)), np.cumsum(sizes)[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def matrix(normal: Array, scale: float = 1.0) -> nnx.Param:
-    """A matrix of standard deviation scale/√fan_in from a standard normal one; the fan-in is the last axis but one."""
+    """A matrix with standard deviation scale/√fan_in from a standard normal array; fan_in is the last axis but one."""
     return nnx.Param(normal * (scale * normal.shape[-2] ** -0.5))
 
 
 class Transposed(NamedTuple):
-    """A matrix whose inputs lie side by side in memory: a product with few rows reads it faster on CPU. No gradient."""
+    """A weight stored [out, in], which products with few rows read faster on CPU. For decoding: it has no gradient."""
 
     weight_OI: Array
 
@@ -52,10 +52,10 @@ def linear(x: Array, weight_IO: Array | Transposed) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, weight_IO: Array) -> Array:
-    """x · W, with a gradient that puts the narrower operand of the weight's product first.
+    """x · W, whose weight gradient is a product with the narrower operand first.
 
-    XLA on CPU transposes the first operand of that product, and recomputes in the transposed order the elementwise
-    operations that produced it. Autodiff puts the wider one first, and these copies took a quarter of a training step.
+    XLA on CPU transposes the first operand of that product and recomputes, in the transposed order, the elementwise
+    operations that produced it. Autodiff puts the wider operand first; its copies took a quarter of a training step.
     """
     return x @ weight_IO
 
@@ -64,22 +64,22 @@ def _product_forward(x: Array, weight_IO: Array) -> tuple[Array, tuple[Array, Ar
     return x @ weight_IO, (x, weight_IO)
 
 
-def _product_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    x, weight_IO = kept
+def _product_backward(residuals: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, weight_IO = residuals
     if weight_IO.shape[0] <= weight_IO.shape[1]:
-        weight_slope_IO = jnp.einsum("...i,...o->io", x, slope)
+        d_weight_IO = jnp.einsum("...i,...o->io", x, d_out)
     else:
-        weight_slope_IO = jnp.einsum("...o,...i->oi", slope, x).T
-    return jnp.einsum("...o,io->...i", slope, weight_IO), weight_slope_IO
+        d_weight_IO = jnp.einsum("...o,...i->oi", d_out, x).T
+    return jnp.einsum("...o,io->...i", d_out, weight_IO), d_weight_IO
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def apart_on_cpu(x: Array) -> Array:
-    """x, but XLA on CPU does not compute it inside of the transposition that reads it.
+def barrier_on_cpu(x: Array) -> Array:
+    """x, behind an optimization barrier on CPU, so that XLA does not fuse it into the transpose that reads it.
 
-    There it would be computed one number at a time: 29 ns for each of the readouts' in place of 4.
+    Fused, it is computed one number at a time: 29 ns per element of the readout, and 4 with the barrier.
     """
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
@@ -92,7 +92,7 @@ def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
 
 
 def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Array]:
-    """Cosine and sine of every position's angles, float32 [..., head_dim / 2]; positions count from the document."""
+    """Cosine and sine of the RoPE angles, float32 [..., head_dim / 2] each, for positions counted within a document."""
     turns = base ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * np.pi)
     sine, cosine = sine_cosine(positions[..., None].astype(jnp.float32) * turns.astype(np.float32))
     return cosine, sine
@@ -106,14 +106,14 @@ def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
 
 
 def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history_BTC: Array | None = None) -> Array:
-    """Depthwise convolution over the last T inputs of the same document (paper §2.2.4, step 1); the last tap is now.
+    """Causal depthwise convolution over the last T inputs (paper §2.2.4, step 1); the last tap is the current input.
 
-    An input of another segment counts as zero: nothing leaks between packed documents. `history_BTC` holds the inputs
-    before the row, of its first segment; None: zeros.
+    Inputs of another segment count as zero: nothing leaks between packed documents. `history_BTC` holds the T-1 inputs
+    before the row, which belong to its first segment; None: zeros.
     """
     taps_TC = taps_TC.astype(x_BLC.dtype)
     reach, length = taps_TC.shape[0] - 1, x_BLC.shape[1]
-    padded_BLC, owners_BL = preceded(x_BLC, segments_BL, history_BTC, reach)
+    padded_BLC, owners_BL = prepend_history(x_BLC, segments_BL, history_BTC, reach)
     out_BLC = x_BLC * taps_TC[reach]
     for tap in range(reach):
         same_BL1 = (owners_BL[:, tap : tap + length] == segments_BL)[..., None]
@@ -121,14 +121,14 @@ def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history
     return out_BLC
 
 
-def preceded(x_BLC: Array, segments_BL: Array, history_BTC: Array | None, reach: int) -> tuple[Array, Array]:
-    """Rows and their segments with the `reach` inputs before them: `history_BTC`, of the first segment; None: zeros."""
+def prepend_history(x_BLC: Array, segments_BL: Array, history_BTC: Array | None, reach: int) -> tuple[Array, Array]:
+    """Rows and their segments, each with `reach` columns in front: `history_BTC`, or zeros of segment 0 for None."""
     if history_BTC is None:
         return jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0))), jnp.pad(segments_BL, ((0, 0), (reach, 0)))
     owners_BT = jnp.repeat(segments_BL[:, :1], reach, axis=1)
     return jnp.concatenate([history_BTC, x_BLC], axis=1), jnp.concatenate([owners_BT, segments_BL], axis=1)
 
 
-def pure(module: nnx.Module) -> Params:
+def parameters_of(module: nnx.Module) -> Params:
     """The parameters of a module as a nested plain dict of arrays."""
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))

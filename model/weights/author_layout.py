@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.model import ModelConfig
 from model.layers.common import Params
-from model.layers.sca import projected
+from model.layers.sca import projection_width
 from model.nautile import sca_names
 
 # His names by ours, of what is at most transposed.
@@ -43,7 +43,7 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of their tensors; the embedding has at least a row for each id and one for padding."""
     width, hidden = model.width, model.feed_forward
     heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
-    inner, gated, expanded = projected(model), 2 * heads * head_dim, model.readout_expand * head_dim
+    inner, gated, expanded = projection_width(model), 2 * heads * head_dim, model.readout_expand * head_dim
     shared = model.kv_heads * model.attention_head_dim
     sca = {
         "norm.scale": (width,),

@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.loss import weighted_loss
-from model.nautile import begin, continue_from, forward, initialise, parameter_counts, shapes
+from model.nautile import continue_from, forward, initialise, parameter_counts, run_prefixes, shapes
 from tests.model.conftest import packed_rows, tiny_config
 
 # Golden losses of three steps of gradient descent; they change only with the model's arithmetic or its start.
@@ -116,7 +116,7 @@ def test_a_packed_document_reads_as_it_does_alone(config, params, batch):
 
 @pytest.mark.slow
 def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch, monkeypatch):
-    """Two rows from the first of two beginnings and one from the second; queries in blocks."""
+    """Two rows from the first of two prefixes and one from the second; queries in blocks."""
     monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
     lengths, source, width = np.array([5, 3], np.int32), np.array([0, 1, 0], np.int32), 13
     texts = np.random.default_rng(1).integers(0, config.vocabulary, (3, 5 + width)).astype(np.int32)
@@ -127,8 +127,8 @@ def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch
 
     @jax.jit
     def apart(params):
-        beginnings = begin(params, config, early, lengths)
-        return continue_from(params, config, beginnings, jnp.asarray(lengths), source, tokens, jnp.ones_like(tokens))
+        prefixes = run_prefixes(params, config, early, lengths)
+        return continue_from(params, config, prefixes, jnp.asarray(lengths), source, tokens, jnp.ones_like(tokens))
 
     positions = jnp.broadcast_to(jnp.arange(texts.shape[1]), texts.shape)
     whole = jax.jit(lambda params: forward(params, config, texts, jnp.ones_like(texts), positions))(params)

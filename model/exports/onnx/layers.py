@@ -19,7 +19,7 @@ from model.exports.onnx.graph import CONTRIB, Graph
 from model.exports.onnx.signature import CHUNK, SUMS
 from model.exports.onnx.weights import heads_at_once
 from model.layers.mixing.parts import TINY
-from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
+from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width
 
 
 class SCAValues(NamedTuple):
@@ -229,7 +229,7 @@ class Layers:
             return [StepPast(*values, "") for values in zip(*parts, strict=True)]
         convolved = ""
         for tap, inputs in enumerate(history):
-            product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, projected(config)))
+            product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, projection_width(config)))
             convolved = graph.op("Add", convolved, product) if convolved else product
         parts.append(graph.split(graph.op("Unsqueeze", convolved, graph.indices(2)), [1] * count, axis=0))
         return [StepPast(*values) for values in zip(*parts, strict=True)]
@@ -283,7 +283,7 @@ class Layers:
         """Columns of the input projection that are keys, scores and queries."""
         config = self.config
         fixed = config.memory_heads * config.head_dim
-        return [fixed, config.memory_heads, projected(config) - fixed - config.memory_heads]
+        return [fixed, config.memory_heads, projection_width(config) - fixed - config.memory_heads]
 
     def _head_norm(self, x: str) -> str:
         """RMS norm of each head's slice, without a scale."""

@@ -17,7 +17,7 @@ of the tokens: how many came before. A model without SCA layers has no sums and 
 """
 
 from configs.model import ModelConfig
-from model.layers.sca import projected
+from model.layers.sca import projection_width
 
 HIDDEN = "hidden"  # the output of the prompt graph for a head
 SUMS = ("sums", "sums_z")  # with axes over which a step broadcasts
@@ -40,7 +40,7 @@ def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
     every = (layers, "B", heads, 1)
     sums = ((*every, 2, config.spectral_samples, head_dim), (*every, 1, 1, 1))
     shapes: dict[str, Shape] = dict(zip(SUMS, sums, strict=True))
-    return shapes | {name: (layers, "B", projected(config)) for name in history_names(config)}
+    return shapes | {name: (layers, "B", projection_width(config)) for name in history_names(config)}
 
 
 def state_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -1,7 +1,7 @@
 """The chunked form of the mixing operator: linear in L, with its own gradient. The naive form is `operator.reference`.
 
 Inside a chunk of C positions the sums are a matrix product with the weights e^{-λ·distance}; the state is passed from
-chunk to chunk. Kept for the gradient: the inputs and the state before each chunk, nothing of size B·L·K·H·M. The
+chunk to chunk. Saved for the backward pass: the inputs and the state before each chunk, nothing of size B·L·K·H·M. The
 backward pass recomputes each chunk, from the last to the first, and passes the gradient of the state back:
 
     (1) ∂L/∂Z_t = -Re⟨∂L/∂S_t, S_t⟩ / Z_t               the readout does not change when S and Z are scaled together
@@ -10,9 +10,9 @@ backward pass recomputes each chunk, from the last to the first, and passes the 
     (4) ∂L/∂φ_s = Re⟨G_s, i g_s k_s e^{iφ_s}⟩            and from there into keys, phase scale and grid
     (5) ∂L/∂λ = -Σ_s e^{-λ} (Re⟨G_s, S_{s-1}⟩ + GZ_s Z_{s-1})
 
-H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed
-over it with strides, which takes a third of the time of XLA's transposes on CPU. Batch and heads are the leading axes
-of the products.
+H and M stay one contiguous axis J = H·M, so queries need no transpose. Keys are repeated over M and readouts summed
+over M with strides, which takes a third of the time of XLA's transposes on CPU. The products have batch and heads as
+leading axes.
 
 Letters, in addition to those of `operator`: C and S positions in a chunk ("to" and "from"), J = H·M.
 """
@@ -40,16 +40,16 @@ _EXACT = lax.Precision.HIGHEST
 
 
 class _DecayWeights(NamedTuple):
-    """Decay between the positions of a chunk; zero across a reset and towards the past."""
+    """Decay weights between the positions of a chunk; zero across a reset and towards the past."""
 
     real_BC: Array  # whether the position holds a token
-    kept_BKC: Array  # e^-λ where a token continues a segment: what it keeps of the sums before it; else 0
+    retention_BKC: Array  # factor of the preceding sums: e^-λ where a token continues a segment, else 0
     weight_BKCS: Array  # from position S to position C
     carry_BKC: Array  # from the state before the chunk to position C
 
 
 class _Chunk(NamedTuple):
-    """The encoding (step 3) and the sums (step 4) of a chunk; keys repeated over M."""
+    """The encoding (step 3) and the sums (step 4) of a chunk, with keys repeated over M."""
 
     keys_BKCJ: Array
     scaled_BKCJ: Array  # η k
@@ -81,20 +81,22 @@ def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state
     """Run the chunks in order; the last is shorter where `chunk` does not divide L, so nothing is padded or copied."""
     keys_BLKH = operands.keys_BLKH
     length = keys_BLKH.shape[1]
-    whole = length // chunk
+    full_chunks = length // chunk
     parameters = _float32_parameters(operands)
-    root = keys_BLKH.shape[-1] ** -0.5
+    root = keys_BLKH.shape[-1] ** -0.5  # 1/√H
 
     def body(start: Array | int, size: int, carry: tuple) -> tuple:
         befores, state, out_re, out_im = carry
+        # Save the state before this chunk for the backward pass.
         befores = jax.tree.map(lambda all_N, part: lax.dynamic_update_index_in_dim(all_N, part, start // chunk, 0),
                                befores, state)  # fmt: skip
         decay = _decay_weights(size, parameters.decay_K, times, start, keys_BLKH.shape[0])
         block = _encode(start, size, operands, parameters, decay, state)
+        # Step 5: the readout, S/Z times the conjugate queries, summed over M.
         q_re, q_im = _queries(start, size, operands)
         weights = root * parameters.weights_KJ[:, None]
-        q_re, q_im, seen = q_re * weights, q_im * weights, _seen(decay, block)
-        scale = jnp.where(seen, 1 / jnp.where(seen, block.z_BKC, 1), 0)[..., None]  # 1/Z
+        q_re, q_im, nonzero = q_re * weights, q_im * weights, _nonzero(decay, block)
+        scale = jnp.where(nonzero, 1 / jnp.where(nonzero, block.z_BKC, 1), 0)[..., None]  # 1/Z
         re = _over_samples(block.re_BKCJ * q_re + block.im_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         im = _over_samples(block.im_BKCJ * q_re - block.re_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         state = JoinedState(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
@@ -103,19 +105,19 @@ def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state
     befores = jax.tree.map(lambda part: jnp.zeros((-(-length // chunk), *part.shape), jnp.float32), state)
     out_BLKH = jnp.zeros(keys_BLKH.shape, keys_BLKH.dtype)
     carry = (befores, state, out_BLKH, out_BLKH)
-    carry = lax.fori_loop(0, whole, lambda n, carry: body(n * chunk, chunk, carry), carry)
+    carry = lax.fori_loop(0, full_chunks, lambda n, carry: body(n * chunk, chunk, carry), carry)
     if length % chunk:
-        carry = body(whole * chunk, length % chunk, carry)
+        carry = body(full_chunks * chunk, length % chunk, carry)
     befores, state, out_re, out_im = carry
     return (out_re, out_im, state), (operands, times, befores)
 
 
-def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperands, None, JoinedState]:
+def _backward(chunk: int, residuals: tuple, cotangents: tuple) -> tuple[JoinedOperands, None, JoinedState]:
     """Run the chunks from the last to the first, adding up the gradients of the parameters."""
-    operands, times, befores = kept
+    operands, times, befores = residuals
     d_re_BLKH, d_im_BLKH, d_state = cotangents
     length = operands.keys_BLKH.shape[1]
-    whole = length // chunk
+    full_chunks = length // chunk
     parameters = _float32_parameters(operands)
     cotangents = (d_re_BLKH, d_im_BLKH)
 
@@ -123,6 +125,8 @@ def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperand
         before = jax.tree.map(lambda all_N: lax.dynamic_index_in_dim(all_N, start // chunk, 0, False), befores)
         return _chunk_gradient(start, size, operands, parameters, times, before, cotangents, carry)
 
+    # Gradients of the parameters accumulate in float32 (phase scale [K, H] until the end); those of the inputs are
+    # written chunk by chunk, in the type of the input.
     gradient = JoinedOperands(
         *(jnp.zeros(large.shape, large.dtype) for large in operands[:2]),
         jnp.zeros_like(parameters.decay_K), jnp.zeros((*operands.keys_BLKH.shape[2:],), jnp.float32),
@@ -131,10 +135,13 @@ def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperand
     )  # fmt: skip
     carry = (gradient, d_state)
     if length % chunk:
-        carry = body(whole * chunk, length % chunk, carry)
-    gradient, d_state = lax.fori_loop(0, whole, lambda n, carry: body((whole - 1 - n) * chunk, chunk, carry), carry)
+        carry = body(full_chunks * chunk, length % chunk, carry)
+    gradient, d_state = lax.fori_loop(
+        0, full_chunks, lambda n, carry: body((full_chunks - 1 - n) * chunk, chunk, carry), carry
+    )
     gradient = gradient._replace(phase_scale_K=jnp.sum(gradient.phase_scale_K, axis=-1))
-    gradient = JoinedOperands(*(part.astype(own.dtype) for part, own in zip(gradient, operands, strict=True)))
+    gradient = JoinedOperands(*(part.astype(operand.dtype) for part, operand in zip(gradient, operands, strict=True)))
+    # JAX requires the cotangent type float0 for boolean inputs.
     no_gradient = jax.tree.map(lambda flags: np.zeros(flags.shape, jax.dtypes.float0), times)
     return gradient, no_gradient, d_state
 
@@ -149,10 +156,11 @@ def _chunk_gradient(
     cotangents: tuple[Array, Array],
     carry: tuple[JoinedOperands, JoinedState],
 ) -> tuple[JoinedOperands, JoinedState]:
-    """Gradient of one chunk after the state `before`.
+    """The gradient of one chunk, which starts from the state `before`.
 
-    `carry` is the gradient of the later chunks and that of the state after this chunk; returned are the same two with
-    this chunk added. Numbers in parentheses are the equations of this file's header.
+    `carry` is the gradient summed over the later chunks, and the gradient of the state after this chunk. Returns both
+    with this chunk added: the second is then that of the state before it. Numbers in parentheses are the equations of
+    this file's header.
     """
     gradient, d_after = carry
     batch, _, _heads, head_dim = operands.keys_BLKH.shape
@@ -162,9 +170,9 @@ def _chunk_gradient(
     weights = parameters.weights_KJ[:, None] * head_dim**-0.5
 
     # Step 5, the readout: o_re = Σ ω (R·q_re + I·q_im) / Z and o_im = Σ ω (I·q_re - R·q_im) / Z, with S = R + iI.
-    # Its gradient by the queries is dq·ω, and (1) gives d_z. Divided here, not multiplied by 1/Z: XLA recomputes a
-    # product, with its repeat over M, in each place that uses it, and stores the result of a division.
-    divisor = jnp.where(_seen(decay, block), block.z_BKC, jnp.inf)[..., None]
+    # Its gradient by the queries is dq·ω, and (1) gives d_z. A division, not a product with 1/Z: XLA recomputes a
+    # product, with its repeat over M, at each use, and stores the result of a division.
+    divisor = jnp.where(_nonzero(decay, block), block.z_BKC, jnp.inf)[..., None]
     d_re, d_im = (_repeat(_cut(part, start, size), parameters.grid_KJ.shape[-1]) / divisor for part in cotangents)
     dq_re = block.re_BKCJ * d_re + block.im_BKCJ * d_im
     dq_im = block.im_BKCJ * d_re - block.re_BKCJ * d_im
@@ -188,19 +196,19 @@ def _chunk_gradient(
     gated = block.keys_BKCJ * block.gates_BKC[..., None]
     d_phase = gated * (block.cosine_BKCJ * sum_im - block.sine_BKCJ * sum_re)
     d_squashed = _over_samples(d_phase * parameters.grid_KJ[:, None], head_dim)
-    share = parameters.grid_KJ.shape[-1] // head_dim
-    keys, scaled = block.keys_BKCJ[..., ::share], block.scaled_BKCJ[..., ::share]
+    samples = parameters.grid_KJ.shape[-1] // head_dim
+    keys, scaled = block.keys_BKCJ[..., ::samples], block.scaled_BKCJ[..., ::samples]  # without the repeat over M
     d_scaled = d_squashed / jnp.square(1 + jnp.abs(scaled))
     d_gates = jnp.where(decay.real_BC[:, None], sum_z + jnp.sum(keys * direct, axis=-1), 0)
     d_keys = block.gates_BKC[..., None] * direct + parameters.phase_scale_K[:, None, None] * d_scaled
 
-    # (5): each position's G times what it kept of the sums before it: those of the position before, or, at the chunk's
-    # first position, the state. The two are added up apart, for XLA would copy to concatenate them. The decay is
-    # multiplied in before G: G alone may be as large as 1/Z.
-    later = decay.kept_BKC[:, :, 1:, None]
-    match_sums = sum_re[:, :, 1:] * (later * block.re_BKCJ[:, :, :-1])
-    match_sums += sum_im[:, :, 1:] * (later * block.im_BKCJ[:, :, :-1])
-    match_z = sum_z[:, :, 1:] * (later[..., 0] * block.z_BKC[:, :, :-1])
+    # (5): G at each position times the decayed sums before it: those of the previous position or, at the chunk's first
+    # position, the state. The two are summed separately, because XLA would copy both to concatenate them. The decay is
+    # multiplied into the sums first: G alone may be as large as 1/Z.
+    retention = decay.retention_BKC[:, :, 1:, None]
+    match_sums = sum_re[:, :, 1:] * (retention * block.re_BKCJ[:, :, :-1])
+    match_sums += sum_im[:, :, 1:] * (retention * block.im_BKCJ[:, :, :-1])
+    match_z = sum_z[:, :, 1:] * (retention[..., 0] * block.z_BKC[:, :, :-1])
     first = decay.carry_BKC[:, :, 0]
     d_before = JoinedState(
         first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0]
@@ -248,7 +256,7 @@ def _encode(
 
 
 def _decay_weights(size: int, decay_K: Array, times: Timeline | None, start: Array | int, batch: int) -> _DecayWeights:
-    """Weights e^{-λ·distance}, with the distance counted in tokens: padding does not decay."""
+    """The decay weights e^{-λ·distance} of a chunk. Distance counts tokens: padding does not decay the sums."""
     if times is None:
         real_BC = jnp.ones((batch, size), bool)
         starts_BC = ~real_BC
@@ -260,27 +268,27 @@ def _decay_weights(size: int, decay_K: Array, times: Timeline | None, start: Arr
     steps_BCS = jnp.where(reach_BCS, count_BC[:, :, None] - count_BC[:, None, :], 0)
     weight_BKCS = jnp.where(reach_BCS[:, None], jnp.exp(-decay_K[:, None, None] * steps_BCS[:, None]), 0)
     carry_BKC = jnp.where((resets_BC == 0)[:, None], jnp.exp(-decay_K[:, None] * count_BC[:, None]), 0)
-    kept_BKC = jnp.where((real_BC & ~starts_BC)[:, None], jnp.exp(-decay_K[:, None]), 0)
-    return _DecayWeights(real_BC, kept_BKC, weight_BKCS, carry_BKC)
+    retention_BKC = jnp.where((real_BC & ~starts_BC)[:, None], jnp.exp(-decay_K[:, None]), 0)
+    return _DecayWeights(real_BC, retention_BKC, weight_BKCS, carry_BKC)
 
 
 def _product(decay: _DecayWeights, values_BKSJ: Array) -> Array:
-    """Sum over the earlier positions that reach each position."""
+    """Weighted sum over the earlier positions of the segment, for each position."""
     return jnp.einsum("bkcs,bksj->bkcj", decay.weight_BKCS, values_BKSJ, precision=_EXACT)
 
 
 def _transposed_product(decay: _DecayWeights, values_BKCJ: Array) -> Array:
-    """Sum over the later positions that each position reaches."""
+    """Weighted sum over the later positions of the segment, for each position: the transpose of `_product`."""
     return jnp.einsum("bkcs,bkcj->bksj", decay.weight_BKCS, values_BKCJ, precision=_EXACT)
 
 
-def _seen(decay: _DecayWeights, block: _Chunk) -> Array:
-    """Where Z is not 0 [B, K, C]: not at padding, nor before the first token."""
+def _nonzero(decay: _DecayWeights, block: _Chunk) -> Array:
+    """Mask [B, K, C] of the positions where Z is not 0: padding and positions before the first token are excluded."""
     return decay.real_BC[:, None] & (block.z_BKC >= TINY)
 
 
 def _float32_parameters(operands: JoinedOperands) -> JoinedOperands:
-    """The operands with their parameters in float32; arrays with an axis L are cast chunk by chunk."""
+    """The operands with the parameters cast to float32; arrays with an axis L are cast chunk by chunk."""
     names = ("decay_K", "phase_scale_K", "grid_KJ", "weights_KJ")
     return operands._replace(**{name: getattr(operands, name).astype(jnp.float32) for name in names})
 
@@ -291,24 +299,24 @@ def _cut(array_BLK: Array, start: Array | int, size: int) -> Array:
 
 
 def _put(array_BLK: Array, chunk_BKC: Array, start: Array | int) -> Array:
-    """The inverse of `_cut`: write one chunk into the whole array."""
+    """Write one chunk [B, K, C, ...] into the whole array: the inverse of `_cut`."""
     return lax.dynamic_update_slice_in_dim(array_BLK, jnp.swapaxes(chunk_BKC, 1, 2).astype(array_BLK.dtype), start, 1)
 
 
 def _repeat(array_H: Array, width: int) -> Array:
-    """[..., H] to [..., J]: each entry M times in a row."""
+    """Repeat over M, [..., H] to [..., J]: each entry M times in a row."""
     wide_HM = jnp.broadcast_to(array_H[..., None], (*array_H.shape, width // array_H.shape[-1]))
     return wide_HM.reshape(*array_H.shape[:-1], width)
 
 
 def _over_samples(array_J: Array, head_dim: int) -> Array:
-    """Sum over M, [..., J] to [..., H]: strided slices are 4 times as fast as XLA's reduction of so short an axis."""
+    """Sum over M, [..., J] to [..., H]. Strided slices are 4 times as fast as XLA's reduction of an axis this short."""
     samples = array_J.shape[-1] // head_dim
     return sum(array_J[..., m::samples] for m in range(samples))
 
 
 def _queries(start: Array | int, size: int, operands: JoinedOperands) -> tuple[Array, Array]:
-    """Queries of one chunk, repeated for the memory heads that share them."""
+    """Queries of one chunk [B, K, C, J], repeated for the memory heads that share them."""
     share = operands.keys_BLKH.shape[2] // operands.q_re_BLQJ.shape[2]
     parts = (_cut(part, start, size) for part in (operands.q_re_BLQJ, operands.q_im_BLQJ))
     q_re, q_im = (part if share == 1 else jnp.repeat(part, share, axis=1) for part in parts)
@@ -316,7 +324,7 @@ def _queries(start: Array | int, size: int, operands: JoinedOperands) -> tuple[A
 
 
 def _over_heads(array_BKCJ: Array, operands: JoinedOperands) -> Array:
-    """Sum over the memory heads that share a query head."""
+    """Sum [B, K, C, J] over the memory heads that share a query head: [B, Q, C, J]."""
     queries = operands.q_re_BLQJ.shape[2]
     batch, heads, size, width = array_BKCJ.shape
     if heads == queries:

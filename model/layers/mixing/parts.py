@@ -1,6 +1,6 @@
-"""What all forms of the mixing operator share: operands, state, timeline, the encoding and the division by Z.
+"""Parts shared by all forms of the mixing operator: operands, state, timeline, the encoding and the division by Z.
 
-XLA's own sine and cosine take 36 ns an element on CPU (scalar calls); `sine_cosine`, branch-free and vectorised, 0.6.
+XLA's own sine and cosine take 36 ns per element on CPU (scalar calls); `sine_cosine`, branch-free and vectorised, 0.6.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,13 @@ import numpy as np
 from jax import Array
 
 TINY = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and most devices flush to 0
+# Polynomial coefficients, in the square of the fraction of a turn: sin and cos of half the angle.
 _SINE = (3.1415926535, -5.1677127646, 2.5501633179, -0.5992521865, 0.0820503500, -0.0070283037)
 _COSINE = (0.9999999998, -4.9348021369, 4.0587091548, -1.3352119494, 0.2349370685, -0.0243959320)
 
 
 class MixState(NamedTuple):
-    """The state after a prefix: unnormalised sums, float32, decayed to the last token that was not padding."""
+    """The state after a prefix: unnormalised float32 sums S and Z, decayed to its last token that is not padding."""
 
     re_BKHM: Array
     im_BKHM: Array
@@ -31,12 +32,12 @@ class Operands(NamedTuple):
     decay_K: Array  # λ >= 0, per token
     phase_scale_K: Array  # η
     grid_KHM: Array  # θ
-    weights_KHM: Array  # ω, of each memory head
+    weights_KHM: Array  # ω
     q_re: Array  # [B, L, Q, H, M]; query head q serves the K/Q memory heads from q·K/Q on
     q_im: Array  # [B, L, Q, H, M]
 
     def joined(self) -> "JoinedOperands":
-        """The same with H and M as one axis."""
+        """The same operands with H and M joined in one axis."""
         return JoinedOperands(
             self.keys, self.gates, self.decay_K, self.phase_scale_K,
             join(self.grid_KHM), join(self.weights_KHM), join(self.q_re), join(self.q_im),
@@ -44,7 +45,7 @@ class Operands(NamedTuple):
 
 
 class JoinedOperands(NamedTuple):
-    """`Operands` of whole rows with H and M joined in J = H·M; or their gradients."""
+    """`Operands` of whole rows with H and M joined in J = H·M. Also holds their gradients."""
 
     keys_BLKH: Array
     gates_BLK: Array
@@ -57,7 +58,7 @@ class JoinedOperands(NamedTuple):
 
 
 class JoinedState(NamedTuple):
-    """`MixState` with H and M joined in J; or its gradient."""
+    """`MixState` with H and M joined in J = H·M. Also holds its gradient."""
 
     re_BKJ: Array
     im_BKJ: Array
@@ -65,24 +66,24 @@ class JoinedState(NamedTuple):
 
     @classmethod
     def of(cls, state: MixState) -> "JoinedState":
-        """`state`, float32."""
+        """`state` with H and M joined, in float32."""
         return cls(*(part.astype(jnp.float32) for part in (join(state.re_BKHM), join(state.im_BKHM), state.z_BK)))
 
     def split(self, samples: int) -> MixState:
-        """The same with H and M as two axes; `samples` is M."""
+        """The same state with H and M as two axes; `samples` is M."""
         full = (*self.re_BKJ.shape[:-1], -1, samples)
         return MixState(self.re_BKJ.reshape(full), self.im_BKJ.reshape(full), self.z_BK)
 
 
 class Timeline(NamedTuple):
-    """Which positions hold a token, and which tokens reset the sums; None in its place means one unpadded segment."""
+    """Which positions hold a token, and which tokens reset the sums. None stands for one unpadded segment a row."""
 
     real_BL: Array
     starts_BL: Array
 
 
 def timeline(segments_BL: Array) -> Timeline:
-    """Reset the sums at every token whose segment differs from that of the last token before it in its row."""
+    """The timeline of segments: a token whose segment differs from that of the token before it resets the sums."""
     real_BL = segments_BL != 0
     index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
     last_BL = jax.lax.cummax(jnp.where(real_BL, index_L, -1), axis=1)
@@ -95,10 +96,10 @@ def timeline(segments_BL: Array) -> Timeline:
 def divide(sums: Array, z: Array) -> Array:
     """sums / z, and 0 where z is 0 (no token so far).
 
-    The gate of a score of -60 is 1e-26, whose 1/z² would overflow: the derivative divides by z twice instead.
+    A score of -60 makes a gate of 1e-26, whose 1/z² overflows; so the derivative divides by z twice.
     """
-    seen = z >= TINY
-    return jnp.where(seen, sums / jnp.where(seen, z, 1), 0)
+    nonzero = z >= TINY
+    return jnp.where(nonzero, sums / jnp.where(nonzero, z, 1), 0)
 
 
 @divide.defjvp
@@ -109,7 +110,7 @@ def _divide_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 
 
 def join(array_HM: Array) -> Array:
-    """Merge the last two axes."""
+    """Join the last two axes, H and M, into J."""
     return array_HM.reshape(*array_HM.shape[:-2], -1)
 
 

@@ -1,8 +1,8 @@
 """The fused form of the mixing operator: Pallas kernels on TPU and GPU, the chunked form on any other device.
 
-One custom gradient covers the kernels of both devices. Kept for it, as in the chunked form: the inputs and the state
-before each chunk. Rows are filled up to whole chunks with padding, which the operator ignores; queries that several
-memory heads share are repeated. XLA does not partition a kernel: on several devices, call it in `jax.shard_map`.
+One custom gradient covers the kernels of both devices. As in the chunked form it saves the inputs and the state before
+each chunk. Rows are padded to whole chunks, and the operator ignores padding; queries that several memory heads share
+are repeated. XLA does not partition a kernel: on several devices, call it in `jax.shard_map`.
 """
 
 from functools import partial
@@ -21,7 +21,8 @@ _KERNELS = {"tpu": tpu, "gpu": gpu}
 
 
 def fused(operands: Operands, times: Timeline | None, state: MixState, *, chunk: int) -> tuple[Array, Array, MixState]:
-    """`mix` by the kernels of the device that the program is compiled for. `mix` has checked the shapes."""
+    """`mix` with the kernels of the device that the program is compiled for. `mix` has checked the shapes."""
+    # On GPU the chunk is fixed: see `gpu`.
     branches = {"tpu": partial(run, "tpu", chunk=chunk)}
     if gpu.fits(*operands.grid_KHM.shape[1:]):
         branches["cuda"] = partial(run, "gpu", chunk=gpu.CHUNK)
@@ -37,28 +38,28 @@ def run(
     chunk: int,
     interpret: bool = False,
 ) -> tuple[Array, Array, MixState]:
-    """The kernels of one kind of device, wherever the program runs; `interpret` runs them as plain JAX, for tests."""
+    """Run the kernels of one kind of device; `interpret` runs them as plain JAX on any device, for tests."""
     batch, length, heads, head_dim = operands.keys.shape
     chunk = tpu.chunk_for(min(chunk, length)) if device == "tpu" else chunk
     missing = -length % chunk
     share = heads // operands.q_re.shape[2]
     joined = operands.joined()
 
-    def filled(array_BL: Array) -> Array:
+    def pad(array_BL: Array) -> Array:
         return jnp.pad(array_BL, [(0, 0), (0, missing)] + [(0, 0)] * (array_BL.ndim - 2)) if missing else array_BL
 
-    def for_each_head(queries_BLQJ: Array) -> Array:
+    def repeat_heads(queries_BLQJ: Array) -> Array:
         return jnp.repeat(queries_BLQJ, share, axis=2) if share > 1 else queries_BLQJ
 
     prepared = JoinedOperands(
-        filled(joined.keys_BLKH),
-        filled(joined.gates_BLK),
+        pad(joined.keys_BLKH),
+        pad(joined.gates_BLK),
         joined.decay_K.astype(jnp.float32),
         joined.phase_scale_K.astype(jnp.float32),
         joined.grid_KJ.astype(jnp.float32),
         joined.weights_KJ.astype(jnp.float32) * head_dim**-0.5,
-        filled(for_each_head(joined.q_re_BLQJ)),
-        filled(for_each_head(joined.q_im_BLQJ)),
+        pad(repeat_heads(joined.q_re_BLQJ)),
+        pad(repeat_heads(joined.q_im_BLQJ)),
     )
     times_BL3 = _columns(times, batch, length, missing, chunk)
     out_re, out_im, sums = _fused(device, chunk, interpret, prepared, times_BL3, JoinedState.of(state))
@@ -80,9 +81,9 @@ def _forward(
 
 
 def _backward(
-    device: Device, chunk: int, interpret: bool, kept: tuple, cotangents: tuple
+    device: Device, chunk: int, interpret: bool, residuals: tuple, cotangents: tuple
 ) -> tuple[JoinedOperands, Array, JoinedState]:
-    operands, times_BL3, befores = kept
+    operands, times_BL3, befores = residuals
     gradient, d_state = _KERNELS[device].run_backward(operands, times_BL3, befores, *cotangents, chunk, interpret)
     return gradient, jnp.zeros_like(times_BL3), d_state
 
@@ -91,9 +92,9 @@ _fused.defvjp(_forward, _backward)
 
 
 def _columns(times: Timeline | None, batch: int, length: int, missing: int, chunk: int) -> Array:
-    """[B, L, 3] float32: whether the position holds a token, and the tokens and the resets of its chunk up to there."""
+    """[B, L, 3] float32: whether a position holds a token, and the tokens and resets of its chunk up to it."""
     if times is None:
         times = Timeline(jnp.ones((batch, length), bool), jnp.zeros((batch, length), bool))
     flags_BL2 = jnp.pad(jnp.stack(times, axis=-1).astype(jnp.float32), ((0, 0), (0, missing), (0, 0)))
-    counted_BL2 = jnp.cumsum(flags_BL2.reshape(batch, -1, chunk, 2), axis=2).reshape(flags_BL2.shape)
-    return jnp.concatenate([flags_BL2[..., :1], counted_BL2], axis=-1)
+    counts_BL2 = jnp.cumsum(flags_BL2.reshape(batch, -1, chunk, 2), axis=2).reshape(flags_BL2.shape)
+    return jnp.concatenate([flags_BL2[..., :1], counts_BL2], axis=-1)

@@ -1,8 +1,8 @@
 """The mixing kernels for GPU (Triton): a program for each batch row and head, with the state in registers.
 
-Each program runs through the chunks of its row in order. Triton needs every size of a tile to be a power of two, and
-products of 16 rows or more: see `fits`. Chunks have 16 positions, and a program 8 warps: in the backward pass a step
-holds about 15 tiles [C, J] in registers, and with 4 warps the compiler (sm_90a) spills 700 bytes a thread.
+Each program runs through the chunks of its row in order. Triton requires tile sizes that are powers of two, and
+products of at least 16 rows: see `fits`. Chunks have 16 positions and a program 8 warps: a backward step holds about 15
+tiles [C, J] in registers, and with 4 warps the compiler (sm_90a) spills 700 bytes per thread.
 
 Letters as in `tile`, and N chunks.
 """
@@ -22,7 +22,7 @@ from model.layers.mixing.parts import JoinedOperands, JoinedState
 
 CHUNK = 16
 
-# Kinds of arrays: the block that a program sees (None: its own row or head; -1: the whole axis), and its start.
+# Kinds of arrays: the block that program (b, k) gets (None: its row or head; -1: the whole axis), and where it starts.
 _ALONG = ((None, -1, None, -1), lambda b, k: (b, 0, k, 0))  # [B, L, K, ...]
 _COLUMN = ((None, -1, None), lambda b, k: (b, 0, k))  # [B, L, K]
 _TIMES = ((None, -1, -1), lambda b, k: (b, 0, 0))  # [B, L, 3]
@@ -32,7 +32,7 @@ _BEFORE = ((None, None, -1, -1), lambda b, k: (b, k, 0, 0))  # [B, K, N, ...]
 
 
 def fits(head_dim: int, samples: int) -> bool:
-    """Whether Triton supports these sizes: H·M a power of two, and H at least 16."""
+    """Whether Triton supports these sizes: H·M must be a power of two, and H at least 16."""
     joined = head_dim * samples
     return head_dim >= 16 and joined & (joined - 1) == 0
 
@@ -40,7 +40,7 @@ def fits(head_dim: int, samples: int) -> bool:
 def run_forward(
     operands: JoinedOperands, times_BL3: Array, state: JoinedState, chunk: int, interpret: bool
 ) -> tuple[Array, Array, JoinedState, JoinedState]:
-    """Readout [B, L, K, H] twice, the last state, and the states before each chunk."""
+    """The readout, re and im [B, L, K, H], the last state, and the states before each chunk [B, K, N, ...]."""
     keys = operands.keys_BLKH
     batch, length, heads, _ = keys.shape
     joined = operands.grid_KJ.shape[-1]
@@ -63,9 +63,10 @@ def run_backward(
     chunk: int,
     interpret: bool,
 ) -> tuple[JoinedOperands, JoinedState]:
-    """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
+    """Gradients of the operands and of the initial state. `befores`: as returned by `run_forward`."""
     batch, length, heads, _ = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
+    # Gradients of the parameters are written per row, and summed over rows below.
     outs = [
         (kind, array.shape, array.dtype)
         for kind, array in zip(
@@ -88,6 +89,7 @@ def run_backward(
 
 
 def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
+    # In the order of `run_forward`: 8 inputs of `_arrange`, initial state, then outputs.
     inputs, state, (out_re, out_im), last, befores = refs[:8], refs[8:11], refs[11:13], refs[13:16], refs[16:]
     head = _head(inputs)
     fold = _folding(inputs)
@@ -95,10 +97,10 @@ def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
     def step(n: Array, carry: TileState) -> TileState:
         for ref, part in zip(befores, carry, strict=True):
             ref[pl.ds(n, 1), :] = part
-        here = pl.ds(n * chunk, chunk)
-        re_CH, im_CH, after = forward(head, _block(inputs, here), carry, fold)
-        out_re[here, :] = re_CH.astype(out_re.dtype)
-        out_im[here, :] = im_CH.astype(out_im.dtype)
+        span = pl.ds(n * chunk, chunk)
+        re_CH, im_CH, after = forward(head, _block(inputs, span), carry, fold)
+        out_re[span, :] = re_CH.astype(out_re.dtype)
+        out_im[span, :] = im_CH.astype(out_im.dtype)
         return after
 
     carry = jax.lax.fori_loop(0, chunks, step, TileState(*(ref[...] for ref in state)))
@@ -107,6 +109,7 @@ def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
 
 
 def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
+    # In the order of `run_backward`: 8 inputs of `_arrange`, saved states, cotangents, then outputs.
     inputs, befores, cotangents, d_last, outs = refs[:8], refs[8:11], refs[11:13], refs[13:16], refs[16:]
     d_keys, d_gates, dq_re, dq_im, d_decay, d_scale, d_grid, d_weights, *d_state = outs
     head = _head(inputs)
@@ -115,14 +118,14 @@ def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
     def step(i: Array, carry: tuple) -> tuple:
         d_after, *totals = carry
         n = chunks - 1 - i
-        here = pl.ds(n * chunk, chunk)
-        d_re, d_im = (ref[here, :].astype(jnp.float32) for ref in cotangents)
+        span = pl.ds(n * chunk, chunk)
+        d_re, d_im = (ref[span, :].astype(jnp.float32) for ref in cotangents)
         before = TileState(*(ref[pl.ds(n, 1), :] for ref in befores))
-        gradient, d_before = backward(head, _block(inputs, here), before, d_re, d_im, d_after, fold)
-        d_keys[here, :] = gradient.keys_CH.astype(d_keys.dtype)
-        d_gates[here] = jnp.sum(gradient.gates_C1, axis=1).astype(d_gates.dtype)
-        dq_re[here, :] = gradient.q_re_CJ.astype(dq_re.dtype)
-        dq_im[here, :] = gradient.q_im_CJ.astype(dq_im.dtype)
+        gradient, d_before = backward(head, _block(inputs, span), before, d_re, d_im, d_after, fold)
+        d_keys[span, :] = gradient.keys_CH.astype(d_keys.dtype)
+        d_gates[span] = jnp.sum(gradient.gates_C1, axis=1).astype(d_gates.dtype)
+        dq_re[span, :] = gradient.q_re_CJ.astype(dq_re.dtype)
+        dq_im[span, :] = gradient.q_im_CJ.astype(dq_im.dtype)
         parts = (gradient.decay_11, gradient.phase_scale_11, gradient.grid_1J, gradient.weights_1J)
         return d_before, *(total + part for total, part in zip(totals, parts, strict=True))
 
@@ -134,7 +137,7 @@ def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
 
 
 def _call(kernel: Callable, inputs: list[tuple], outs: list[tuple], interpret: bool) -> list[Array]:
-    """`inputs`: (kind, array); `outs`: (kind, shape, dtype)."""
+    """Call a kernel on the grid (rows, heads). `inputs`: (kind, array); `outs`: (kind, shape, dtype)."""
     arrays = [array for _, array in inputs]
     batch, _, heads, _ = arrays[0].shape
     call = pl.pallas_call(
@@ -172,10 +175,10 @@ def _head(inputs: tuple) -> HeadParameters:
     return HeadParameters(scalars[:, 0:1], scalars[:, 1:2], grid[...], weights[...])
 
 
-def _block(inputs: tuple, here: Any) -> TileInputs:
+def _block(inputs: tuple, span: Any) -> TileInputs:
     keys, gates, q_re, q_im, times = inputs[:5]
-    columns = (gates[here][:, None], q_re[here, :], q_im[here, :], *(times[here, i][:, None] for i in range(3)))
-    return TileInputs(*(part.astype(jnp.float32) for part in (keys[here, :], *columns)))
+    columns = (gates[span][:, None], q_re[span, :], q_im[span, :], *(times[span, i][:, None] for i in range(3)))
+    return TileInputs(*(part.astype(jnp.float32) for part in (keys[span, :], *columns)))
 
 
 def _folding(inputs: tuple) -> SampleFolding:

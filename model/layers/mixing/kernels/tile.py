@@ -1,11 +1,11 @@
 """One chunk of one memory head, as the TPU and GPU kernels compute it.
 
-Every value is a tile [C, J], a column [C, 1] or a row [1, J]. The formulas, and the numbers of equations in comments,
-are those of `model.layers.mixing.chunked`. The devices differ only in how a tile [C, H] is repeated over M and how a
-tile is summed over M: `SampleFolding` holds those two functions. Only operations that Mosaic and Triton both lower are
-used here: no slices of values, no reversals, no scatter.
+Every value is a tile [C, J], a column [C, 1] or a row [1, J]. The formulas, and the equation numbers in comments, are
+those of `model.layers.mixing.chunked`. The devices differ only in how they repeat a tile [C, H] over M and sum a tile
+over M: `SampleFolding` holds those two functions. Only operations that both Mosaic and Triton can lower are used here:
+no slices of values, no reversals, no scatter.
 
-Letters: C and S positions of the chunk ("to" and "from"), H head dim, J = H·M, 1 a kept axis.
+Letters: C and S positions of the chunk ("to" and "from"), H head dim, J = H·M, 1 an axis of size one.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class TileGradient(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """The chunk's encoding and sums; `divisor_C1` is Z, and infinite where no token was seen."""
+    """The chunk's encoding and sums. `divisor_C1` is Z, or infinity where there is no token so far."""
 
     keys_CJ: Array
     squashed_CJ: Array
@@ -91,7 +91,7 @@ class _Sums(NamedTuple):
 def forward(
     head: HeadParameters, block: TileInputs, state: TileState, fold: SampleFolding
 ) -> tuple[Array, Array, TileState]:
-    """Readout [C, H] twice, and the state after the chunk."""
+    """The readout, re and im [C, H], and the state after the chunk."""
     sums = _accumulate(head, block, state, fold)
     re_CJ, im_CJ = sums.re_CJ / sums.divisor_C1, sums.im_CJ / sums.divisor_C1
     q_re_CJ, q_im_CJ = block.q_re_CJ * head.weights_1J, block.q_im_CJ * head.weights_1J
@@ -109,9 +109,9 @@ def backward(
     d_after: TileState,
     fold: SampleFolding,
 ) -> tuple[TileGradient, TileState]:
-    """The gradient of one chunk, and of the state before it.
+    """The gradient of one chunk and of the state before it.
 
-    `d_re_CH`, `d_im_CH` and `d_after` are the cotangents of what `forward` returns.
+    `d_re_CH`, `d_im_CH` and `d_after` are the cotangents of the results of `forward`.
     """
     sums = _accumulate(head, block, state, fold)
     # The readout and (1).
@@ -141,8 +141,8 @@ def backward(
     d_scaled_CH = fold.narrow(d_phase_CJ * head.grid_1J) / ((1 + jnp.abs(scaled_CH)) * (1 + jnp.abs(scaled_CH)))
     d_gates_C1 = jnp.where(block.real_C1 > 0, sum_z_S1 + _total(keys_CH * direct_CH, 1), 0.0)
     # (5): the decay.
-    kept = _kept(block, sums, state)
-    match_C1 = _total(sum_re_SJ * kept.re_1J + sum_im_SJ * kept.im_1J, 1) + sum_z_S1 * kept.z_11
+    decayed = _decayed_sums(block, sums, state)
+    match_C1 = _total(sum_re_SJ * decayed.re_1J + sum_im_SJ * decayed.im_1J, 1) + sum_z_S1 * decayed.z_11
     gradient = TileGradient(
         sums.gates_C1 * direct_CH + head.phase_scale_11 * d_scaled_CH,
         d_gates_C1,
@@ -159,7 +159,7 @@ def backward(
 
 
 def _accumulate(head: HeadParameters, block: TileInputs, state: TileState, fold: SampleFolding) -> _Sums:
-    """Steps 2 to 4."""
+    """Steps 2 to 4: gate, encoding and sums of a chunk."""
     gates_C1 = jnp.where(block.real_C1 > 0, block.gates_C1, 0.0)
     keys_CJ = fold.widen(block.keys_CH)
     squashed_CJ = softsign(head.phase_scale_11 * keys_CJ)
@@ -170,15 +170,14 @@ def _accumulate(head: HeadParameters, block: TileInputs, state: TileState, fold:
     re_CJ = _product(weight_CS, gated_CJ * cosine_CJ) + carry_C1 * state.re_1J
     im_CJ = _product(weight_CS, gated_CJ * sine_CJ) + carry_C1 * state.im_1J
     z_C1 = _total(weight_CS * _row(gates_C1), 1) + carry_C1 * state.z_11
-    seen_C1 = (block.real_C1 > 0) & (z_C1 >= TINY)
-    divisor_C1 = jnp.where(seen_C1, z_C1, jnp.inf)
+    divisor_C1 = jnp.where((block.real_C1 > 0) & (z_C1 >= TINY), z_C1, jnp.inf)
     return _Sums(
         keys_CJ, squashed_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1
     )
 
 
 def _weights(head: HeadParameters, block: TileInputs) -> Array:
-    """e^{-λ·distance} from S to C, zero across a reset and towards the past."""
+    """Decay weights e^{-λ·distance} from S to C, zero across a reset and towards the past."""
     size = block.count_C1.shape[0]
     to_CS, from_CS = _iota(size, 0), _iota(size, 1)
     reach_CS = (block.resets_C1 == _row(block.resets_C1)) & (to_CS >= from_CS)
@@ -186,11 +185,12 @@ def _weights(head: HeadParameters, block: TileInputs) -> Array:
     return jnp.where(reach_CS, jnp.exp(-head.decay_11 * steps_CS), 0.0)
 
 
-def _kept(block: TileInputs, sums: _Sums, state: TileState) -> TileState:
-    """e^{-λ} S_{t-1} at every position that decays its sums, [C, J] twice and [C, 1]."""
+def _decayed_sums(block: TileInputs, sums: _Sums, state: TileState) -> TileState:
+    """e^{-λ} S_{t-1} and e^{-λ} Z_{t-1} at every position, [C, J] twice and [C, 1]; 0 at padding and resets."""
     size = block.count_C1.shape[0]
     to_CS, from_CS = _iota(size, 0), _iota(size, 1)
     decays_C1 = block.real_C1 > 0
+    # A product with the first subdiagonal of the weights shifts the sums down by one position.
     weight_CS = jnp.where((to_CS == from_CS + 1) & decays_C1, sums.weight_CS, 0.0)
     first_C1 = jnp.where((jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) == 0) & decays_C1, sums.carry_C1, 0.0)
     return TileState(
@@ -223,18 +223,19 @@ def _total(array: Array, axis: int) -> Array:
 
 
 def _row(column_C1: Array) -> Array:
-    """[C, 1] -> [1, C], through the diagonal."""
+    """Transpose [C, 1] to [1, C], through the diagonal of a tile [C, C]."""
     size = column_C1.shape[0]
     return _total(jnp.where(_iota(size, 0) == _iota(size, 1), column_C1, 0.0), 0)
 
 
 def _column(row_1C: Array) -> Array:
+    """Transpose [1, C] to [C, 1]."""
     size = row_1C.shape[1]
     return _total(jnp.where(_iota(size, 0) == _iota(size, 1), row_1C, 0.0), 1)
 
 
 def _pick(tile: Array, index: int) -> Array:
-    """A row of a tile as [1, J]: a masked sum, because values cannot be sliced."""
+    """A row of a tile, [1, J]: a masked sum, because values cannot be sliced."""
     rows = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
     return _total(jnp.where(rows == index, tile, 0.0), 0)
 

@@ -1,8 +1,8 @@
 """The mixing kernels for TPU (Mosaic): grid [batch, groups of heads, chunks], the chunks in order, the state in VMEM.
 
-A step computes one chunk of P heads, where P·H lanes fill whole registers (P = 2 for H = 64). In the backward pass the
-index maps count the chunks down. Values are repeated over M, and summed over it, by products with a matrix of zeros and
-ones, which are exact at the highest precision: strides across lanes are slow on a TPU.
+A grid step computes one chunk of P heads, where P·H lanes fill whole registers (P = 2 for H = 64). In the backward pass
+the index maps count the chunks down. Values are repeated over M and summed over M by products with a matrix of zeros
+and ones, exact at the highest precision: strides across lanes are slow on a TPU.
 
 Letters, in addition to those of `tile`: N chunks, G groups of heads, P heads in a group.
 """
@@ -24,7 +24,7 @@ LANES = 128
 
 
 class _Layout(NamedTuple):
-    """The grid, and the block of each kind of array in it; `chunk_of` maps the n-th step to its chunk."""
+    """The grid, and the block spec of each kind of array; `chunk_of` maps the n-th step to its chunk."""
 
     batch: int
     length: int
@@ -91,7 +91,7 @@ class _Layout(NamedTuple):
         ]  # fmt: skip
 
     def call(self, kernel: Callable, in_specs: list, outs: list[tuple], interpret: bool) -> Callable:
-        """`outs`: (block, shape, dtype) of each."""
+        """The Pallas call of a kernel; `outs` holds (block spec, shape, dtype) for each output."""
         return pl.pallas_call(
             kernel,
             grid=(self.batch, self.groups, self.chunks),
@@ -104,26 +104,36 @@ class _Layout(NamedTuple):
 
 
 def chunk_for(chunk: int) -> int:
-    """Positions in a chunk: whole registers of bfloat16 are 16 rows."""
+    """Round the chunk size down to whole bfloat16 registers, which have 16 rows."""
     return max(16, chunk // 16 * 16)
 
 
 def run_forward(
     operands: JoinedOperands, times_BL3: Array, state: JoinedState, chunk: int, interpret: bool
 ) -> tuple[Array, Array, JoinedState, JoinedState]:
-    """Readout [B, L, K, H] twice, the last state, and the states before each chunk, [N, ...] leading."""
-    lay = _layout(operands, chunk, lambda n: n)
+    """The readout, re and im [B, L, K, H], the last state, and the states before each chunk (see `befores`)."""
+    layout = _layout(operands, chunk, lambda n: n)
     keys = operands.keys_BLKH
     batch, length, heads, head_dim = keys.shape
-    out = (lay.along(head_dim), (batch, length, heads * head_dim), keys.dtype)
-    arranged = _sums_in(lay, state)
+    out = (layout.along(head_dim), (batch, length, heads * head_dim), keys.dtype)
+    arranged = _sums_in(layout, state)
     shapes = [part.shape for part in arranged]
-    lasts = [(spec, shape, jnp.float32) for spec, shape in zip(lay.sums(), shapes, strict=True)]
-    wide, narrow = (batch, lay.chunks, 1, heads * lay.joined), (batch, lay.groups, lay.chunks, 1, lay.group)
-    befores = [(spec, shape, jnp.float32) for spec, shape in zip(lay.befores(), (wide, wide, narrow), strict=True)]
-    call = lay.call(partial(_forward_kernel, lay), lay.inputs() + lay.sums(), [out, out, *lasts, *befores], interpret)
-    out_re, out_im, *rest = call(*_arrange(lay, operands, times_BL3), *arranged)
-    return out_re.reshape(keys.shape), out_im.reshape(keys.shape), _sums_out(lay, rest[:3]), JoinedState(*rest[3:])
+    lasts = [(spec, shape, jnp.float32) for spec, shape in zip(layout.sums(), shapes, strict=True)]
+    wide, narrow = (
+        (batch, layout.chunks, 1, heads * layout.joined),
+        (batch, layout.groups, layout.chunks, 1, layout.group),
+    )
+    befores = [(spec, shape, jnp.float32) for spec, shape in zip(layout.befores(), (wide, wide, narrow), strict=True)]
+    call = layout.call(
+        partial(_forward_kernel, layout), layout.inputs() + layout.sums(), [out, out, *lasts, *befores], interpret
+    )
+    out_re, out_im, *states = call(*_arrange(layout, operands, times_BL3), *arranged)
+    return (
+        out_re.reshape(keys.shape),
+        out_im.reshape(keys.shape),
+        _sums_out(layout, states[:3]),
+        JoinedState(*states[3:]),
+    )
 
 
 def run_backward(
@@ -136,28 +146,28 @@ def run_backward(
     chunk: int,
     interpret: bool,
 ) -> tuple[JoinedOperands, JoinedState]:
-    """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
+    """Gradients of the operands and of the initial state. `befores`: as returned by `run_forward`."""
     chunks = operands.keys_BLKH.shape[1] // chunk
-    lay = _layout(operands, chunk, lambda n: chunks - 1 - n)
+    layout = _layout(operands, chunk, lambda n: chunks - 1 - n)
     keys, queries = operands.keys_BLKH, operands.q_re_BLQJ
     batch, length, heads, head_dim = keys.shape
     flat = (batch, length, heads * head_dim)
-    arranged = _sums_in(lay, d_last)
-    wide = (batch, length, heads * lay.joined)
-    row = (lay.row_each(), (batch, 1, heads * lay.joined), jnp.float32)
+    arranged = _sums_in(layout, d_last)
+    wide = (batch, length, heads * layout.joined)
+    row = (layout.row_each(), (batch, 1, heads * layout.joined), jnp.float32)
     outs = [
-        (lay.along(head_dim), flat, keys.dtype),
-        (lay.columns(), (batch, lay.groups, length, lay.group), operands.gates_BLK.dtype),
-        (lay.along(lay.joined), wide, queries.dtype),
-        (lay.along(lay.joined), wide, queries.dtype),
-        (lay.scalars_each(2), (batch, lay.groups, 2, lay.group), jnp.float32),
+        (layout.along(head_dim), flat, keys.dtype),
+        (layout.columns(), (batch, layout.groups, length, layout.group), operands.gates_BLK.dtype),
+        (layout.along(layout.joined), wide, queries.dtype),
+        (layout.along(layout.joined), wide, queries.dtype),
+        (layout.scalars_each(2), (batch, layout.groups, 2, layout.group), jnp.float32),
         row, row,
-        *((spec, part.shape, jnp.float32) for spec, part in zip(lay.sums(), arranged, strict=True)),
+        *((spec, part.shape, jnp.float32) for spec, part in zip(layout.sums(), arranged, strict=True)),
     ]  # fmt: skip
-    in_specs = lay.inputs() + lay.befores() + [lay.along(head_dim)] * 2 + lay.sums()
-    call = lay.call(partial(_backward_kernel, lay), in_specs, outs, interpret)
+    in_specs = layout.inputs() + layout.befores() + [layout.along(head_dim)] * 2 + layout.sums()
+    call = layout.call(partial(_backward_kernel, layout), in_specs, outs, interpret)
     d_keys, d_gates, dq_re, dq_im, d_scalars, d_grid, d_weights, *d_state = call(
-        *_arrange(lay, operands, times_BL3), *befores, d_re.reshape(flat), d_im.reshape(flat), *arranged
+        *_arrange(layout, operands, times_BL3), *befores, d_re.reshape(flat), d_im.reshape(flat), *arranged
     )
     decay_GP, phase_scale_GP = jnp.moveaxis(jnp.sum(d_scalars, axis=0), 1, 0)
     gradient = JoinedOperands(
@@ -170,38 +180,41 @@ def run_backward(
         dq_re.reshape(queries.shape),
         dq_im.reshape(queries.shape),
     )
-    return gradient, _sums_out(lay, d_state)
+    return gradient, _sums_out(layout, d_state)
 
 
-def _forward_kernel(lay: _Layout, *refs: Any) -> None:
+def _forward_kernel(layout: _Layout, *refs: Any) -> None:
+    # In the order of `run_forward`: 8 inputs of `_arrange`, initial state, then outputs.
     inputs, state, (out_re, out_im), last, befores = refs[:8], refs[8:11], refs[11:13], refs[13:16], refs[16:]
-    _carry_over(state, last)
-    for p in range(lay.group):
-        before = _sums_at(lay, last, p)
-        _keep(lay, befores, p, before)
-        head, block = _head_at(lay, inputs, p)
-        re_CH, im_CH, after = forward(head, block, before, _folding(lay))
-        out_re[:, _span(p, lay.head_dim)] = re_CH.astype(out_re.dtype)
-        out_im[:, _span(p, lay.head_dim)] = im_CH.astype(out_im.dtype)
-        _keep(lay, last, p, after)
+    _copy_initial_state(state, last)
+    for p in range(layout.group):
+        before = _load_sums(layout, last, p)
+        _store_sums(layout, befores, p, before)
+        head, block = _head_at(layout, inputs, p)
+        re_CH, im_CH, after = forward(head, block, before, _folding(layout))
+        out_re[:, _span(p, layout.head_dim)] = re_CH.astype(out_re.dtype)
+        out_im[:, _span(p, layout.head_dim)] = im_CH.astype(out_im.dtype)
+        _store_sums(layout, last, p, after)
 
 
-def _backward_kernel(lay: _Layout, *refs: Any) -> None:
+def _backward_kernel(layout: _Layout, *refs: Any) -> None:
+    # In the order of `run_backward`: 8 inputs of `_arrange`, saved states, cotangents, then outputs.
     inputs, befores, cotangents, d_last, outs = refs[:8], refs[8:11], refs[11:13], refs[13:16], refs[16:]
     d_keys, d_gates, dq_re, dq_im, d_scalars, d_grid, d_weights, *d_state = outs
-    _carry_over(d_last, d_state)
+    _copy_initial_state(d_last, d_state)
 
+    # Gradients of the parameters add up over the chunks of a row.
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
         for ref in (d_scalars, d_grid, d_weights):
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
 
-    for p in range(lay.group):
-        head, block = _head_at(lay, inputs, p)
-        narrow, wide = _span(p, lay.head_dim), _span(p, lay.joined)
+    for p in range(layout.group):
+        head, block = _head_at(layout, inputs, p)
+        narrow, wide = _span(p, layout.head_dim), _span(p, layout.joined)
         d_re, d_im = (ref[:, narrow].astype(jnp.float32) for ref in cotangents)
         gradient, d_before = backward(
-            head, block, _sums_at(lay, befores, p), d_re, d_im, _sums_at(lay, d_state, p), _folding(lay)
+            head, block, _load_sums(layout, befores, p), d_re, d_im, _load_sums(layout, d_state, p), _folding(layout)
         )
         d_keys[:, narrow] = gradient.keys_CH.astype(d_keys.dtype)
         d_gates[:, p : p + 1] = gradient.gates_C1.astype(d_gates.dtype)
@@ -211,20 +224,21 @@ def _backward_kernel(lay: _Layout, *refs: Any) -> None:
         d_scalars[1:2, p : p + 1] += gradient.phase_scale_11
         d_grid[:, wide] += gradient.grid_1J
         d_weights[:, wide] += gradient.weights_1J
-        _keep(lay, d_state, p, d_before)
+        _store_sums(layout, d_state, p, d_before)
 
 
 def _layout(operands: JoinedOperands, chunk: int, chunk_of: Callable[[Any], Any]) -> _Layout:
     batch, length, heads, head_dim = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
+    # The smallest group of heads whose lanes fill whole registers, else all heads.
     fitting = [p for p in range(1, heads) if heads % p == 0 and not (p * head_dim % LANES or p * joined % LANES)]
     return _Layout(batch, length, heads, head_dim, joined, fitting[0] if fitting else heads, chunk, chunk_of)
 
 
-def _arrange(lay: _Layout, operands: JoinedOperands, times_BL3: Array) -> list[Array]:
-    batch, length = lay.batch, lay.length
-    gates_BGLP = jnp.swapaxes(operands.gates_BLK.reshape(batch, length, lay.groups, lay.group), 1, 2)
-    scalars = jnp.stack([operands.decay_K, operands.phase_scale_K]).reshape(2, lay.groups, lay.group)
+def _arrange(layout: _Layout, operands: JoinedOperands, times_BL3: Array) -> list[Array]:
+    batch, length = layout.batch, layout.length
+    gates_BGLP = jnp.swapaxes(operands.gates_BLK.reshape(batch, length, layout.groups, layout.group), 1, 2)
+    scalars = jnp.stack([operands.decay_K, operands.phase_scale_K]).reshape(2, layout.groups, layout.group)
     return [
         operands.keys_BLKH.reshape(batch, length, -1), gates_BGLP,
         operands.q_re_BLQJ.reshape(batch, length, -1), operands.q_im_BLQJ.reshape(batch, length, -1),
@@ -232,29 +246,29 @@ def _arrange(lay: _Layout, operands: JoinedOperands, times_BL3: Array) -> list[A
     ]  # fmt: skip
 
 
-def _sums_in(lay: _Layout, sums: JoinedState) -> list[Array]:
-    batch = lay.batch
+def _sums_in(layout: _Layout, sums: JoinedState) -> list[Array]:
+    batch = layout.batch
     return [
         sums.re_BKJ.reshape(batch, 1, -1), sums.im_BKJ.reshape(batch, 1, -1),
-        sums.z_BK.reshape(batch, lay.groups, 1, lay.group),
+        sums.z_BK.reshape(batch, layout.groups, 1, layout.group),
     ]  # fmt: skip
 
 
-def _sums_out(lay: _Layout, parts: list[Array]) -> JoinedState:
-    full = (lay.batch, lay.heads, lay.joined)
+def _sums_out(layout: _Layout, parts: list[Array]) -> JoinedState:
+    full = (layout.batch, layout.heads, layout.joined)
     return JoinedState(parts[0].reshape(full), parts[1].reshape(full), parts[2].reshape(full[:2]))
 
 
-def _head_at(lay: _Layout, inputs: tuple, p: int) -> tuple[HeadParameters, TileInputs]:
+def _head_at(layout: _Layout, inputs: tuple, p: int) -> tuple[HeadParameters, TileInputs]:
     keys, gates, q_re, q_im, times, scalars, grid, weights = inputs
-    narrow, wide, column = _span(p, lay.head_dim), _span(p, lay.joined), slice(p, p + 1)
+    narrow, wide, column = _span(p, layout.head_dim), _span(p, layout.joined), slice(p, p + 1)
     head = HeadParameters(scalars[0:1, column], scalars[1:2, column], grid[:, wide], weights[:, wide])
     parts = (keys[:, narrow], gates[:, column], q_re[:, wide], q_im[:, wide], *(times[:, i : i + 1] for i in range(3)))
     return head, TileInputs(*(part.astype(jnp.float32) for part in parts))
 
 
-def _carry_over(start: tuple, carried: tuple) -> None:
-    """In the first chunk of a row, copy the initial state into the output block, which stays in VMEM until the last."""
+def _copy_initial_state(start: tuple, carried: tuple) -> None:
+    """At the first step of a row, copy the initial state into the output block, which stays in VMEM for all steps."""
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
@@ -262,13 +276,13 @@ def _carry_over(start: tuple, carried: tuple) -> None:
             own[...] = ref[...]
 
 
-def _sums_at(lay: _Layout, refs: tuple, p: int) -> TileState:
-    wide = _span(p, lay.joined)
+def _load_sums(layout: _Layout, refs: tuple, p: int) -> TileState:
+    wide = _span(p, layout.joined)
     return TileState(refs[0][:, wide], refs[1][:, wide], refs[2][:, p : p + 1])
 
 
-def _keep(lay: _Layout, refs: tuple, p: int, state: TileState) -> None:
-    wide = _span(p, lay.joined)
+def _store_sums(layout: _Layout, refs: tuple, p: int, state: TileState) -> None:
+    wide = _span(p, layout.joined)
     refs[0][:, wide], refs[1][:, wide], refs[2][:, p : p + 1] = state
 
 
@@ -276,11 +290,11 @@ def _span(p: int, width: int) -> slice:
     return slice(p * width, (p + 1) * width)
 
 
-def _folding(lay: _Layout) -> SampleFolding:
-    samples = lay.joined // lay.head_dim
+def _folding(layout: _Layout) -> SampleFolding:
+    samples = layout.joined // layout.head_dim
     if samples == 1:
         return SampleFolding(lambda tile_CH: tile_CH, lambda tile_CJ: tile_CJ)
-    shape = (lay.head_dim, lay.joined)
+    shape = (layout.head_dim, layout.joined)
     start_HJ = jax.lax.broadcasted_iota(jnp.int32, shape, 0) * samples
     column_HJ = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     ones_HJ = jnp.where((column_HJ >= start_HJ) & (column_HJ < start_HJ + samples), 1.0, 0.0)
