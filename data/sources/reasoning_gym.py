@@ -4,16 +4,20 @@ They stand in for SYNTH offline and are the problems of the reinforcement stages
 the generator's metadata, so it is always right. Train, guard and held-out problems are disjoint by construction: a hash
 of the question's text decides its split, whatever the seed, task mix or order.
 
-`reasoning_gym` is imported inside functions: it loads 106 generators, 3 s, and many modules need only the types here.
+`reasoning_gym` is imported inside functions, and only the generators used here (`_factory`): many modules need only the
+types.
 """
 
 import hashlib
+import importlib.util
 import random
 import re
-import warnings
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal
 
 from common.errors import ConfigError
@@ -23,6 +27,15 @@ ProblemSplit = Literal["train", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000
+_PACKAGES = ("reasoning_gym", "reasoning_gym.arithmetic", "reasoning_gym.algorithmic")
+_FACTORY = "reasoning_gym.factory"
+_IMPORTING = threading.Lock()
+# The modules of `reasoning_gym` that register the tasks below; the last draws from two others.
+_MODULES = (
+    "arithmetic.chain_sum", "arithmetic.products", "arithmetic.leg_counting", "arithmetic.gcd",
+    "algorithmic.spell_backward", "arithmetic.gsm_symbolic.gsm_symbolic", "arithmetic.gsm_symbolic.generators_00_49",
+    "arithmetic.gsm_symbolic.generators_50_99",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,22 +93,39 @@ def problem_split(question: str) -> ProblemSplit:
 
 def is_correct(problem: Problem, answer: str) -> bool:
     """True if reasoning-gym gives the answer full credit; partial credit (an answer amid other text) does not count."""
-    from reasoning_gym.factory import get_score_answer_fn
-
     entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
-    return float(get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
+    return float(_factory().get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
 
 
 @cache
 def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | str], ...]) -> Any:
-    with warnings.catch_warnings():  # cellpylib compares with `is "text"`, and Python says so as it compiles it
-        warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym
-
     try:
-        return reasoning_gym.create_dataset(name, size=_POSITIONS, seed=seed, **dict(parameters))
+        return _factory().create_dataset(name, size=_POSITIONS, seed=seed, **dict(parameters))
     except (TypeError, AssertionError, ValueError) as error:
         raise ConfigError(f"tasks: reasoning-gym refuses the parameters of {name!r}: {error}") from None
+
+
+def _factory() -> ModuleType:
+    """`reasoning_gym.factory`, with the generators of `_MODULES` registered.
+
+    The package's own `__init__` imports 106 generators, SymPy and matplotlib: 1.6 s in a process that draws a problem.
+    The six used here need 0.1 s, so modules without code stand for their packages while they are imported. Those are
+    removed afterwards: whoever imports `reasoning_gym` later gets the whole package, with the same generators.
+    """
+    with _IMPORTING:
+        if _FACTORY not in sys.modules:
+            packages = [name for name in _PACKAGES if name not in sys.modules]
+            try:
+                for name in packages:
+                    spec = importlib.util.find_spec(name)
+                    sys.modules[name] = ModuleType(name)
+                    sys.modules[name].__path__ = spec.submodule_search_locations
+                for module in _MODULES:
+                    importlib.import_module(f"reasoning_gym.{module}")
+            finally:
+                for name in packages:
+                    del sys.modules[name]
+        return sys.modules[_FACTORY]
 
 
 def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
@@ -136,11 +166,9 @@ def _running(values: list[int]) -> str:
 
 
 def _legs(entry: dict[str, Any]) -> str:
-    from reasoning_gym.arithmetic.leg_counting import ANIMALS
-
-    animals = entry["metadata"]["animals"]
-    counts = [f"{n} * {ANIMALS[animal]} = {n * ANIMALS[animal]}." for animal, n in animals.items()]
-    return " ".join([*counts, _running([n * ANIMALS[animal] for animal, n in animals.items()])]).strip()
+    animals, legs = entry["metadata"]["animals"], sys.modules["reasoning_gym.arithmetic.leg_counting"].ANIMALS
+    counts = [f"{n} * {legs[animal]} = {n * legs[animal]}." for animal, n in animals.items()]
+    return " ".join([*counts, _running([n * legs[animal] for animal, n in animals.items()])]).strip()
 
 
 def _spell(entry: dict[str, Any]) -> str:
