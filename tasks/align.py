@@ -1,4 +1,4 @@
-"""Alignment as a stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
+"""The `align` stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 
 class JudgeScorer:
-    """Has the judge score every completion in one batch of requests. A completion without a score stays unscored."""
+    """Have the judge score all completions in one batch of requests.
+
+    The reward of a completion is None where the judge gave no score.
+    """
 
     def __init__(self, judge: Judge, config: JudgeConfig) -> None:
         self.judge, self.config = judge, config
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        # The parts of the reply, not the text of the ids: that spells out the markers that the policy sampled.
+        # The parsed reply, not the decoded ids: their text would contain the special tokens that the policy sampled.
         items = [
             JudgeItem(problem.question, reply.answer or "", problem.answer or None, reply.reasoning)
             for problem, reply in ((group.problem, rollout.reply) for group, rollout in rollouts)
@@ -34,7 +37,7 @@ class JudgeScorer:
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
             rollout.reward = judged(score, self.config, rollout.truncated)
-            # Not part of the reward: shows whether the judge prefers right answers, where there is an answer key.
+            # Not part of the reward. Shows whether the judge prefers correct answers, for problems with an answer key.
             if group.problem.answer:
                 rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
             if score is not None:
@@ -52,7 +55,7 @@ class JudgeScorer:
 
 @stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
-    """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
+    """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
@@ -73,19 +76,19 @@ def align(job: Job) -> None:
         emit=job.emit,
         shared_disk=job.shared_disk,
     )
-    # Everything that can be refused is checked before the first call is paid for.
+    # Everything that can be wrong is checked before the first call is paid for.
     check(run)
-    # Only the first of several processes asks judges. If they cannot be asked, all processes end with its error.
+    # Only process 0 calls judges. If a judge is unreachable, all processes end with its error (`on_first`).
     with EndpointPool(job.endpoints, job.reply_source, job.emit) if job.process == 0 else nullcontext() as pool:
-        # That of the rewards, and those that are only measured beside it.
+        # The first judge gives the rewards; the others are only calibrated, for comparison.
         endpoints = config.judge.endpoints if pool else ()
         judges = [Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in endpoints]
 
         def measure() -> dict[str, Any]:
             assert pool is not None
             pool.check()
-            right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
-            return _measured(job, judges, config.judge, right)
+            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
+            return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
         scorer = JudgeScorer(judges[0], config.judge) if judges else None
@@ -97,21 +100,25 @@ def align(job: Job) -> None:
     job.describe("rollouts", **facts, **screen.facts())
 
 
-def _measured(job: Job, judges: list[Judge], config: JudgeConfig, right: Sequence[JudgeItem]) -> dict[str, Any]:
-    """Measure the judges by what they make of `right` answers, and write that; returns facts about the first."""
-    judge, *others = judges
-    known = right[: config.calibration_items // len(KINDS)]
-    calibration = calibrate(judge, known, config.hostile_items, job.seed)
-    known = right[: config.compare_items // 2]
+def _calibrate_judges(
+    job: Job, judges: list[Judge], config: JudgeConfig, references: Sequence[JudgeItem]
+) -> dict[str, Any]:
+    """Calibrate the judges on reference answers and write the `calibration` artifact; returns facts about the first."""
+    judge, *other_judges = judges
+    # The limits count requests; each item makes one of every kind.
+    items = references[: config.calibration_items // len(KINDS)]
+    calibration = calibrate(judge, items, config.hostile_items, job.seed)
+    items = references[: config.compare_items // 2]
     compared = [
-        {"judge": other.facts(), **calibrate(other, known, seed=job.seed, kinds=("right", "wrong"))} for other in others
+        {"judge": other.facts(), **calibrate(other, items, seed=job.seed, kinds=("right", "wrong"))}
+        for other in other_judges
     ]
     judged_by = judge.facts()
     write_json(
         job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "compared": compared}
     )
     for figures in (calibration, *compared):
-        del figures["answers"]  # those are in the file
+        del figures["answers"]  # long; calibration.json has them
     job.describe("calibration", judge=judged_by, **calibration, compared=compared)
-    calibration.pop("hostile")  # a table of its own, with the calibration
+    calibration.pop("hostile")  # only in the facts of the `calibration` artifact
     return {"judge": judged_by, "calibration": calibration}

@@ -1,4 +1,4 @@
-"""Classification as a stage: a `checkpoint` and a table of texts in, a label for each row out."""
+"""The `classify` stage: from a `checkpoint` and a table of texts to a label for each row."""
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
@@ -13,7 +13,7 @@ ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 
 @stage("classify", version=2, outputs=("labelled",), accelerator=True)
 def classify(job: Job) -> None:
-    """Label every row that has no label yet, and publish the rows with their counts."""
+    """Label each row that has no label yet; publish the rows, examples and a summary."""
     # Imported here because every command imports this file, and JAX takes seconds.
     from evals.labelling.classifier import (
         TextClassifier,
@@ -25,7 +25,7 @@ def classify(job: Job) -> None:
     config = job.part("classify", ClassifyConfig)
     table, texts = read_texts(config.texts, job.file_digests[config.texts.path])
     classifier = TextClassifier(job.inputs["checkpoint"], config)
-    gold = _right_labels(table, config, classifier.labels) if config.gold_column else None
+    gold = _gold_labels(table, config, classifier.labels) if config.gold_column else None
     rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("labelled")
     write_rows(out / ROWS, rows)
@@ -38,8 +38,8 @@ def classify(job: Job) -> None:
     job.describe("labelled", **summary, labels=list(classifier.labels), zero_shot=classifier.zero_shot)
 
 
-def _right_labels(table: Table, config: ClassifyConfig, labels: tuple[str, ...]) -> list[str]:
-    """The right label of each row. Raises `ConfigError` for an unknown one."""
+def _gold_labels(table: Table, config: ClassifyConfig, labels: tuple[str, ...]) -> list[str]:
+    """The correct label of each row, from `gold_column`. Raises `ConfigError` for a label that is not in `labels`."""
     require_columns(config.texts.path, table.columns, [config.gold_column])
     gold = [str(row[config.gold_column]) for row in table.rows]
     for number, label in enumerate(gold, 1):

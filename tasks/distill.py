@@ -1,4 +1,4 @@
-"""Distill (paper §3.2, §3.3): prompts and the exemplars nearest to them become documents by teachers, then tokens."""
+"""The `distill` stage (paper §3.2, §3.3): teachers write documents from prompts and their nearest exemplars."""
 
 import hashlib
 from typing import Any
@@ -26,12 +26,13 @@ from tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096
-SAMPLES = 3  # in the manifest: of the kept documents, and of the rejected ones by reason
+SAMPLES = 3  # in the manifest: accepted documents, and rejected ones for each reason
 
 
 @stage("distill", version=5, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
-    """Check every input and endpoint, distil, tokenise, write the data card. A resumed run repeats no finished file."""
+    """Check all inputs and endpoints, distil, tokenise, write the data card. A resumed run repeats no finished file."""
+    # Everything that can be wrong is checked before the first call is paid for.
     config = job.part("distill", DistillConfig)
     for prompt_set in config.prompt_sets:
         check_prompt_set(prompt_set)
@@ -50,9 +51,12 @@ def distill(job: Job) -> None:
         counts = distill_facts(result.stats, config, pool)
     index.close()
     encoder.close()
+
     corpus = _tokenise(job)
     job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _emit_metrics(job, result.stats, counts, corpus)
+
+    # Describe the three artifacts: documents, tokens and the data card.
     samples = {name: rows[:SAMPLES] for name, rows in result.stats.samples.items()}
     documents = {
         **counts,
@@ -68,7 +72,7 @@ def distill(job: Job) -> None:
 
 
 def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
-    """The exemplars. Raises `ConfigError` if there are fewer than each prompt needs."""
+    """Open the exemplar index. Raises `ConfigError` if it has fewer exemplars than each prompt needs."""
     folder = job.inputs["retrieval"]
     index = ExemplarIndex(folder, encoder)
     if len(index) < neighbours:
@@ -80,6 +84,7 @@ def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
 
 
 def _tokenise(job: Job) -> PublishedTokens:
+    """Tokenise the documents into shards. Raises `ConfigError` for a bad `row_length`."""
     paths = sorted(job.output("documents").glob(DOCUMENTS))
     tokenizer = job.part("tokenizer", TokenizerConfig)
     try:
@@ -93,7 +98,8 @@ def _tokenise(job: Job) -> PublishedTokens:
         rows_per_shard=ROWS_PER_SHARD,
         validation_share=VALIDATION_SHARE,
     )
-    # Named by the documents' digest, so that files of an earlier attempt are reused only for the same documents.
+    # The folder is named by the documents' digest, so that an earlier attempt's files are reused only for the same
+    # documents.
     digest = hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in paths)).hexdigest()[:16]
     work = job.scratch / f"tokens-{digest}"
     work.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Evaluation as a stage: a checkpoint or an endpoint in, an `evaluation` out (paper §5): scores, rows, tables."""
+"""The `evaluate` stage (paper §5): from a checkpoint or an endpoint to an `evaluation`: scores, rows, tables."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -27,12 +27,12 @@ from tasks.engine.stage import stage
 from tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
-SHOWN_BAD_ROWS = 20  # in the manifest; all are in the log
+SHOWN_BAD_ROWS = 20  # in the manifest
 
 
 @stage("evaluate", version=4, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
-    """Ask the model every question that has no row yet, then score and publish."""
+    """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
     bad_rows: dict[str, list[str]] = {}
     items = questions(config, job.seed, bad_rows)
@@ -44,8 +44,8 @@ def evaluate(job: Job) -> None:
     else:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
     bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
-    asked_how = protocol(config, job.seed, bool(likelihood_rows))
-    scores = summarise(rows, name, asked_how, job.seed, column, likelihood_rows, bad_counts)
+    settings = protocol(config, job.seed, bool(likelihood_rows))
+    scores = summarise(rows, name, settings, job.seed, column, likelihood_rows, bad_counts)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)
@@ -57,9 +57,10 @@ def evaluate(job: Job) -> None:
 
 
 def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] | None = None) -> list[BenchmarkItem]:
-    """Every item of the configured benchmarks; records left out are described in `bad_rows`, by benchmark.
+    """Load all items of the configured benchmarks.
 
-    Raises `ConfigError` if a benchmark is named twice, or none at all.
+    Adds a message to `bad_rows`, by benchmark, for each record that is left out. Raises `ConfigError` if a benchmark is
+    listed twice, or if there is none.
     """
     items: dict[str, Sequence[BenchmarkItem]] = {}
     for choice in config.benchmarks:
@@ -75,7 +76,7 @@ def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] 
 
 
 def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, object]:
-    """How the questions were asked; written with the scores."""
+    """The settings by which the questions were asked; written with the scores."""
     return {
         "shots": 0,
         "template": "chat, thinking allowed",
@@ -97,7 +98,10 @@ def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, o
 def _ask_checkpoint(
     job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
 ) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
-    """By generation and by likelihood: (model's name, its column of Table 2, rows, likelihood rows)."""
+    """Evaluate the checkpoint by generation and by likelihood.
+
+    Returns (name of the model, its column of Table 2, rows, likelihood rows).
+    """
     tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
@@ -117,7 +121,10 @@ def _ask_checkpoint(
 def _ask_endpoint(
     job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
 ) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
-    """By generation only, because few endpoints return the likelihood of a given text. Returns as `_ask_checkpoint`."""
+    """Evaluate an endpoint by generation; few endpoints return the likelihood of a text. Returns as `_ask_checkpoint`.
+
+    Raises `ConfigError` if `evaluate.ways` has no `generate`.
+    """
     model = job.part("model_under_test", ModelUnderTest)
     if "generate" not in config.ways:
         raise ConfigError(f"evaluate.ways: endpoint {model.endpoint!r} supports only `generate`")
@@ -138,7 +145,7 @@ def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> N
     for name, score in scores.get("likelihood", {}).items():
         if score["accuracy"] is not None:
             job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=score["accuracy"])
-    # The seconds that samples took, of their batch for a checkpoint.
+    # The seconds that each sample took; for a checkpoint those of its batch.
     path = out / f"latency.{ROWS}"
     seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
     cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else None

@@ -1,4 +1,4 @@
-"""Extraction as a stage: a `checkpoint` and a table of texts in, a document of a JSON schema for each row out."""
+"""The `extract` stage: from a `checkpoint` and a table of texts to a JSON document for each row."""
 
 import json
 
@@ -14,7 +14,7 @@ ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 
 @stage("extract", version=2, outputs=("extracted",), accelerator=True)
 def extract(job: Job) -> None:
-    """Ask for every row that has no reply yet, and publish what holds and what was refused."""
+    """Extract a document for each row that has no result yet; publish the valid documents and the refused rows."""
     # Imported here because every command imports this file, and JAX takes seconds.
     from evals.extraction.runner import Extractor
 

@@ -1,6 +1,6 @@
-"""Held out (paper §5): the benchmarks' questions, read before anything is trained on, and kept out of all of it.
+"""The `held_out` stage (paper §5): publish the benchmarks' questions, which are kept out of all training data.
 
-It is the first stage of a run, so a benchmark that cannot be read fails it before hours of work.
+It is the first stage of a run, so a benchmark that cannot be read fails the run before hours of work.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from tasks.engine.stage import stage
 
 @stage("held_out", version=1, outputs=("questions",))
 def held_out(job: Job) -> None:
-    """Publish the questions of every benchmark, and count those too short or too common to search for in a text."""
+    """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
     part = job.part("held_out", HeldOutPart)
     held_out_questions = list(questions(part.benchmarks, job.seed))
     write_questions(job.output("questions"), held_out_questions)

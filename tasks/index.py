@@ -1,4 +1,4 @@
-"""Index (paper §3.2): the exemplars' vectors and an index over them, built once and reused by every distillation."""
+"""The `index` stage (paper §3.2): embed the exemplars and build a search index that every distillation reuses."""
 
 from configs.distill import IndexConfig
 from data.retrieval.embedders import encoder_for

@@ -1,7 +1,7 @@
-"""Ingest (paper §3.1): one source becomes a `tokens` artifact, and for SYNTH a sample of `exemplars` for retrieval.
+"""The `ingest` stage (paper §3.1): from one source to a `tokens` artifact, and for SYNTH to `exemplars` for retrieval.
 
-Two fan-outs, whose items are the source's files, do the work with any number of workers. Between them is the one step
-that needs all of the files: finding the documents that are copies of one another.
+Two fan-outs over the files of the source do the work with any number of workers: the first tokenises, the second packs.
+Between them is the only step that needs all files at once: finding documents that are copies of one another.
 """
 
 import json
@@ -34,11 +34,11 @@ AGAINST = "against."  # prefix of the inputs that are signatures of sources earl
 PROGRESS_SECONDS = 0.5
 TOKENISED, FETCHING = "units", ".fetching"  # folders in scratch
 FILE_LIST = "files.jsonl"  # likewise a file
-SHOWN = 20  # skipped files in the manifest of the artifact; `files.jsonl` has them all
+SHOWN_SKIPPED = 20  # skipped files in the manifest of the artifact; `files.jsonl` has all of them
 
 
 def list_source(job: Job) -> list[str]:
-    """List every file of the source, once; the list is kept in scratch."""
+    """List the files of the source; the list is written to scratch once, so that a resume has the same items."""
     source = _source(job)
     path = _file_list(job)
     if not path.is_file():
@@ -63,17 +63,17 @@ def tokenise(job: Job, item: str) -> None:
 
 
 def find_all_copies(job: Job) -> list[str]:
-    """Find the copies among the documents of all files; returns the files to pack, all that were tokenised."""
-    done = finished_items(job, TOKENISE)
+    """Find copies among the documents of all files; returns the items to pack, which are those tokenised."""
+    items = finished_items(job, TOKENISE)
     remove_partial_files(job.scratch / TOKENISED)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
     earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
-    find_copies([_folder(job, item) for item in done], earlier, job.scratch / "settling", job.emit)
-    return done
+    find_copies([_folder(job, item) for item in items], earlier, job.scratch / "settling", job.emit)
+    return items
 
 
 def pack(job: Job, item: str) -> None:
-    """Pack one file's documents, without the copies, into shards."""
+    """Pack the documents of one file, without copies, into shards."""
     pack_file(_folder(job, item), int(item), _plan(job), _packed(job, item), job.output("tokens"))
 
 
@@ -94,12 +94,12 @@ def pack(job: Job, item: str) -> None:
     ),
 )
 def ingest(job: Job) -> None:
-    """Index, count and describe what the fan-outs wrote."""
+    """Index, count and describe the shards that the fan-outs wrote."""
     plan, source = _plan(job), _source(job)
-    done, skipped = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
+    items, skipped = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
     files = read_file_list(_file_list(job))
     corpus = publish_tokens(
-        [_folder(job, item) for item in done], [_packed(job, item) for item in done], plan, job.output("tokens")
+        [_folder(job, item) for item in items], [_packed(job, item) for item in items], plan, job.output("tokens")
     )
     job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _write_files(job, files, skipped)
@@ -111,12 +111,12 @@ def ingest(job: Job) -> None:
         revision=source.revision or None,
         files=len(files),
         files_set_aside=len(skipped),
-        set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN]},
+        set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
         samples=corpus.samples,
     )
     if _part(job).deduplicate.across:
-        documents = publish_signatures([_folder(job, item) for item in done], job.output("signatures"))
+        documents = publish_signatures([_folder(job, item) for item in items], job.output("signatures"))
         job.describe(
             "signatures", **origin, documents=documents, **(minhash.facts() if _part(job).deduplicate.near else {})
         )
@@ -127,7 +127,7 @@ def ingest(job: Job) -> None:
 
 
 def _write_files(job: Job, files: Sequence[SourceFile], skipped: dict[str, str]) -> None:
-    """`files.jsonl` in the artifact: each file as listed, with its counts or the reason why it was skipped."""
+    """Write `files.jsonl` in the artifact: each listed file with its counts, or the reason why it was skipped."""
     lines = []
     for file in files:
         row: dict[str, Any] = asdict(file)
@@ -151,7 +151,7 @@ def _emit_metrics(job: Job, corpus: PublishedTokens, skipped: int) -> None:
 
 
 def _progress(job: Job, file: SourceFile) -> Callable[[int, int, int | None], None]:
-    """A callback that emits the progress in a file twice a second, if the number of its rows is known."""
+    """A callback that emits the progress within a file at most twice a second, if its number of rows is known."""
     last = started = time.monotonic()
 
     def emit_progress(rows: int, tokens: int, total: int | None) -> None:
@@ -195,5 +195,5 @@ def _folder(job: Job, item: str) -> Path:
 
 
 def _packed(job: Job, item: str) -> Path:
-    """The marker of a packed file, with its counts."""
+    """Path of the marker file of a packed file, which holds its counts."""
     return job.scratch / "packed" / f"{item}.json"

@@ -1,4 +1,4 @@
-"""Label (paper §1, §6): a teacher labels texts, after its agreement with people is measured on rows they labelled."""
+"""The `label` stage (paper §1, §6): a teacher labels texts, once its agreement with people is known from gold rows."""
 
 import json
 import shutil
@@ -29,23 +29,27 @@ LONGEST_SAMPLE = 400  # characters
 
 @stage("label", version=1, outputs=("labels",))
 def label(job: Job) -> None:
-    """Ask about the gold rows, report the agreement, then about the texts. What is paid for is never paid again."""
+    """Label the gold rows, report the agreement with people, then label the texts. No reply is paid for twice."""
     config = job.part("label", LabelConfig)
     gold = _read(job, config.gold, "label")
     if unknown := [row for row in gold if row.target not in config.labels]:
         raise ConfigError(
-            f"{config.gold.label}: row {unknown[0].number} has the label {unknown[0].target!r}, which is none of "
+            f"{config.gold.label}: row {unknown[0].number} has the label {unknown[0].target!r}, which is not in "
             "label.labels"
         )
     texts = _read(job, config.data, "text")
-    known = {text_hash(row.text) for row in gold}
-    unlabelled = [row for row in texts if text_hash(row.text) not in known]
-    kept, contaminated = _screened(job, unlabelled)
-    if not kept:
-        raise ConfigError(f"{config.data.label}: none of its {len(texts)} texts is left to be labelled")
+    # Leave out texts that are gold rows as well, and those that overlap a benchmark.
+    gold_hashes = {text_hash(row.text) for row in gold}
+    unlabelled = [row for row in texts if text_hash(row.text) not in gold_hashes]
+    clean_rows, contaminated = _screen(job, unlabelled)
+    if not clean_rows:
+        raise ConfigError(
+            f"{config.data.label}: none of its {len(texts)} texts is left to be labelled; all are gold rows or overlap "
+            "a benchmark"
+        )
     with EndpointPool(job.endpoints, job.reply_source, job.emit, config.budget_dollars, config.budget_tokens) as pool:
         pool.check()
-        total, done = len(gold) + len(kept), 0
+        total, done = len(gold) + len(clean_rows), 0
 
         def count(result: TeacherLabel) -> None:
             nonlocal done
@@ -55,7 +59,7 @@ def label(job: Job) -> None:
         checked = ask_labels(config, pool, gold, count)
         refuse_if_too_many(config, checked, "gold rows")
         measured = _agreement(job, config, checked)
-        results = ask_labels(config, pool, kept, count)
+        results = ask_labels(config, pool, clean_rows, count)
         refuse_if_too_many(config, results, "texts")
         facts = _facts(config, pool, checked, results)
     facts |= {
@@ -78,8 +82,11 @@ def _read(job: Job, config: LabelledDataConfig, form: Any) -> list[LabelledRow]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _screened(job: Job, rows: Sequence[LabelledRow]) -> tuple[list[LabelledRow], dict[str, int] | None]:
-    """The texts that overlap no question of a benchmark, and counts of the others; None: there are no questions."""
+def _screen(job: Job, rows: Sequence[LabelledRow]) -> tuple[list[LabelledRow], dict[str, int] | None]:
+    """Returns the texts that overlap no benchmark question, and the counts of the others by benchmark.
+
+    The counts are None for a run without benchmark questions.
+    """
     index = load_contamination_index(job.inputs.get("questions"))
     if index is None:
         return list(rows), None
@@ -89,7 +96,7 @@ def _screened(job: Job, rows: Sequence[LabelledRow]) -> tuple[list[LabelledRow],
 
 
 def _agreement(job: Job, config: LabelConfig, checked: Sequence[TeacherLabel]) -> dict[str, Any]:
-    """The teacher's agreement with people, reported at once. Raises `ConfigError` where it is below `least_kappa`."""
+    """Measure and report the teacher's agreement with people. Raises `ConfigError` if it is below `least_kappa`."""
     both = [(result.row.target, result.label) for result in checked if result.label is not None]
     people, teacher = zip(*both, strict=True)
     measured = {**agreement(people, teacher, config.labels, config.seed), "without_label": len(checked) - len(both)}
@@ -98,8 +105,8 @@ def _agreement(job: Job, config: LabelConfig, checked: Sequence[TeacherLabel]) -
     if config.least_kappa is not None and measured["kappa"]["value"] < config.least_kappa:
         raise ConfigError(
             f"label.least_kappa is {config.least_kappa:g}, but on {len(both)} gold rows the teacher {config.teacher!r} "
-            f"agrees with people by a kappa of {_interval(measured['kappa'])}, so nothing more is asked; use another "
-            "teacher, or say in `descriptions` what the labels mean"
+            f"agrees with people by a kappa of {_interval(measured['kappa'])}, so no text is labelled: use another "
+            "teacher, or explain the labels in label.descriptions"
         )
     return measured
 
@@ -107,8 +114,8 @@ def _agreement(job: Job, config: LabelConfig, checked: Sequence[TeacherLabel]) -
 def _facts(
     config: LabelConfig, pool: EndpointPool, checked: Sequence[TeacherLabel], results: Sequence[TeacherLabel]
 ) -> dict[str, Any]:
-    """The counts of the manifest, of which the card is written."""
-    every = [*checked, *results]
+    """The facts for the manifest, from which the card is written."""
+    all_labels = [*checked, *results]
     endpoint = pool.config(config.teacher)
     stand_in = STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
     return {
@@ -116,12 +123,12 @@ def _facts(
         "rejected": dict(Counter(result.reason for result in results if result.reason).most_common()),
         "balance": dict(Counter(result.label for result in results if result.label).most_common()),
         "teacher": endpoint.model,
-        "models": sorted({pool.config(result.endpoint).model for result in every if result.label}),
+        "models": sorted({pool.config(result.endpoint).model for result in all_labels if result.label}),
         "dollars": round(pool.spent, 6),
         "dollars_unknown": round(pool.unknown, 6),
-        "replies_reused": sum(result.reused for result in every),
-        "budget_exhausted": any(result.reason == UNASKED for result in every),
-        "hostile": dict(Counter(sign for result in every for sign in result.signs).most_common()),
+        "replies_reused": sum(result.reused for result in all_labels),
+        "budget_exhausted": any(result.reason == UNASKED for result in all_labels),
+        "hostile": dict(Counter(sign for result in all_labels for sign in result.signs).most_common()),
         "stand_in": stand_in if endpoint.stand_in else None,
     }
 
@@ -129,7 +136,7 @@ def _facts(
 def _write(
     folder: Path, results: Sequence[TeacherLabel], checked: Sequence[TeacherLabel], facts: dict[str, Any]
 ) -> None:
-    """Labelled rows as `nautile tune` reads them, the gold rows beside the teacher's labels, and what has no label."""
+    """Write the labelled rows as `nautile tune` reads them, the gold rows with both labels, and the rejected rows."""
     files: dict[str, list[dict[str, Any]]] = {LABELS: [], "gold.jsonl": [], "rejected.jsonl": []}
     for result in results:
         row: dict[str, Any] = {"text": result.row.text, "row": result.row.number, "teacher": result.endpoint}
@@ -150,7 +157,7 @@ def _write(
 
 
 def label_card(facts: dict[str, Any]) -> str:
-    """The card of an artifact of labels, as Markdown; `facts`: those of its manifest."""
+    """The card of a `labels` artifact as Markdown, from the facts of its manifest."""
     measured = facts["agreement"]
     stand_in = f" (a stand-in: {facts['stand_in']})" if facts["stand_in"] else ""
     rows: list[tuple[str, Any]] = [("also among the gold rows, not asked", facts["in_gold"])]
@@ -173,6 +180,7 @@ def label_card(facts: dict[str, Any]) -> str:
 
 
 def _interval(value: dict[str, float], scale: float = 1.0) -> str:
+    """`value [low, high]`; one decimal for percentages, else two."""
     digits = 1 if scale > 1 else 2
     return (
         f"{scale * value['value']:.{digits}f} [{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}]"

@@ -1,4 +1,4 @@
-"""Pretraining as a stage: `tokens` artifacts in, by source name, and perhaps a checkpoint to begin from; one out."""
+"""The `pretrain` stage: from `tokens` artifacts, by source name, and an optional start to a `checkpoint`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from store.manifest import read_manifest
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
-START = "start.checkpoint"  # the input that a pretraining begins from; no source has a dot in its name
+START = "start.checkpoint"  # name of the input to start from; the dot keeps it apart from names of sources
 
 
 @stage(
@@ -23,7 +23,7 @@ START = "start.checkpoint"  # the input that a pretraining begins from; no sourc
     on_demand={"tokens": ("shards/", OFFSETS)},
 )
 def pretrain(job: Job) -> None:
-    """Train on the inputs that the mixtures name. The tokenizer is that of the tokens, on which all must agree."""
+    """Train on the sources that the mixtures name. All of them must have been tokenised by one tokenizer."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.training.loop import Pretraining, Start, train
 
@@ -42,9 +42,9 @@ def pretrain(job: Job) -> None:
 
 
 def rows_before(start: Path, sources: dict[str, Path]) -> dict[str, int]:
-    """How many rows of each source the checkpoint has been trained on, those before its own start included.
+    """Count the rows of each source that the checkpoint has been trained on, those before its own start included.
 
-    Only of the very same tokens: their order is the same, so the run goes on where the other one ended.
+    Only sources with exactly the same tokens count: their order is the same, so this run can continue after those rows.
     """
     manifest = read_manifest(start) or {"facts": {}, "inputs": {}}
     return {

@@ -1,4 +1,4 @@
-"""Reasoning as a stage (paper §4.3): gradient-balanced GRPO on problems with checkable answers."""
+"""The `reason` stage (paper §4.3): gradient-balanced GRPO on problems with checkable answers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class AnswerScorer:
-    """Rewards 1 for an answer that the strict grader accepts. No group is mastered: one without a signal drops out."""
+    """Reward 1 for an answer that the strict grader accepts, else 0.
+
+    No group counts as mastered: one whose rewards are all equal has no advantage and drops out by itself.
+    """
 
     def score(self, groups: "Sequence[Group]") -> None:
         for group in groups:
@@ -27,7 +30,7 @@ class AnswerScorer:
 
 @stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
 def reason(job: Job) -> None:
-    """Reinforce from the input checkpoint and publish the policy with every rollout."""
+    """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
     from rl.objectives import Balance

@@ -1,7 +1,7 @@
-"""The report as a stage: every artifact of the run in, one `report` out.
+"""The `report` stage: from all artifacts of a run to one `report`.
 
-It holds report.html, report.md and report.json, and the paper's two tables as files. Curves, calls and times come from
-the store's event files, through the catalog, for the executions that published those artifacts.
+It writes report.html, report.md and report.json, and the paper's two tables as files. Curves, endpoint calls and
+durations come from the catalog, for the executions that published these artifacts.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
+"""The `self_distill` stage (paper §4.4): from a `checkpoint` to its best traces and a better `checkpoint`."""
 
 from configs.training import SelfDistillConfig
 from tasks.engine.job import Job
@@ -7,7 +7,7 @@ from tasks.engine.stage import stage
 
 @stage("self_distill", version=6, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
 def self_distill(job: Job) -> None:
-    """Sample the problems, keep what is better than its group, train on it in proportion."""
+    """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
     from rl.self_distillation import SelfDistillation, self_distil

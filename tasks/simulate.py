@@ -1,6 +1,6 @@
-"""A simulated survey as a stage: a checkpoint and a survey in, `opinions` out: rows, distributions, tables, a card.
+"""The `simulate` stage: from a checkpoint and a survey to `opinions`: rows, distributions, tables, a card.
 
-Personas are asked in chunks. A chunk that is done is a file in the scratch folder, so that a killed job repeats none.
+Personas are asked in chunks. Each finished chunk is a file in the scratch folder, so that a killed job repeats none.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ ROWS = "opinions.parquet"
 
 @stage("simulate", version=1, outputs=("opinions",), accelerator=True)
 def simulate(job: Job) -> None:
-    """Ask every persona that has no row yet, then compare and publish."""
+    """Ask each persona that has no row yet, then compare with the survey and publish."""
     survey, config = job.part("survey", SurveyConfig), job.part("simulate", SimulateConfig)
     digests = job.file_digests
     respondents = read_respondents(survey, job.scratch, digests)
-    people, asked = choose_people(survey, config, respondents, job.scratch, digests)
+    people, respondent_indices = choose_people(survey, config, respondents, job.scratch, digests)
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)
     out = job.output("opinions")
     chunks = ask_in_chunks(scorer, survey, config, people, job.scratch / "chunks", job.emit)
@@ -42,7 +42,7 @@ def simulate(job: Job) -> None:
             writer.write_table(pq.read_table(chunk, schema=schema(config)))
     by_order = read_probabilities(out / ROWS, survey, len(people))
     means = [orders_NOK.mean(axis=1) for orders_NOK in by_order]
-    summary = compare(survey, config, people, means, respondents, asked)
+    summary = compare(survey, config, people, means, respondents, respondent_indices)
     left_out = int(np.isnan(means[0][:, 0]).sum())
     summary |= {
         "survey": survey.name,
@@ -70,7 +70,10 @@ def simulate(job: Job) -> None:
 
 
 def schema(config: SimulateConfig) -> pa.Schema:
-    """A row for each persona and question; options are in the survey's order. `left_out`: why there is no answer."""
+    """The Parquet schema: a row for each persona and question, with the options in the survey's order.
+
+    `left_out` is the reason why there is no answer, else null.
+    """
     shares = pa.list_(pa.float64())
     return pa.schema(
         [
@@ -92,7 +95,7 @@ def ask_in_chunks(
     folder: Path,
     emit: Emit,
 ) -> list[Path]:
-    """The files of all chunks in order; those that are in `folder` are not asked again."""
+    """Ask the personas in chunks; returns the files of all chunks in order. Chunks already in `folder` are reused."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for start in range(0, len(people), CHUNK):
@@ -109,13 +112,17 @@ def ask_in_chunks(
 
 
 def read_probabilities(path: Path, survey: SurveyConfig, people: int) -> list[np.ndarray]:
-    """For each question the probabilities by order, [people, orders, options]; NaN for people who were left out."""
+    """Read for each question an array [people, orders, options] of probabilities; NaN for people who were left out."""
     columns = pq.read_table(path, columns=["by_order"]).column("by_order").to_pylist()
     questions = []
+    # Rows are ordered by persona, then by question.
     for number in range(len(survey.questions)):
         rows = columns[number :: len(survey.questions)]
-        known = next((row for row in rows if row is not None), None)
-        shape = (people, *(np.shape(known) if known is not None else (1, len(survey.questions[number].options))))
+        first_row = next((row for row in rows if row is not None), None)
+        shape = (
+            people,
+            *(np.shape(first_row) if first_row is not None else (1, len(survey.questions[number].options))),
+        )
         values = np.full(shape, np.nan)
         for i, row in enumerate(rows):
             if row is not None:
@@ -127,6 +134,7 @@ def read_probabilities(path: Path, survey: SurveyConfig, people: int) -> list[np
 def _rows(
     scorer: OpinionScorer, survey: SurveyConfig, config: SimulateConfig, people: Sequence[Person]
 ) -> list[dict[str, Any]]:
+    """The rows of `schema` for a chunk of personas."""
     rows = []
     for person, opinions in zip(people, scorer.opinions(people), strict=True):
         groups = {
@@ -136,15 +144,16 @@ def _rows(
             for field in config.by
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
-            known = opinion.by_order is not None
+            by_order = None if opinion.by_order is None else opinion.by_order.tolist()
             rows.append(
-                {"persona": person.id, "question": question.name, **groups, "left_out": None if known else "too_long",
-                 "probabilities": opinion.mean, "by_order": opinion.by_order.tolist() if known else None}
+                {"persona": person.id, "question": question.name, **groups, "left_out": None if by_order else "too_long",
+                 "probabilities": opinion.mean, "by_order": by_order}
             )  # fmt: skip
     return rows
 
 
 def _source(survey: SurveyConfig, config: SimulateConfig) -> str:
+    """Where the personas come from, in words for the card."""
     personas = config.personas
     if personas is None or personas == survey.respondents:
         return "the survey's respondents" if survey.respondents else "the groups whose shares are published"

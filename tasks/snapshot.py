@@ -1,4 +1,4 @@
-"""A snapshot as a stage (`nautile store snapshot`): a saved step of an unfinished pretraining, as a `checkpoint`."""
+"""The `snapshot` stage (`nautile store snapshot`): publish a saved step of an unfinished pretraining."""
 
 from common.errors import ConfigError
 from common.files import read_json
@@ -10,16 +10,20 @@ from tasks.engine.stage import stage
 
 @stage("snapshot", version=1, outputs=("checkpoint",))
 def snapshot(job: Job) -> None:
-    """Write the weights that the pretraining of `section["of"]` saved at `section["step"]`. Its inputs are the same."""
+    """Write the weights that a pretraining saved as a `checkpoint`.
+
+    `section["of"]` is the key of the pretraining, `section["step"]` the saved step. The inputs are the pretraining's.
+    """
     # Imported here because every command imports the stages, and JAX takes seconds.
     from model.training.checkpoint import read_step
     from model.training.step import state_like
     from model.weights.files import save_weights
 
+    # The saved steps lie in the staging folder of the pretraining, beside that of this job.
     folder = job.staging.parent / job.section["of"] / "scratch" / "checkpoints"
     identity = read_json(folder / "identity.json")
     if identity is None:
-        raise ConfigError(f"{folder}: no saved steps of a pretraining are there any more")
+        raise ConfigError(f"{folder} has no saved steps of a pretraining: it was published or removed meanwhile")
     model = ModelConfig.model_validate(identity["model"])
     like = state_like(model, OptimizerConfig.model_validate(identity["pretrain"]["optimizer"]))
     state, extra = read_step(folder, job.section["step"], like)

@@ -1,4 +1,4 @@
-"""Tuning as a stage: a `checkpoint` and labelled rows in, a tuned `checkpoint` and its scores (`tuning`) out."""
+"""The `tune` stage: from a `checkpoint` and labelled rows to a tuned `checkpoint` and its scores (`tuning`)."""
 
 from common.files import write_text
 from configs.tune import TuneConfig
@@ -10,7 +10,7 @@ from tasks.label import LABELS
 
 @stage("tune", version=1, outputs=("checkpoint", "tuning"), accelerator=True)
 def tune(job: Job) -> None:
-    """Split the rows, tune with every number of shots and seed, measure beside the baselines, write the card."""
+    """Split the rows, tune for each number of shots and each seed, compare with the baselines, write the card."""
     # Imported here because every command imports this file, and JAX takes seconds.
     from evals.labelling.tuner import LabelTuning
     from evals.labelling.tuning_report import run_tuning
@@ -19,9 +19,10 @@ def tune(job: Job) -> None:
 
     config = job.part("tune", TuneConfig)
     if config.data.reader == "labels":
-        own = config.data.model_copy(update={"reader": "jsonl", "path": str(job.inputs["labels"] / LABELS)})
-        config = config.model_copy(update={"data": own})
-    # The rows first: what is wrong with them is seen before the weights are read.
+        # The rows are the artifact of a `label` stage, not a file of the user's.
+        data = config.data.model_copy(update={"reader": "jsonl", "path": str(job.inputs["labels"] / LABELS)})
+        config = config.model_copy(update={"data": data})
+    # Read the rows before the weights, which take longer, so that errors in the rows show at once.
     splits = read_splits(config, job.scratch / "fetched", job.file_digests)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     run = LabelTuning(params, model, tokenizer, config, splits, job.scratch, {"execution": job.key}, job.emit)

@@ -92,7 +92,7 @@ def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
         (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))
         code, _, err = nautile("distill", "label.toml", "--label", "--set", "label.least_kappa=0.4")
     assert code == 2
-    assert "agrees with people by a kappa of 0.00 [0.00, 0.00], so nothing more is asked" in err
+    assert "agrees with people by a kappa of 0.00 [0.00, 0.00], so no text is labelled" in err
     assert server.answered == len(GOLD)
 
 
@@ -102,7 +102,7 @@ def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
         (["--set", "label.gold=missing.csv"], "missing.csv"),
         (
             ["--set", "label.labels=['good', 'fair']"],
-            "labelled data 'gold.csv': row 2 has the label 'bad', which is none of label.labels",
+            "labelled data 'gold.csv': row 2 has the label 'bad', which is not in label.labels",
         ),
         (["--set", "label.datum=1"], "unknown key `label.datum`"),
         (["--set", "labels=1"], "unknown key `labels`"),
