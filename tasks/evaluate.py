@@ -27,7 +27,7 @@ from tasks.engine.stage import stage
 from tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
-SHOWN_BAD_ROWS = 20  # in the manifest
+SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 
 
 @stage("evaluate", version=4, outputs=("evaluation",), accelerator=True)

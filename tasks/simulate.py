@@ -145,10 +145,9 @@ def _rows(
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
             by_order = None if opinion.by_order is None else opinion.by_order.tolist()
-            rows.append(
-                {"persona": person.id, "question": question.name, **groups, "left_out": None if by_order else "too_long",
-                 "probabilities": opinion.mean, "by_order": by_order}
-            )  # fmt: skip
+            row = {"persona": person.id, "question": question.name, **groups}
+            row |= {"left_out": None if by_order else "too_long", "probabilities": opinion.mean, "by_order": by_order}
+            rows.append(row)
     return rows
 
 

@@ -1,8 +1,13 @@
-"""One attempt at one stage: reuse what has its key, or run its child process, watch it, and publish what it wrote.
+"""One attempt at a stage: reuse the artifacts of its key, or run its child process, watch it, and publish its output.
 
-The order of writes is what makes a crash harmless at any point: the execution's record before the child, `done.json`
-by the child, then one rename a kind, then the staging folder goes. A process that comes after finds either artifacts,
-or a staging folder that says how far it got.
+The order of writes makes a crash harmless at any point:
+
+1. `execution.json`, before the child process starts;
+2. `done.json`, by the child, when its work is complete;
+3. one rename for each kind of artifact;
+4. the staging folder is removed.
+
+So a later process sees either the artifacts, or a staging folder that records how far the work got.
 """
 
 import logging
@@ -41,7 +46,7 @@ LOCK_POLL_S = 0.2
 MIRROR_REPLIES_EVERY_S = 60.0
 
 Artifacts = dict[str, Artifact]  # by kind, or by the name of an input
-Progress = Callable[[dict[str, Any]], None]  # called with the live values of a child
+Progress = Callable[[dict[str, Any]], None]  # called with the content of a child's live.json
 
 
 def run_stage(
@@ -51,11 +56,11 @@ def run_stage(
     context: RunContext,
     executors: ExecutorFactory = local_executor,
 ) -> dict[str, str]:
-    """Reuse, or work in a child process and publish. Returns kind -> artifact id. One attempt; needs no Prefect.
+    """Make one attempt: reuse artifacts, or work in a child process and publish. Returns kind -> artifact id.
 
-    `inputs` maps names to artifact ids, short or full. `executors` opens the executor that runs the items of the
-    stage's fan-outs. Raises `ConfigError`, `Retryable`, `StageCrash`, and `StageCancelled` (or `KeyboardInterrupt`)
-    after the child and its children have ended.
+    It needs no Prefect. `inputs` maps names to artifact ids, short or full. `executors` opens the executor that runs
+    the items of the stage's fan-outs. Raises `ConfigError`, `Retryable`, `StageCrash`, and `StageCancelled` (or
+    `KeyboardInterrupt`); the child and its children have ended by then.
     """
     store = open_store(context.store_root)
     store.prepare()
@@ -83,19 +88,19 @@ class _Attempt:
         try:
             reusable = self._reusable()
         except (ConfigError, Retryable):
-            reusable = None  # perhaps it is just being replaced: look again under the lock
+            reusable = None  # another process may be replacing the artifacts: check again under the lock
         if reusable:
             return self._reuse(reusable)
 
         lock = self._take_lock()
         try:
-            # The run that held the lock before may have published it.
+            # The previous holder of the lock may have published the artifacts.
             if reusable := self._reusable():
                 return self._reuse(reusable)
             with self.store.lease(self.key, pause, self._wait_for_host) as check_lease:
                 if self.store.url is not None:
                     self.store.refresh(held=self.key)
-                    if reusable := self._reusable():  # likewise the machine that held the lease before
+                    if reusable := self._reusable():  # likewise the previous holder of the lease
                         return self._reuse(reusable)
                 with self.store.mirrored_staging(self.key, send=not self._hosts_have_own_disks()):
                     return self._produce(check_lease)
@@ -103,10 +108,10 @@ class _Attempt:
             lock.release()
 
     def _take_lock(self) -> KeyLock:
-        """The lock of the key, held.
+        """Wait for the lock of the key and return it, held.
 
-        A run of a sweep waits while another one of it pauses between two tries, and raises `ConfigError` where that has
-        given up: what fails for one run is not paid for again by each of them.
+        The runs of a sweep share failures: while one of them pauses before another attempt at this key, the others
+        wait, and once it has given up they raise `ConfigError`, so that a failing step is not paid for in each run.
         """
         lock, announced = self.store.lock(self.key), False
         while True:
@@ -131,25 +136,25 @@ class _Attempt:
     # Reuse
 
     def _reusable(self) -> Artifacts | None:
-        """The verified artifacts that have this key, all kinds of one execution; None if there is work to do.
+        """The verified artifacts of this key, all of one execution; None if there is work to do.
 
-        Raises `ConfigError` if they are there but damaged. A forced run takes only its own (of an earlier attempt that
-        was interrupted after the last rename).
+        Raises `ConfigError` if they exist but are damaged. A forced run reuses only artifacts of its own: those of an
+        attempt that was interrupted after the last rename.
         """
         if self.context.force:
             try:
                 artifacts = self._published()
             except ConfigError:
                 return None
-            own = artifacts and all(a.manifest["run"] == self.context.run_id for a in artifacts.values())
-            return artifacts if own else None
+            is_own = artifacts and all(a.manifest["run"] == self.context.run_id for a in artifacts.values())
+            return artifacts if is_own else None
         artifacts = self._published()
         for artifact in (artifacts or {}).values():
             self.store.check(artifact)
         return artifacts
 
     def _published(self) -> Artifacts | None:
-        """The artifacts that have this key, unless some kinds of their execution are missing."""
+        """The artifacts of this key; None if they are of several executions or kinds of their execution are missing."""
         candidates = {kind: self.store.find(kind, self.key, label=self.log.label) for kind in self.stage.outputs}
         artifacts = {kind: artifact for kind, artifact in candidates.items() if artifact}
         executions = {artifact.execution for artifact in artifacts.values()}
@@ -164,10 +169,11 @@ class _Attempt:
     # Work
 
     def _produce(self, check_lease: Callable[[], None]) -> dict[str, str]:
+        """Fetch the inputs, open the staging folder, work and publish; record how it ends."""
         for artifact in self.inputs.values():
             self.store.check(artifact)
             if not self.store.has_files(artifact):
-                self.log.notify("waiting", note=f"{artifact.id} is fetched from {self.store.location}")
+                self.log.notify("waiting", note=f"fetching {artifact.id} from {self.store.location}")
                 self.store.fetch(artifact, without=self.stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
         with writing(self.store.root):
             staging = open_staging(self.store, self.key, self.inputs, force=self.context.force)
@@ -184,8 +190,9 @@ class _Attempt:
     def _work_and_publish(
         self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder
     ) -> dict[str, str]:
+        """Work unless it is complete, and publish. Returns kind -> artifact id. Always ends the telemetry."""
         try:
-            # An attempt that was interrupted between `done.json` and its last rename has only to publish.
+            # After an attempt that was interrupted between `done.json` and its last rename, publishing is all to do.
             if staging.done() is None:
                 self._work(staging, check_lease, forwarder)
             check_lease()
@@ -198,10 +205,10 @@ class _Attempt:
         return outputs
 
     def _work(self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder) -> None:
-        """Run the fan-outs, then the stage's function. Metrics are forwarded to the telemetry configured."""
+        """Run the fan-outs, then the stage's function; forward metrics to the configured telemetry."""
         if self._runs_in_several_processes() and not self.stage.multihost:
             raise ConfigError(
-                f"launch.stages names {self.stage.name!r}, which runs in one process only: remove it from the list"
+                f"launch.stages lists {self.stage.name!r}, which runs in one process only: remove it from the list"
             )
         self.log.notify("running")
         self._write_request(staging)
@@ -210,11 +217,12 @@ class _Attempt:
         if endpoints and isinstance(self.store, MirroredStore):
             self.store.pull_replies({endpoint["model"] for endpoint in endpoints})
 
+        # Called several times a second: catalog, telemetry and mirror are updated at longer intervals.
         def on_progress(live: dict[str, Any]) -> None:
             nonlocal ingested_at, mirrored_at
             check_lease()
-            shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
-            self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **shown)
+            fields = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
+            self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **fields)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
                 self.log.ingest(unless_s=INGEST_EVERY_S)
                 forwarder.forward()
@@ -227,7 +235,7 @@ class _Attempt:
         self._run_function(staging, on_progress, peak_bytes)
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
-        """Run the items that are not done; the largest memory use of one of them, in bytes."""
+        """Run the items that are not done. Returns the peak memory of any one of them, in bytes."""
         executors, launch = self.executors, self.context.launch
         if launch.engine == "ray" and isinstance(self.store, MirroredStore):
             executors = through_remote(executors, self.store, staging.path, staging.attempt, self.stage.fan_outs)
@@ -240,12 +248,12 @@ class _Attempt:
         return runner.peak_bytes
 
     def _run_function(self, staging: Staging, on_progress: Progress, peak_bytes: int) -> None:
-        """Run the stage's function in a child process to its end; raise what its exit code stands for."""
+        """Run the stage's function in a child process until it ends; raise the error that its exit code stands for."""
 
         def tick() -> None:
             on_progress(read_live(staging.files.live))
 
-        ended = run_child(
+        exit_status = run_child(
             "tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
             str(staging.request),
             log=staging.files.log,
@@ -254,34 +262,34 @@ class _Attempt:
             accelerator=self.stage.accelerator,
             finished=lambda: staging.done() is not None,
         )
-        self.log.set(peak_bytes=max(ended.peak_bytes, peak_bytes), exit_code=ended.code)
+        self.log.set(peak_bytes=max(exit_status.peak_bytes, peak_bytes), exit_code=exit_status.code)
         tick()
-        raise_for_exit(ended, staging.files)
+        raise_for_exit(exit_status, staging.files)
         if staging.done() is None:
-            raise crash_of(ended, staging.files)  # exit code 0 of something that was not the child's main
+            raise crash_of(exit_status, staging.files)  # exit code 0, but not from the end of the child's `main`
 
     def _runs_in_several_processes(self) -> bool:
-        """Whether the configuration asks for it."""
+        """Whether the configuration asks for several processes of this stage."""
         return self.context.launch.processes > 1 and self.stage.name in self.context.launch.stages
 
     def _hosts_have_own_disks(self) -> bool:
-        """Whether the stage runs on other hosts that share nothing but the store's remote: the first one sends its
-        work there."""
+        """Whether the stage runs on other hosts that share only the store's remote; the first host sends its output
+        there."""
         launch = self.context.launch
-        elsewhere = self._runs_in_several_processes() and (bool(launch.command) or launch.on_ray)
-        return self.store.url is not None and elsewhere
+        on_other_hosts = self._runs_in_several_processes() and (bool(launch.command) or launch.on_ray)
+        return self.store.url is not None and on_other_hosts
 
     def _child_module(self) -> str:
-        """The module of the child process, by whether all files of the inputs are on this machine."""
-        here = all(map(self.store.has_files, self.inputs.values()))
-        return "tasks.engine.child_main" if here else "tasks.engine.remote_child"
+        """The module of the child process: another one if files of the inputs are only at the remote."""
+        all_local = all(map(self.store.has_files, self.inputs.values()))
+        return "tasks.engine.child_main" if all_local else "tasks.engine.remote_child"
 
     def _events(self, staging: Staging) -> Path:
-        """What the names of this attempt's event files begin with."""
+        """The path that the names of this attempt's event files start with."""
         return self.store.root / "events" / f"{self.stage.name}-{staging.execution}-{staging.attempt}"
 
     def _write_request(self, staging: Staging) -> None:
-        """Write what a child process needs to know, for `tasks.engine.child_main` and `tasks.engine.multihost`."""
+        """Write request.json, the arguments of `tasks.engine.child_main` and `tasks.engine.multihost`."""
         write_json(
             staging.request,
             {
@@ -308,8 +316,8 @@ class _Attempt:
         )
 
     def _forwarder(self, staging: Staging) -> Forwarder:
-        """What sends this attempt's metrics to the sinks of `[telemetry]`."""
-        about = TrackedExecution(
+        """The forwarder that sends this attempt's metrics to the sinks of `[telemetry]`."""
+        execution = TrackedExecution(
             self.context.run_id,
             self.stage.name,
             self.log.label,
@@ -321,27 +329,29 @@ class _Attempt:
             self.section,
             {name: artifact.id for name, artifact in self.inputs.items()},
         )
-        return forwarder_of(self.context.telemetry, self.store.root / "events", staging.attempt, about, staging.path)
+        return forwarder_of(
+            self.context.telemetry, self.store.root / "events", staging.attempt, execution, staging.path
+        )
 
     def _end_telemetry(self, staging: Staging, forwarder: Forwarder, outcome: Outcome) -> None:
-        """Forward the rest of the metrics, and emit how many were not delivered."""
-        points = forwarder.close(outcome)
-        if not points:
+        """Forward the remaining metrics, and emit how many were not delivered."""
+        count = forwarder.close(outcome)
+        if not count:
             return
-        logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, points)
-        self.log.undelivered(points)
+        logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, count)
+        self.log.undelivered(count)
         path = self._events(staging)
         emit = EventWriter(path.with_name(f"{path.name}-telemetry.jsonl"), staging.execution, stage=self.stage.name)
-        emit("metric", name="telemetry_undelivered", step=staging.attempt, value=points)
+        emit("metric", name="telemetry_undelivered", step=staging.attempt, value=count)
         emit.close()
 
     # Publication
 
     def _publish(self, staging: Staging) -> dict[str, str]:
-        """Publish by one rename a kind, skipping what an earlier attempt of this execution has published already."""
+        """Publish with one rename per kind; kinds that an earlier attempt of this execution published are skipped."""
         self.log.notify("publishing")
-        written = staging.done() or []
-        kinds = [kind for kind in self.stage.outputs if kind in written]
+        written_kinds = staging.done() or []
+        kinds = [kind for kind in self.stage.outputs if kind in written_kinds]
         published = {}
         for kind in kinds:
             folder = staging.output(kind)
@@ -350,9 +360,9 @@ class _Attempt:
                 continue
             artifact = self.store.find(kind, self.key)
             if artifact is None or artifact.execution != staging.execution:
-                raise StageCrash(f"its output {kind} is gone from {folder}")
+                raise StageCrash(f"its output {kind} is missing from {folder}")
             published[kind] = artifact.id
-        # Only now, with everything published, may the staging folder go; its log moves to the store's logs.
+        # With everything published, the staging folder can be removed; its log moves to the store's logs.
         with writing(self.store.root):
             if staging.files.log.exists():
                 log = self.store.root / "logs" / f"{self.stage.name}-{staging.execution}.txt"
@@ -381,6 +391,6 @@ class _Attempt:
         except ConfigError:
             raise
         except ValueError as error:
-            # What was written cannot be an artifact, so the next attempt must work again, not publish the same again.
+            # The output cannot be an artifact, so the next attempt must work again instead of publishing it again.
             staging.mark_unfinished()
             raise StageCrash(f"its output {kind} cannot be published: {error}") from error

@@ -1,8 +1,8 @@
 """The child process of a stage: `python -m tasks.engine.child_main REQUEST.json [FAN_OUT ITEM SLOT PARENT_PID]`.
 
-With a fan-out it does one item of it, or lists its items if the item's name is empty; else it calls the stage's
-function. Exit codes: `common.processes.ExitCode`. `error.json` beside the log holds the message of a failure; standard
-output and error go to the log.
+Without further arguments it calls the stage's function. With a fan-out it processes one item, or lists the items if
+ITEM is empty. Exit codes: `common.processes.ExitCode`. `error.json` beside the log holds the message of a failure;
+standard output and error go to the log.
 """
 
 import importlib
@@ -31,17 +31,17 @@ from tasks.engine.stage import Stage
 from tasks.engine.usage import usage_reported
 
 STOP = b"stop\n"  # on standard input of a host's process: save and exit
-JOIN_S = 300  # that the hosts wait for each other at the start
+JOIN_S = 300  # how long the hosts wait for each other at the start
 
 logger = logging.getLogger("tasks.engine.child_main")
 
 
 def main(arguments: list[str]) -> int:
-    """Do the work of one request, or one part of its fan-outs; return the exit code."""
-    request_path, *part = arguments
+    """Run the stage's function of a request, or one part of its fan-outs; return the exit code."""
+    request_path, *fan_out_part = arguments
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    begin(int(part[3]) if part else request["parent"])
-    return work(request, part)
+    begin(int(fan_out_part[3]) if fan_out_part else request["parent"])
+    return work(request, fan_out_part)
 
 
 def begin(parent: int) -> None:
@@ -52,17 +52,23 @@ def begin(parent: int) -> None:
         obey_launcher()
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("jax").setLevel(logging.WARNING)  # it notes each kind of device that this machine has not
+    logging.getLogger("jax").setLevel(logging.WARNING)  # below, it logs each kind of device that is not present
 
 
-def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
-    """Do the work of a request and turn how it ends into an exit code and `error.json`."""
+def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
+    """Do the work of a request; return the exit code, and write `error.json` for a failure.
+
+    `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function.
+    """
     give_way(os.nice(0) + request["niceness"])
     staging = Path(request["staging"])
-    folder = Markers.of(staging, part[0]).item_folder(part[1]) if part and part[1] else staging
+    if fan_out_part and fan_out_part[1]:
+        folder = Markers.of(staging, fan_out_part[0]).item_folder(fan_out_part[1])
+    else:
+        folder = staging
     try:
-        if part:
-            _run_fan_out_part(request, *part[:3])
+        if fan_out_part:
+            _run_fan_out_part(request, *fan_out_part[:3])
         else:
             _run_stage_function(request, process_rank(), remote_files)
     except ConfigError as error:
@@ -71,7 +77,7 @@ def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | N
         return failed(folder, ExitCode.RETRY, error)
     except OSError as error:
         traceback.print_exc()
-        # A full disk elsewhere (/tmp, say) is a crash like any other; only the store's own is the operator's to solve.
+        # Only a full disk of the store is for the operator to solve; one elsewhere (/tmp, say) is an ordinary crash.
         in_staging = error.filename is None or str(error.filename).startswith(str(staging))
         if in_staging and is_full_or_read_only(error):
             store_error = NotWritable(not_writable(Path(request["store"]), error))
@@ -84,7 +90,7 @@ def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | N
 
 
 def load_stage(module: str, attribute: str) -> Stage:
-    """Import a stage by module and attribute. Raises `ConfigError` if there is none."""
+    """Import a stage by module and attribute. Raises `ConfigError` if that is not a stage."""
     stage: Any = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(stage, Stage):
         raise ConfigError(f"{module}.{attribute} is not a stage: @stage must decorate a module-level function")
@@ -92,25 +98,25 @@ def load_stage(module: str, attribute: str) -> Stage:
 
 
 def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """The variables by which a process knows its rank. Without a coordinator, JAX asks the TPU slice."""
+    """The environment variables that give a process its rank. Without a coordinator, JAX asks the TPU slice."""
     settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
     return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
 
 
 def process_rank() -> int | None:
-    """Rank among the hosts' processes of one stage; None if this one works alone. `host_environment` has it."""
+    """Rank among the hosts' processes of one stage, as set by `host_environment`; None in a single-process stage."""
     rank = os.environ.get("NAUTILE_PROCESS")
     return None if rank is None else int(rank)
 
 
 def obey_launcher() -> None:
-    """Follow standard input, from the process that launched the hosts: `stop` stands for SIGTERM, its end for SIGKILL.
+    """Obey the hosts' launcher through standard input: a line `stop` acts as SIGTERM, the end of input as SIGKILL.
 
-    The end of input is how a process on another host notices that the launcher is gone.
+    The end of input is how a process on another host notices that the launcher has ended.
     """
 
     def follow() -> None:
-        # Not through sys.stdin: a reader that waits in it is a fatal error as the interpreter ends.
+        # Not through sys.stdin: a thread that blocks in it causes a fatal error when the interpreter exits.
         while data := os.read(0, 4096):
             if STOP in data:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -120,15 +126,15 @@ def obey_launcher() -> None:
 
 
 def _stage_of(request: dict[str, Any]) -> Stage:
-    # The child must find what the parent found, a test's modules included.
+    # The child must be able to import whatever the parent could, modules of tests included.
     sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
     return load_stage(request["module"], request["attribute"])
 
 
 def keep_compiled(store: Path, rank: int = 0) -> None:
-    """Keep what this process compiles where the other processes of the store look for it. Imports JAX."""
+    """Enable JAX's compilation cache in the store, shared by all its processes. Imports JAX."""
     with collector_paused():
-        from model import compile_cache  # which most stages do not need
+        from model import compile_cache  # imports JAX, which most stages do not need
 
     compile_cache.enable_compile_cache(store / "compiled")
     if rank:
@@ -156,11 +162,11 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
 
 
 def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) -> None:
-    """Do `item` of the fan-out `name`, or list its items if `item` is empty."""
+    """Process `item` of the fan-out `name`, or list its items if `item` is empty."""
     stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
     fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
     live = (Markers.of(staging, name).item_folder(item) if item else staging) / "live.json"
-    # One event file per worker slot, not per item: thousands of files would slow every reading of the catalog.
+    # One event file per worker slot, not per item: thousands of files would slow the catalog down.
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
     try:
@@ -174,13 +180,13 @@ def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) 
 
 
 def _join_hosts(rank: int, silent_s: float) -> None:
-    """Make this process one of JAX's. JAX ends every one of them when one has sent no heartbeat for `silent_s`."""
+    """Join `jax.distributed`. JAX ends all processes when one has sent no heartbeat for `silent_s` seconds."""
     import jax
 
     timeouts = {"heartbeat_timeout_seconds": max(1, round(silent_s)), "initialization_timeout": JOIN_S}
     coordinator = os.environ.get("NAUTILE_COORDINATOR")
     if not coordinator:
-        jax.distributed.initialize(**timeouts)  # on a TPU slice the devices know each other
+        jax.distributed.initialize(**timeouts)  # JAX detects the hosts of a TPU slice
         return
     count = int(os.environ["NAUTILE_PROCESSES"])
     # Without a bind address the coordination service listens on every interface.
@@ -206,23 +212,23 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_fi
 
 
 def _written_outputs(stage: Stage, staging: Path) -> list[str]:
-    """The kinds that have content to publish. Raises `RuntimeError` if a required one is missing."""
+    """The kinds that have files to publish. Raises `RuntimeError` if a required one has none."""
     folders = sorted(path for path in (staging / "output").glob("*") if path.is_dir())
-    written = [folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
-    if unknown := set(written) - set(stage.outputs):
+    kinds = [folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
+    if unknown := set(kinds) - set(stage.outputs):
         raise RuntimeError(f"stage {stage.name} wrote {sorted(unknown)}; its outputs are {list(stage.outputs)}")
-    if missing := [kind for kind in stage.outputs if kind not in written and kind not in stage.optional]:
+    if missing := [kind for kind in stage.outputs if kind not in kinds and kind not in stage.optional]:
         raise RuntimeError(f"stage {stage.name} wrote nothing for {missing} (declare it `optional` if that may be)")
-    return written
+    return kinds
 
 
 def failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
-    """Log an error and write it for the parent; returns the code."""
+    """Log an error, write it to `error.json` for the parent, and return the code."""
     message = str(error) or type(error).__name__
     logger.error("%s", message)
     path = folder / "error.json"
     if process_rank() is not None and path.exists():
-        return code  # the first of several hosts wrote the cause; the others fail because they lost it
+        return code  # of several hosts the first error is the cause; the other hosts fail because they lost that host
     try:
         write_json(path, {"code": int(code), "type": type(error).__name__, "message": message})
     except OSError as problem:
@@ -231,14 +237,14 @@ def failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
 
 
 def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Unwind like an exception, so that servers which the work started are ended by their own `finally`."""
+    """Raise an exception, so that `finally` blocks end the servers that the work has started."""
     raise SystemExit(128 + number)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process."""
+    """Exit this process."""
     if code and process_rank() is not None:
-        # Exiting in the usual way, JAX would wait for the other hosts to end as well.
+        # In a regular exit JAX would wait for the other hosts to end.
         logging.shutdown()
         os._exit(code)
     sys.exit(code)

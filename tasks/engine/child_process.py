@@ -1,8 +1,10 @@
-"""A stage's child process, seen from its parent: start it in a session of its own, watch it, and never leave it behind.
+"""Start, watch and end a stage's child process, from its parent.
 
-A child ends with its parent in all three ways that a parent can stop: an exception or Ctrl-C unwinds through `finally`,
-which ends the child's process group; a flow that stops while a stage works in another thread sets the flag that
-`cancelling` guards; and after a SIGKILL of the parent the kernel ends the child (`common.processes.die_with_parent`).
+A child runs in its own session and ends with its parent in all three ways that a parent can stop:
+
+- An exception or Ctrl-C unwinds through `finally`, which ends the child's process group.
+- A flow that stops while a stage runs in another thread sets the event that `cancelling` guards.
+- After a SIGKILL of the parent the kernel ends the child (`common.processes.die_with_parent`).
 """
 
 import logging
@@ -27,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 TERMINATE_GRACE_S = 5.0
 TICK_S = 0.3
-LINGER_S = 30.0  # that a process whose work is complete may take to exit
+LINGER_S = 30.0  # time that a process may take to exit after its work is complete
 _POLL_S = 0.05
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-# XLA on CPU allocates and frees its temporaries at each step. Kept by the allocator, on huge pages, they are not
-# mapped again each time: 22 ms to 3 ms for an `exp` of 33 MB, and a local training step takes two thirds of the time.
+# XLA on CPU allocates and frees its temporaries at each step. With these settings malloc keeps that memory, on huge
+# pages, instead of mapping it again: an `exp` of 33 MB takes 3 ms instead of 22, a local training step a third less.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
@@ -46,9 +48,9 @@ _cancelled = threading.Event()
 
 @contextmanager
 def cancelling() -> Iterator[None]:
-    """Around a flow's body: an exception that leaves it (Ctrl-C, a cancelled run) also ends stages in other threads.
+    """Context of a flow's body: an exception that leaves it (Ctrl-C, a cancelled run) ends stages in other threads too.
 
-    Without it a Prefect thread pool would wait for them, because nothing interrupts a thread that waits for its child.
+    Without it Prefect's thread pool would wait for them: nothing interrupts a thread that waits for its child.
     """
     _cancelled.clear()
     try:
@@ -59,7 +61,7 @@ def cancelling() -> Iterator[None]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but raise `StageCancelled` as soon as this process is cancelled."""
+    """Sleep; raise `StageCancelled` as soon as this process is cancelled."""
     if _cancelled.wait(seconds):
         raise StageCancelled("the run was cancelled")
 
@@ -79,7 +81,7 @@ class ChildFiles:
         return self.folder / "live.json"
 
     def error(self) -> dict[str, Any] | None:
-        """`type`, `message` and `code` of the error that ended the child, if it could still write them."""
+        """`type`, `message` and `code` of the error that ended the child; None if it could not write them."""
         error = read_json(self.folder / "error.json")
         return error if isinstance(error, dict) else None
 
@@ -100,7 +102,7 @@ class ChildFiles:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a child ended: its exit code, or minus the signal, and its largest memory use in bytes."""
+    """How a child ended: its exit code, or minus the number of the signal, and its peak memory in bytes."""
 
     code: int
     peak_bytes: int
@@ -115,18 +117,18 @@ def run_child(
     accelerator: bool = False,
     finished: Callable[[], bool] = lambda: False,
 ) -> Exit:
-    """Run a module of ours in a new interpreter to its end, calling `tick` about every 0.3 s. Appends its output to
-    `log`.
+    """Run one of the project's modules in a new interpreter until it ends. Its output is appended to `log`.
 
-    Once `finished()` is true the work is complete: a process that has not exited 30 s later is ended, with exit code 0.
-    Whatever is raised here (or by `tick`) ends the child's process group first: SIGTERM, 5 s, SIGKILL.
+    `tick` is called about every 0.3 s. Once `finished()` is true the work is complete: a process that has not exited
+    30 s later is ended and counts as exit code 0. Before any exception leaves this function (also one of `tick`), the
+    child's process group is ended: SIGTERM, 5 s, SIGKILL.
     """
     environment = child_environment(store)
     if not accelerator:
-        environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that declare it
+        environment["JAX_PLATFORMS"] = "cpu"  # only stages that declare it may use the accelerator
     with log.open("ab") as output:
         child = subprocess.Popen(
-            # -P: a folder named `data` or `model` in the working directory must not be imported in place of ours.
+            # -P keeps the working directory off sys.path: a folder named `data` or `model` there must not be imported.
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -138,33 +140,33 @@ def run_child(
     try:
         next_tick = time.monotonic() + TICK_S
         finished_at: float | None = None
-        while not (ended := _reap(child)):
+        while not (exit_status := _reap(child)):
             if time.monotonic() >= next_tick:
                 tick()
                 next_tick = time.monotonic() + TICK_S
                 if finished():
                     finished_at = finished_at or time.monotonic()
                     if time.monotonic() - finished_at > LINGER_S:
-                        logger.warning("process %d has finished its work and does not exit: it is ended", child.pid)
+                        logger.warning("process %d has finished its work but does not exit: ending it", child.pid)
                         return Exit(ExitCode.DONE, _end(child).peak_bytes)
             pause(_POLL_S)
-        return ended
+        return exit_status
     finally:
         if child.returncode is None:
             _end(child)
 
 
 def child_environment(store: str) -> dict[str, str]:
-    """The environment of a process that runs a module of ours."""
-    environment = ALLOCATOR | os.environ
+    """The environment of a process that runs one of the project's modules."""
+    environment = ALLOCATOR | os.environ  # the user's own settings of the allocator take precedence
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
     return environment
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:
-    """The exit if the child has ended; then the rest of its process group is killed."""
-    # Not `Popen.poll`: only wait4 also tells the memory that the child used.
+    """Return the exit if the child has ended, after killing the rest of its process group; else None."""
+    # Not `Popen.poll`: only wait4 also reports the memory that the child used.
     pid, status, usage = os.wait4(child.pid, os.WNOHANG)
     if not pid:
         return None
@@ -179,16 +181,16 @@ def _end(child: subprocess.Popen[bytes]) -> Exit:
     deadline = time.monotonic() + TERMINATE_GRACE_S
     try:
         while time.monotonic() < deadline:
-            if ended := _reap(child):
-                return ended
+            if exit_status := _reap(child):
+                return exit_status
             time.sleep(_POLL_S)
     finally:
-        # Also after a second Ctrl-C in the loop above: the child goes at once.
+        # Also reached by a second Ctrl-C during the loop above, which then kills the child at once.
         if child.returncode is None:
             _signal_group(child.pid, signal.SIGKILL)
-    while not (ended := _reap(child)):
+    while not (exit_status := _reap(child)):
         time.sleep(0.01)
-    return ended
+    return exit_status
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -196,37 +198,38 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def raise_for_exit(ended: Exit, files: ChildFiles) -> None:
-    """Raise the exception that an exit code stands for; return if it is success."""
-    if ended.code == ExitCode.DONE:
+def raise_for_exit(exit_status: Exit, files: ChildFiles) -> None:
+    """Raise the exception that an exit code stands for; return if it means success."""
+    if exit_status.code == ExitCode.DONE:
         return
     error = files.error()
-    if error and ended.code == ExitCode.BAD_INPUT:
+    if error and exit_status.code == ExitCode.BAD_INPUT:
         raise (NotWritable if error["type"] == NotWritable.__name__ else ConfigError)(error["message"])
-    if error and ended.code == ExitCode.RETRY:
+    if error and exit_status.code == ExitCode.RETRY:
         raise Retryable(error["message"])
-    raise crash_of(ended, files)
+    raise crash_of(exit_status, files)
 
 
-def crash_of(ended: Exit, files: ChildFiles) -> StageCrash:
+def crash_of(exit_status: Exit, files: ChildFiles) -> StageCrash:
     """The exception for a child that ended without reporting a `ConfigError` or `Retryable`."""
-    reason = f"its process ended with exit code {ended.code}"
-    if ended.code < 0:
-        reason = f"its process was ended by signal {-ended.code}"
-    if ended.code == -signal.SIGKILL:
+    code = exit_status.code
+    reason = f"its process ended with exit code {code}"
+    if code < 0:
+        reason = f"its process was ended by signal {-code}"
+    if code == -signal.SIGKILL:
         reason += " (SIGKILL: out of memory?)"
     if error := files.error():
         reason += f": {error['message']}"
-    return StageCrash(reason, log=files.log, log_tail=files.log_tail(), signal_number=max(0, -ended.code))
+    return StageCrash(reason, log=files.log, log_tail=files.log_tail(), signal_number=max(0, -code))
 
 
-def append_log(log: Path, into: Path, heading: str) -> None:
-    """Move the content of `log` to the end of `into`, under a heading."""
+def append_log(log: Path, target: Path, heading: str) -> None:
+    """Move the content of `log` to the end of `target`, under a heading."""
     try:
         content = log.read_bytes()
     except FileNotFoundError:
         return
     if content:
-        with into.open("ab") as file:
+        with target.open("ab") as file:
             file.write(f"--- {heading}\n".encode() + content)
     log.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Failures of a stage's process besides `ConfigError` and `Retryable`, and the policy of retrying them.
+"""Failures of a stage's process besides `ConfigError` and `Retryable`, and the retry policy.
 
 Exit codes: `common.processes.ExitCode`.
 """
@@ -11,15 +11,15 @@ from pathlib import Path
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 
-CRASHES = 2  # retries after crashes in a row
-BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # the pauses between the tries of a stage
-ITEM_BACKOFF = Backoff(attempts=5, first_s=2.0)  # of a work item: what lasts longer is for its stage to sit out
+CRASHES = 2  # retries after consecutive crashes
+BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # pauses between the attempts of a stage
+ITEM_BACKOFF = Backoff(attempts=5, first_s=2.0)  # of a work item; its stage waits out a longer outage
 
 
 class StageCrash(RuntimeError):
-    """A process ended by an exception, a signal or an unknown exit code. Worth a few more attempts.
+    """A process ended by an exception, a signal or an unknown exit code. It is retried a few times.
 
-    `reason` says how in one sentence; as text the exception adds the path of the log and its last lines.
+    `reason` is one sentence; `str()` adds the path of the log and its last lines.
     """
 
     def __init__(self, reason: str, *, log: Path | None = None, log_tail: str = "", signal_number: int = 0) -> None:
@@ -27,55 +27,55 @@ class StageCrash(RuntimeError):
         self.reason = reason
         self.log = log
         self.log_tail = log_tail
-        self.signal_number = signal_number  # that ended the process; 0 if none did
+        self.signal_number = signal_number  # the signal that ended the process; 0 if none did
 
     def __str__(self) -> str:
         return f"{self.reason}. The log is {self.log}; its last lines:\n{self.log_tail}" if self.log else self.reason
 
     @property
     def was_killed(self) -> bool:
-        """True after SIGKILL, which on Linux mostly means that memory ran out."""
+        """True after SIGKILL, which on Linux usually means that memory ran out."""
         return self.signal_number == signal.SIGKILL
 
     def prefixed(self, prefix: str) -> "StageCrash":
-        """The same crash, its reason preceded by the part of the stage that it happened in."""
+        """A copy of the crash with `prefix` before its reason."""
         return StageCrash(prefix + self.reason, log=self.log, log_tail=self.log_tail, signal_number=self.signal_number)
 
 
 class StageCancelled(BaseException):
-    """The stage was asked to stop. Not an `Exception`, so that no handler of failures tries it again."""
+    """The stage was cancelled. Not an `Exception`, so that no failure handler retries it."""
 
 
 class NotWritable(ConfigError):
-    """The store is full or read-only: this ends the whole stage, whichever work item met it."""
+    """The store is full or read-only. It ends the whole stage, even if only one work item raised it."""
 
 
 class RetryPolicy:
-    """Whether a task run that failed is tried again, and after which pause.
+    """Decide whether a failed task run is retried, and after which pause.
 
-    An outage (`Retryable`) is retried as `backoff` says, a crash `CRASHES` times; an error of any other kind never.
-    Progress ends a row of failures: the next one is the first again.
+    An outage (`Retryable`) is retried as `backoff` says, a crash `CRASHES` times, any other error never. Progress
+    resets the counts, so the limits apply to consecutive failures only.
     """
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
-        self._crashes = self._outages = 0  # in a row
-        self._first_at = 0.0  # of this row, on the monotonic clock
-        self._reached: dict[str, float] = {}  # what is counted -> how far the work came, in any attempt
+        self._crashes = self._outages = 0  # consecutive, since the last progress
+        self._first_at = 0.0  # when the first of them happened, on the monotonic clock
+        self._best_counts: dict[str, float] = {}  # counter -> the highest count of any attempt
 
     @property
     def failures(self) -> int:
-        """The failures in a row."""
+        """The number of consecutive failures."""
         return self._crashes + self._outages
 
-    def progress(self, counted: str, done: float) -> None:
-        """Take a report of the work: farther than any attempt came before is progress."""
-        if done > self._reached.get(counted, 0.0):
-            self._reached[counted] = done
+    def progress(self, counter: str, count: float) -> None:
+        """Take a progress report. A count above that of all earlier attempts resets the failures."""
+        if count > self._best_counts.get(counter, 0.0):
+            self._best_counts[counter] = count
             self._crashes = self._outages = 0
 
     def should_retry(self, error: object) -> bool:
-        """Count this failure; True if there may be another try."""
+        """Count this failure; True if there may be another attempt."""
         if not isinstance(error, (Retryable, StageCrash)):
             return False
         if not self.failures:
@@ -87,11 +87,11 @@ class RetryPolicy:
         return self.left_s() > 0 and not self._backoff.is_last(self._outages, 0.0)
 
     def pause_s(self) -> float:
-        """Seconds to wait before the next try. The last one begins when the patience with an outage ends."""
+        """Seconds to wait before the next attempt. The last one starts when the time allowed for an outage ends."""
         return min(self._backoff.pause_s(self.failures), max(0.0, self.left_s()))
 
     def left_s(self) -> float:
-        """Seconds until an outage is given up; infinite if only tries are counted."""
+        """Seconds until retrying an outage stops; infinite if the backoff only limits the number of attempts."""
         if self._backoff.give_up_s is None:
             return math.inf
         return self._first_at + self._backoff.give_up_s - time.monotonic()

@@ -1,7 +1,7 @@
-"""Describe a failed attempt for whoever must act: what failed, why, what to do, the command, the last lines of the log.
+"""Describe a failed attempt: what failed, why, what to do, the command to continue, the last lines of the log.
 
-The terminal, the page in Prefect and the file in the store all use this wording. Messages and logs are text from
-outside: they stand in fences, where nothing of them is markup.
+The terminal, the page in Prefect and the file in the store share this wording. Messages and logs may hold text from
+outside, so they stand in Markdown fences, where nothing of them is markup.
 """
 
 import re
@@ -11,14 +11,17 @@ from common.errors import ConfigError, Retryable
 from common.text import fenced, visible
 from tasks.engine.errors import StageCrash
 
-RESUME_HEADING = "What was finished is kept. Continue with:"
+RESUME_HEADING = "Finished work is kept. Continue with:"
 
 
 def failure_page(
     label: str, attempt: int, error: Exception, *, log: Path, log_tail: str, resume: str, page: str, ids: dict[str, str]
 ) -> str:
-    """Markdown about one failed attempt. `resume`: a shell command; `page`: the run in the dashboard; both may be
-    empty."""
+    """The page about one failed attempt, as Markdown.
+
+    `resume`: a shell command, or empty. `page`: address of the run in the dashboard, or empty. `ids`: those of the run,
+    the key and so on, by name.
+    """
     parts = [f"## {label} failed" + (f" (attempt {attempt})" if attempt > 1 else "")]
     parts += [fenced(visible(reason(error))), f"**What to do.** {advice(error)}"]
     if resume:
@@ -31,27 +34,27 @@ def failure_page(
 
 
 def reason(error: BaseException) -> str:
-    """Why, without the log's path and lines."""
+    """Why the attempt failed, without the path and lines of the log."""
     if isinstance(error, StageCrash):
         return error.reason
     return str(error) or type(error).__name__
 
 
 def advice(error: BaseException | None) -> str:
-    """What to do before the stage is run again, by the kind of error."""
+    """What the user should do before running the stage again, by the kind of error."""
     if isinstance(error, ConfigError):
         return "Fix the setting or file named above; retrying will not help."
     if isinstance(error, Retryable):
         return (
-            "Check that the service named above is reachable. It is waited for as long as operation.STAGE.outage_hours "
-            "says."
+            "Check that the service named above is reachable. The stage retries for operation.STAGE.outage_hours, then "
+            "fails."
         )
     if isinstance(error, StageCrash) and error.was_killed:
         return (
             "The system ended the process, most likely because memory ran out: lower the stage's batch or "
             "launch.workers, stop other programs on this machine, or give it more memory."
         )
-    return "This is a fault of the code or the machine, not of the configuration: the log shows where."
+    return "This is an error of the code or the machine, not of the configuration: the log shows where."
 
 
 def slug(label: str) -> str:

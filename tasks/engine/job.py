@@ -1,7 +1,7 @@
-"""What a stage's function is given: its section, its inputs as folders, folders to write to, and `emit`.
+"""`Job`, the argument of a stage's function: its section, its inputs as folders, folders to write to, and `emit`.
 
-The staging folder survives crashes and retries, so a stage looks in `scratch` and `output` for what an earlier attempt
-finished and continues from there. What lies in `output(kind)` when the function returns is published as that artifact.
+The staging folder survives crashes and retries, so a stage continues from what an earlier attempt left in `scratch` and
+`output`. The content of `output(kind)` when the function returns is published as the artifact of that kind.
 """
 
 import re
@@ -25,7 +25,7 @@ SectionPart = TypeVar("SectionPart", bound=Section)
 
 @dataclass(frozen=True)
 class Job:
-    """One execution of a stage as its function sees it. `execution` is the same in every attempt."""
+    """One execution of a stage, as its function sees it. The id `execution` is the same in every attempt."""
 
     stage: str
     key: str
@@ -36,12 +36,12 @@ class Job:
     emit: Emit
     replies: Path | None = None  # the store's folder of paid replies
     ask_again: bool = False  # pay again for replies that other executions have paid for
-    remote_files: RemoteFiles | None = None  # opens files of inputs that are fetched when they are read
-    shared_disk: bool = True  # the processes of a multi-host stage all see the same staging folder
-    process: int = 0  # rank among the processes of a multi-host stage; only what process 0 writes is published
+    remote_files: RemoteFiles | None = None  # opens files of inputs that are fetched only when they are read
+    shared_disk: bool = True  # whether all processes of a multi-host stage see the same staging folder
+    process: int = 0  # rank among the processes of a multi-host stage; only the output of process 0 is published
 
     def part(self, name: str, model: type[SectionPart]) -> SectionPart:
-        """The part `name` of the section, validated. Raises `ConfigError` naming the field."""
+        """The part `name` of the section, validated. Raises `ConfigError` that names a bad field."""
         if name not in self.section:
             raise ConfigError(f"the section of stage {self.stage} has no `{name}`; it has {sorted(self.section)}")
         try:
@@ -53,12 +53,12 @@ class Job:
 
     @property
     def seed(self) -> int:
-        """The run's seed, 0 for a section without one."""
+        """The run's seed; 0 if the section has none."""
         return int(self.section.get("seed", 0))
 
     @property
     def file_digests(self) -> dict[str, str]:
-        """The sha256 that each local file of the section has in the key, by its path as configured."""
+        """The sha256 of each local file of the section, as it entered the key, by its path as configured."""
         return {path: sha256 for path, files in self.section.get(FILES, {}).items() for sha256 in files.values()}
 
     @property
@@ -68,10 +68,10 @@ class Job:
 
     @property
     def reply_source(self) -> ReplySource:
-        """Where the endpoints' replies are kept: in the store, for every run and stage that asks the same."""
-        # Earlier versions kept the replies of an unfinished execution in its scratch folder.
-        folder, adopted = self.replies or self.scratch / "replies", self.scratch / "replies.jsonl"
-        return ReplySource(folder, self.execution, self.ask_again, adopted)
+        """The cache of endpoint replies: in the store, shared by all runs and stages that send the same request."""
+        # Earlier versions wrote the replies of an unfinished execution to this file; they are taken over.
+        folder, legacy_file = self.replies or self.scratch / "replies", self.scratch / "replies.jsonl"
+        return ReplySource(folder, self.execution, self.ask_again, legacy_file)
 
     @property
     def scratch(self) -> Path:
@@ -85,15 +85,17 @@ class Job:
         return _created(self.staging / "output" / _checked(kind))
 
     def describe(self, kind: str, **facts: Any) -> None:
-        """Add facts (counts, stand-ins) to the manifest of the artifact `kind`; a later value replaces an earlier."""
+        """Add facts (counts, stand-ins) to the manifest of the artifact `kind`. A later value replaces an earlier."""
         if self.process:
             return
         path = _created(self.staging / "facts") / f"{_checked(kind)}.json"
         write_json(path, {**(read_json(path) or {}), **facts})
 
     def add_digests(self, kind: str, digests: Mapping[str, str]) -> None:
-        """Note the sha256 of files of the artifact `kind`, by relative path, taken as they were written: publication
-        then does not read those files again."""
+        """Record the sha256 of files of the artifact `kind`, by relative path, computed while they were written.
+
+        Publication then does not read these files again.
+        """
         if not self.process:
             path = _created(self.staging / "digests") / f"{_checked(kind)}.json"
             write_json(path, {**(read_json(path) or {}), **digests})

@@ -3,8 +3,9 @@
     @stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True)
     def pretrain(job: Job) -> None: ...
 
-The decorated name is a `Stage`, plain data; `tasks.engine.attempt.run_stage` runs it. It must stay a module-level name,
-because the child process imports it. Every child imports this file, so it loads neither Prefect nor DuckDB.
+The decorated name is a `Stage`, which is plain data; `tasks.engine.attempt.run_stage` runs it. It must be a
+module-level name, because the child process imports it. Every child imports this file, so it loads neither Prefect nor
+DuckDB.
 """
 
 import re
@@ -24,26 +25,29 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run that a stage works for. `label` tells apart several steps of one stage in a run."""
+    """The run that a stage works for. `label` identifies the step where a run has several of one stage."""
 
     run_id: str
     store_root: str
     force: bool = False
     label: str = ""
-    config: str = ""  # the configuration's name, for the catalog
+    config: str = ""  # name of the configuration, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     operation: StageOperation = field(default_factory=StageOperation)
-    resume: str = ""  # the command that continues after a failure
-    limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
-    slots: tuple[str, ...] = ()  # lock files, one of which to hold while working where there is no such limit
-    sweep: str = ""  # an id of the start of the sweep that the run is a part of
+    resume: str = ""  # shell command that continues the run after a failure
+    limit: str = ""  # concurrency limit of the Prefect server, of which a slot is held while working; empty: none
+    slots: tuple[str, ...] = ()  # without `limit`: lock files, one of which is held while working
+    sweep: str = ""  # id of the `nautile sweep` command that started this run, if one did
     ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A named kind of step: the version of its code's meaning, the kinds of artifact it writes, and its function."""
+    """A named kind of step: its version, the kinds of artifact it writes, and its function.
+
+    `version` changes when the code writes something else for the same section (see `stage`).
+    """
 
     name: str
     version: int
@@ -51,14 +55,14 @@ class Stage:
     work: Work
     optional: tuple[str, ...] = ()  # outputs that a section may leave unwritten
     accelerator: bool = False
-    multihost: bool = False  # several processes, one a host, can run it together
-    fan_outs: tuple[FanOut, ...] = ()  # done item by item before `work`
-    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)  # kind of an input: see `stage`
+    multihost: bool = False  # several processes, one per host, can run it together
+    fan_outs: tuple[FanOut, ...] = ()  # run item by item before `work`
+    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)  # by kind of input; see `stage`
 
     def read_on_demand(self, kind: str, files: Collection[str]) -> str | None:
-        """What the names of the files begin with that need not be fetched before the work; None if all must be."""
-        beginning, index = self.on_demand.get(kind, (None, ""))
-        return beginning if index in files else None
+        """Prefix of the names of files that need not be fetched before the work; None if all files must be."""
+        prefix, index = self.on_demand.get(kind, (None, ""))
+        return prefix if index in files else None
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
@@ -76,12 +80,14 @@ def stage(
     fan_outs: tuple[FanOut, ...] = (),
     on_demand: Mapping[str, tuple[str, str]] | None = None,
 ) -> Callable[[Work], Stage]:
-    """Turn `work(job)` into a `Stage`. Raise `version` when what the code writes for a given section changes.
+    """Turn `work(job)` into a `Stage`. Increase `version` when the code writes something else for the same section.
 
-    `on_demand`: kind -> (beginning, index). Of an input of that kind which only the store's remote has, the files whose
-    names begin so are fetched when `Job.remote_files` opens them, if the artifact has the file `index`.
+    `optional`: outputs that may stay empty. `multihost`: the stage can run in several processes, one per host.
 
-    `fan_outs` run first, each of their items in a process of its own; `work` then reads what they wrote
+    `on_demand`: kind of input -> (prefix, index). If an input of that kind lies only at the store's remote and has a
+    file named `index`, its files whose names start with `prefix` are fetched when `Job.remote_files` opens them.
+
+    `fan_outs` run first, each of their items in its own process; `work` then reads what they wrote
     (`tasks.engine.fanout.items`).
     """
     for kind in (name, *outputs):
@@ -95,7 +101,8 @@ def stage(
         raise ValueError(f"stage {name!r}: its fan-outs need distinct lower-case names; they are {names}")
     if fan_outs and multihost:
         raise ValueError(
-            f"stage {name!r}: fan-outs are for items that do not need each other, `multihost` is for processes that do"
+            f"stage {name!r}: it declares both `fan_outs`, for independent items, and `multihost`, for processes that "
+            "work together; use one of them"
         )
 
     def decorate(work: Work) -> Stage:

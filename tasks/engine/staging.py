@@ -1,7 +1,7 @@
-"""The staging folder of one key, and the record that lets a later process continue an execution.
+"""The staging folder of a key, and the record that lets a later process continue its execution.
 
-An execution is what it takes to write the artifacts of a key once; it may need several attempts. Its id survives them
-in `execution.json`, and with it the ids of metrics and samples, so that a resume doubles none of them.
+An execution writes the artifacts of a key once, in one or more attempts. All attempts share its id, kept in
+`execution.json`, so metrics and samples have the same ids in each of them and a resume duplicates none.
 
     execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt
     rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
@@ -19,7 +19,7 @@ from store.artifacts import Artifact, Store
 from tasks.engine.child_process import ChildFiles
 from tasks.engine.stage import RunContext
 
-LATE_S = 60.0  # after which an attempt that was to begin is no longer expected
+LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
 
 
 @dataclass
@@ -46,25 +46,25 @@ class Staging:
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
-        done = read_json(self.path / "done.json")
-        return done["outputs"] if isinstance(done, dict) else None
+        record = read_json(self.path / "done.json")
+        return record["outputs"] if isinstance(record, dict) else None
 
     def mark_unfinished(self) -> None:
         """Have the next attempt work again instead of publishing what is here."""
         (self.path / "done.json").unlink(missing_ok=True)
 
     def facts(self, kind: str) -> dict[str, Any]:
-        """What `Job.describe` noted, and the environment that the work was done in."""
-        done = read_json(self.path / "done.json") or {}
-        made_in = {"environment": done["environment"]} if "environment" in done else {}
-        return (read_json(self.path / "facts" / f"{kind}.json") or {}) | made_in
+        """The facts that `Job.describe` recorded, and the environment in which the work was done."""
+        record = read_json(self.path / "done.json") or {}
+        environment = {"environment": record["environment"]} if "environment" in record else {}
+        return (read_json(self.path / "facts" / f"{kind}.json") or {}) | environment
 
     def digests(self, kind: str) -> dict[str, str]:
-        """What `Job.add_digests` noted."""
+        """The digests that `Job.add_digests` recorded: relative path -> sha256."""
         return read_json(self.path / "digests" / f"{kind}.json") or {}
 
     def record(self, row: dict[str, Any] | None) -> None:
-        """Write `execution.json`. `row` is that of the running attempt, None once its end is recorded."""
+        """Write `execution.json`. `row` is the row of the running attempt, None once its end is recorded."""
         write_json(
             self.path / "execution.json",
             {
@@ -80,14 +80,14 @@ class Staging:
 def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Staging:
     """Continue the execution in `staging/<key>`, or start a new one in an empty folder.
 
-    A new one starts where an input has other bytes than before (it was written again), and where `force` meets work
-    that was not itself forced. An interrupted forced execution is continued, so that a preempted one makes progress.
+    A new one starts if the content of an input has changed since (it was written again), or if `force` is set and the
+    existing execution was not forced. An interrupted forced execution continues, so that preemption loses no progress.
     """
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
-    known = read_json(folder / "execution.json")
-    if isinstance(known, dict) and known["inputs"] == digests and (known["forced"] or not force):
-        staging = Staging(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
+    record = read_json(folder / "execution.json")
+    if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
+        staging = Staging(folder, record["execution"], record["attempt"] + 1, record["forced"], digests, record["run"])
     else:
         if any(folder.iterdir()):
             store.discard(folder)
@@ -99,26 +99,26 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
 
 
 def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
-    """Note in a staging folder what is waited for, for `pause_s` seconds, before the next attempt. For displays."""
-    with suppress(OSError):  # the folder may be gone, or its disk full: the wait is the same
+    """Record in a staging folder, for displays, why the next attempt starts only in `pause_s` seconds."""
+    with suppress(OSError):  # the folder may be missing, or its disk full: the pause is the same
         write_json(folder / "retry.json", {"note": note, "at": time.time() + pause_s})
 
 
 def read_retry_note(folder: Path) -> str | None:
-    """What a step waits for between two attempts; None if it does not."""
+    """The note of a step that pauses between two attempts; None if it does not."""
     retry = read_json(folder / "retry.json")
     return retry["note"] if isinstance(retry, dict) and time.time() < retry["at"] + LATE_S else None
 
 
 def note_failure(folder: Path, context: RunContext, reason: str) -> None:
-    """Note in a staging folder, for the other runs of the sweep, that this run failed there. It may try again."""
+    """Record in a staging folder, for the other runs of the sweep, that this run failed there. It may retry."""
     note = {"sweep": context.sweep, "run": context.run_id, "config": context.config, "reason": reason, "final": False}
-    with suppress(OSError):  # as with a retry
+    with suppress(OSError):  # as in `write_retry_note`
         write_json(folder / "failure.json", note)
 
 
 def note_giving_up(folder: Path, context: RunContext) -> None:
-    """Note that this run does not try again, if the failure is its own."""
+    """Mark the recorded failure as final, if it is this run's own."""
     note = read_json(folder / "failure.json")
     if isinstance(note, dict) and note["run"] == context.run_id:
         with suppress(OSError):
@@ -126,7 +126,10 @@ def note_giving_up(folder: Path, context: RunContext) -> None:
 
 
 def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | None:
-    """What was noted of a run of this sweep that failed at a key and has given up (`final`) or will try again."""
+    """The recorded failure of another run of this sweep at a key, if that run has given up (`final`) or will retry.
+
+    None if there is no such record, or if the run that wrote it no longer exists.
+    """
     note = read_json(store.root / "staging" / key / "failure.json") if sweep else None
     if not isinstance(note, dict) or note["sweep"] != sweep:
         return None

@@ -146,8 +146,8 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_resume_com
     lines = err.file.getvalue().splitlines()
     assert lines[0].startswith("stage reason failed: its process ended with exit code 1. The log is /x")
     assert lines[1:3] == ["[a]", "KeyError: 1"]
-    assert lines[3].startswith("This is a fault of the code or the machine")
-    assert lines[4] == "What was finished is kept. Continue with: nautile run my.toml --until report"
+    assert lines[3].startswith("This is an error of the code or the machine")
+    assert lines[4] == "Finished work is kept. Continue with: nautile run my.toml --until report"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

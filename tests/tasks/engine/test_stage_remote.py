@@ -55,7 +55,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
         "publishing",
         "done",
     ]
-    assert f"is fetched from {b.url}" in next(update.note for update in updates if update.state == "waiting")
+    assert f" from {b.url}" in next(update.note for update in updates if update.state == "waiting")
     assert (b.get(base["numbers"]).folder / "0.txt").read_text() == "0"
 
     assert {row["id"]: row["at"] for row in inspect.artifacts(a, None, False)} == {
