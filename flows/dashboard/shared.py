@@ -188,7 +188,7 @@ def _seconds_left(key: str, done: float, total: float) -> float | None:
         meters.clear()
     meter = meters.setdefault(key, RateMeter())
     meter.add(time.monotonic(), done, "")
-    return meter.left(done, total)
+    return meter.left_s(done, total)
 
 
 def prefect_link(run: str) -> str | None:

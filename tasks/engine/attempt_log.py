@@ -1,7 +1,7 @@
 """Record and report one attempt at a stage: its row in the catalog, updates to listeners, the page about a failure.
 
-Rows are events in files of the store; the catalog, the remote and the listeners all follow from them, so that losing
-any of those loses nothing.
+Rows are written as events to files of the store, from which the catalog and the remote are updated; so nothing is lost
+when one of those is.
 """
 
 import logging
@@ -29,7 +29,7 @@ from tasks.engine.staging import Staging, note_failure
 
 logger = logging.getLogger(__name__)
 
-# While there is other work to do the catalog gets little time: a backlog must not keep the child from being watched.
+# While the child works the catalog gets little time: ingesting a backlog must not stop the parent from watching it.
 WATCHING: dict[str, float] = {"patience": 0.5, "most_s": 1.0}
 AT_END: dict[str, float] = {"most_s": 60.0}
 
@@ -38,13 +38,13 @@ _lock = threading.Lock()
 
 
 def write_attempt_row(store: Store, row: dict[str, Any]) -> None:
-    """Write the row of an attempt as it now stands."""
+    """Write the current row of an attempt."""
     write_row(store, "run", row)
 
 
 def write_row(store: Store, kind: str, row: dict[str, Any]) -> None:
-    """Write a row of a `run`, `plan` or `note`; the newest event with a row's `id` is what the catalog shows."""
-    # One file per process (a forked one gets its own), and a new one where the store was deleted and created again.
+    """Write a row of kind `run`, `plan` or `note`; the catalog shows the newest event with the row's `id`."""
+    # One file per process (a forked one gets its own), and a new one after the store was deleted and created again.
     with _lock:
         writer = _writers.get((store.root, os.getpid()))
         if writer is None or not writer.path.exists():
@@ -54,7 +54,7 @@ def write_row(store: Store, kind: str, row: dict[str, Any]) -> None:
 
 
 class AttemptLog:
-    """One attempt, from its first look at the store to its end."""
+    """The record of one attempt, from its first look at the store to its end."""
 
     def __init__(self, store: Store, stage: str, key: str, context: RunContext) -> None:
         self.label = context.label or stage
@@ -76,21 +76,21 @@ class AttemptLog:
         }
 
     def notify(self, state: State, **fields: Any) -> None:
-        """Tell the listeners (terminal, Prefect) where the attempt stands."""
+        """Send the attempt's state to the listeners (terminal, Prefect)."""
         seconds = time.monotonic() - self._began
         self._update = replace(self._update, state=state, seconds=seconds, time=time.time(), **fields)
         notify(self._update)
 
     def set(self, **fields: Any) -> None:
-        """Fields of the row that are written with its end."""
+        """Set fields of the row, which are written with its end."""
         self._row |= fields
 
-    def undelivered(self, points: int) -> None:
-        """Report with the end how many measurements the sinks of `[telemetry]` did not take."""
-        self._update = replace(self._update, undelivered=points)
+    def undelivered(self, count: int) -> None:
+        """Set the number of measurements that the sinks of `[telemetry]` did not take; it is reported with the end."""
+        self._update = replace(self._update, undelivered=count)
 
     def reused(self, execution: str, outputs: dict[str, str]) -> None:
-        """Record that nothing had to be done."""
+        """Record that existing artifacts were reused."""
         moment = now()
         self._write(execution=execution, state="reused", reused=True, started=moment, outputs=outputs, ended=moment)
         self.ingest()
@@ -98,9 +98,9 @@ class AttemptLog:
         self.notify("reused", outputs=outputs)
 
     def started(self, staging: Staging) -> None:
-        """Record the attempt before any of its work, so that a SIGKILL leaves a trail."""
+        """Record the attempt before any of its work, so that there is a record even after a SIGKILL."""
         if staging.unfinished_row:
-            # Its process could not record its end. We hold its lock, so we know that it did end.
+            # An earlier attempt could not record its end. This process holds its lock, so it has ended.
             killed = {"state": "interrupted", "error": "the process was killed"}
             write_attempt_row(self._store, staging.unfinished_row | killed)
         self._write(execution=staging.execution, attempt=staging.attempt, state="running", started=now())
@@ -111,21 +111,21 @@ class AttemptLog:
         """Record success, once everything is published."""
         self._write(state="done", ended=now(), outputs=outputs)
         self.ingest(at_end=True)
-        # Last: if this fails, the next attempt finds everything published and sends what is missing.
+        # Last: if it fails, the next attempt reuses the published artifacts and mirrors them.
         self.mirror(outputs)
         self.notify("done", outputs=outputs)
 
     def failed(self, staging: Staging, error: BaseException) -> None:
-        """Record failure or cancellation. Problems in here are logged, so that they never hide `error`."""
-        # What is no `Exception` is a cancellation: `StageCancelled`, `KeyboardInterrupt`, `SystemExit`.
+        """Record failure or cancellation. Problems in this method are logged, so that they never hide `error`."""
+        # Anything but an `Exception` is a cancellation: `StageCancelled`, `KeyboardInterrupt`, `SystemExit`.
         failure = ""
         if isinstance(error, Exception):
-            state, text, why = "failed", str(error), reason(error)
+            state, text, short_text = "failed", str(error), reason(error)
             failure = self._write_failure_page(staging, error)
             if self._context.sweep:
                 note_failure(staging.path, self._context, first_line(error))
         else:
-            state, text, why = "cancelled", "cancelled", "cancelled"
+            state, text, short_text = "cancelled", "cancelled", "cancelled"
         try:
             self._write(state=state, ended=now(), error=text)
             if staging.path.is_dir():
@@ -135,12 +135,12 @@ class AttemptLog:
                 self.mirror()
         except (OSError, ConfigError, Retryable) as problem:
             logger.warning("the end of %s cannot be recorded: %s", self.label, problem)
-        self.notify(state, error=text, reason=why, failure=failure)
+        self.notify(state, error=text, reason=short_text, failure=failure)
 
     def ingest(self, *, at_end: bool = False, unless_s: float = 0.0) -> None:
-        """Bring the catalog up to date. It is built from files, so one that is late, busy or broken loses nothing.
+        """Update the catalog from the event files. If it is busy or broken, nothing is lost: the files remain.
 
-        `unless_s`: not if another process has within so many seconds, for each ingests what all of them wrote.
+        `unless_s`: do nothing if the last update is less than so many seconds ago; any process updates for all.
         """
         catalog = Catalog(self._store)
         if catalog.age_s() < unless_s:
@@ -158,7 +158,7 @@ class AttemptLog:
             self._store.push_replies()
 
     def mirror_replies(self) -> None:
-        """Send the paid replies so far to the store's remote; a failure is only logged: the stage's end sends them."""
+        """Send the paid replies so far to the store's remote. A failure is only logged: the end sends them again."""
         if isinstance(self._store, MirroredStore):
             try:
                 self._store.push_replies()
@@ -173,7 +173,7 @@ class AttemptLog:
             write_attempt_row(self._store, self._row)
 
     def _write_failure_page(self, staging: Staging, error: Exception) -> str:
-        """The page about a failure as markdown, also written to the store's logs."""
+        """Build the page about a failure as Markdown, and also write it to the store's logs."""
         context, key = self._context, self._row["key"]
         page = failure_page(
             self.label,

@@ -1,7 +1,7 @@
-"""The process that compiles the programs of later stages: `python -m tasks.engine.compile_ahead REQUEST.json`.
+"""Compile the programs of later stages ahead of time: `python -m tasks.engine.compile_ahead REQUEST.json`.
 
-It takes only the time that nothing else wants of the cores. The programs go into the store's cache, where a stage finds
-them; one that begins before its programs are there compiles them itself, so the results never depend on this process.
+The process runs only while the cores are otherwise idle. It writes the programs to the store's compilation cache. A
+stage that begins before its programs are there compiles them itself, so results never depend on this process.
 """
 
 import json
@@ -20,14 +20,14 @@ from tasks.engine.child_main import begin, keep_compiled
 
 logger = logging.getLogger("tasks.engine.compile_ahead")
 
-REHEARSED = ("align", "reason", "self_distill")  # the stages whose programs can be compiled ahead, as a run has them
+REHEARSED = ("align", "reason", "self_distill")  # stages whose programs can be compiled ahead, in a run's order
 
 
 @dataclass(frozen=True)
 class AheadRequest:
-    """What the process needs to know.
+    """The arguments of the process.
 
-    parent: the process that it ends with. steps: (stage, section, staging folder) of each step to come, in order.
+    parent: id of the process with which it ends. steps: (stage, section, staging folder) of each later step, in order.
     """
 
     parent: int
@@ -38,23 +38,23 @@ class AheadRequest:
 
 
 def main(path: Path) -> None:
-    """Rehearse the steps of a request that have not begun."""
+    """Compile the programs of the request's steps that have not begun."""
     request = AheadRequest(**json.loads(path.read_text(encoding="utf-8")))
     begin(request.parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to clean up, and a compilation is not interrupted
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # end at once: a Python handler would wait for the compilation
     only_idle_time()
     keep_compiled(Path(request.store))
     model, tokenizer = ModelConfig.model_validate(request.model), TokenizerConfig.model_validate(request.tokenizer)
     for stage, section, staging in request.steps:
         if os.path.exists(staging):
-            logger.info("%s has begun, and compiles for itself", stage)
+            logger.info("%s has begun and compiles its own programs", stage)
             continue
         rehearse(stage, section, model, tokenizer)
         logger.info("%s: compiled", stage)
 
 
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
-    """Compile the programs of a stage of `REHEARSED` with this section."""
+    """Compile the programs of a stage of `REHEARSED`, configured by `section`."""
     # Imported here because the flow imports this file, and JAX takes seconds.
     from rl.objectives import Balance
     from rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation

@@ -1,12 +1,13 @@
-"""Run one stage in several processes, one a host: `python -m tasks.engine.multihost REQUEST.json`.
+"""Run one stage in several processes, one per host: `python -m tasks.engine.multihost REQUEST.json`.
 
-It takes the place of `tasks.engine.child_main`: it launches that on every host (here, by the template in
-`launch.command`, or by an actor of a Ray cluster), copies what they print to the stage's log with the host's number
-before it, and ends all of them when one has failed. A host that falls silent is noticed by JAX, whose heartbeat then
-ends the others with SIGABRT, so the stage fails and is retried. A host notices that this process is gone, however that
-happens, by the end of its standard input.
+It replaces `tasks.engine.child_main` as the child process: it launches that module on every host (locally, by the
+template in `launch.command`, or through an actor of a Ray cluster), copies their output to the stage's log with the
+number of the host before each line, and ends all of them when one fails.
 
-With a URL as the store, hosts need not share a disk: `tasks.engine.remote_child`.
+A host that stops responding is detected by JAX, whose heartbeat then ends the others with SIGABRT, so the stage fails
+and is retried. A host detects that this process has ended, for whatever reason, by the end of its standard input.
+
+With a URL as the store, hosts need not share a disk: see `tasks.engine.remote_child`.
 """
 
 import json
@@ -37,16 +38,16 @@ from tasks.engine.remote_child import open_remote, send_request, take_results, w
 logger = logging.getLogger("tasks.engine.multihost")
 
 POLL_S = 0.1
-GRACE_S = 60.0  # for the others to save, once one has ended by `Retryable` (a preemption)
+GRACE_S = 60.0  # for the other hosts to save, once a host has ended by `Retryable` (a preemption)
 # How a remote shell reports a process that a signal ended, and (255) a lost connection.
 _LOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)
 
 
 class Host(Protocol):
-    """The process of one host, number `host`."""
+    """The process of host number `host`."""
 
     host: int
-    problem: str  # why it counts as lost; empty if it does not
+    problem: str  # why the host counts as lost; empty if it does not
 
     def poll(self) -> int | None: ...
     def answered_since(self, moment: float) -> bool: ...
@@ -56,7 +57,7 @@ class Host(Protocol):
 
 @dataclass
 class HostProcess:
-    """A process on this machine, or the command that started it on another."""
+    """A process on this machine, or the local command (ssh, say) that runs it on another."""
 
     host: int
     process: subprocess.Popen[bytes]
@@ -68,11 +69,11 @@ class HostProcess:
             print_line(self.host, line)
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, as `subprocess` has it."""
+        """Its exit code once it has ended, as in `subprocess`."""
         return self.process.poll()
 
     def answered_since(self, moment: float) -> bool:
-        """True: how it ended is known at once."""
+        """True, because the exit code of a local process is known at once."""
         return True
 
     def stop(self) -> None:
@@ -83,7 +84,7 @@ class HostProcess:
             self.process.stdin.flush()
 
     def end(self) -> None:
-        """End it at once: on another host by the end of its input, here by a signal."""
+        """End it at once: on another host by closing its input, here by a signal."""
         with suppress(OSError):
             if self.process.stdin:
                 self.process.stdin.close()
@@ -93,7 +94,7 @@ class HostProcess:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the hosts' processes to their end; the exit code is the stage's, as of `tasks.engine.child_main`."""
+    """Run the hosts' processes until they end. Returns the stage's exit code, as `tasks.engine.child_main`."""
     path = Path((sys.argv[1:] if arguments is None else arguments)[0])
     request = json.loads(path.read_text(encoding="utf-8"))
     die_with_parent(request["parent"])
@@ -126,8 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
             code, message = ExitCode.RETRY, str(error)
         finally:
             ended.set()
-            for each in hosts:
-                each.end()
+            for host_process in hosts:
+                host_process.end()
     if message:
         logger.error("%s", message)
         error_json = Path(request["staging"]) / "error.json"
@@ -136,25 +137,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check_commit(request: dict[str, Any]) -> None:
-    """Raises `ConfigError` if the hosts are to check out this code's commit and it has uncommitted changes."""
+    """Raise `ConfigError` if the hosts are to check out this code's commit but it has uncommitted changes."""
     commit = request["commit"] or "unknown"
     if "{commit}" in request["launch"]["command"] and not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise ConfigError(
-            f"launch.command checks out {{commit}} on the hosts, and this code's is {commit}: commit (and push) what "
-            "is changed, so that every host runs the same"
+            f"launch.command checks out {{commit}} on the hosts, but this code's commit is {commit}: commit and push "
+            "the changes, so that every host runs the same code"
         )
 
 
 def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
-    """`launch.command` filled in for one host; each of its words is one argument, and no local shell reads it."""
+    """The arguments of `launch.command` for one host, with its fields filled in. No local shell interprets them."""
     launch = request["launch"]
     settings = shlex.join(f"{name}={value}" for name, value in host_environment(launch, host).items())
     if "url" in request:
-        where = shlex.join(["tasks.engine.remote_child", request["url"], request["key"]])
+        module = shlex.join(["tasks.engine.remote_child", request["url"], request["key"]])
         settings += f" NAUTILE_STORE={shlex.quote(request['url'])}"
     else:
-        where = f"tasks.engine.child_main {shlex.quote(str(path))}"
-    member = f"{settings} .venv/bin/python -P -m {where}"
+        module = f"tasks.engine.child_main {shlex.quote(str(path))}"
+    member = f"{settings} .venv/bin/python -P -m {module}"
     commit = shlex.quote(request["commit"])
     fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
     return [word.format(**fields) for word in shlex.split(launch["command"])]
@@ -175,15 +176,18 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C must not reach a remote shell, which would leave its host's process behind
+        start_new_session=True,  # Ctrl-C must not end a remote shell, which would leave the process on its host running
     )
-    started = HostProcess(host, process)
-    threading.Thread(target=started.copy_output, daemon=True).start()
-    return started
+    host_process = HostProcess(host, process)
+    threading.Thread(target=host_process.copy_output, daemon=True).start()
+    return host_process
 
 
 def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, str | None]:
-    """Wait until all have succeeded or one has not: the exit code, and the error unless a host has written it."""
+    """Wait until all hosts have succeeded, or one has failed.
+
+    Returns the exit code of the stage and the error message, which is None if a host has written it to `error.json`.
+    """
     deadline: float | None = None
     failed_at: float | None = None
     while True:
@@ -194,21 +198,22 @@ def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, st
             if host.problem:
                 return ExitCode.RETRY, f"host {host.host} of {len(hosts)} is lost: {host.problem}"
 
-        # A host that refuses its input or crashes takes others with it, so these codes count before any signal.
+        # When one host refuses its input or crashes, JAX ends others by a signal, so these codes take precedence.
         if ExitCode.BAD_INPUT in codes:
             return ExitCode.BAD_INPUT, None
         if ExitCode.FAILED in codes:
-            # Or it has crashed because another one is lost, which is not known yet.
+            # The cause may be another host that is lost, which may not be known yet: wait until all have answered.
             failed_at = failed_at or time.monotonic()
             if all(host.answered_since(failed_at) for host in hosts):
                 return ExitCode.FAILED, None
             time.sleep(POLL_S)
             continue
-        ended = [(host.host, code) for host, code in zip(hosts, codes, strict=True) if code]
-        for number, code in ended:
+        failures = [(host.host, code) for host, code in zip(hosts, codes, strict=True) if code]
+        for number, code in failures:
             if code != ExitCode.RETRY:
                 return _lost_host(number, len(hosts), code, silent_s)
-        if ended:
+        if failures:
+            # All codes are RETRY: give the other hosts time to save.
             deadline = deadline or time.monotonic() + GRACE_S
             if None not in codes or time.monotonic() > deadline:
                 return ExitCode.RETRY, None

@@ -1,7 +1,7 @@
-"""The page about a finished stage in Prefect (artifacts, facts, newest metrics, curve), and links to the dashboard.
+"""The page in Prefect about a finished stage (artifacts, facts, newest metrics, curve), and links to the dashboard.
 
-Facts may hold text from outside (a source's name, a model's): it is shown as code, never as markup. The picture is an
-SVG in the page's own text (a data URL), because Prefect's server stores no files; its pages draw it (3.8.8).
+Facts may hold text from outside (names of sources or models): it is shown as code, never as markup. The curve is an SVG
+inside the page (a data URL), because Prefect's server stores no files; its user interface renders it (Prefect 3.8.8).
 """
 
 import base64
@@ -20,9 +20,9 @@ from tasks.reporting.charts import svg
 
 logger = logging.getLogger(__name__)
 
-# The first of these with more than one value is the stage's curve; the second metric is drawn with it.
+# The first of these metrics with more than one value is the stage's curve.
 CURVES = ("loss", "reward", "solve_rate")
-DRAWN_WITH = {"loss": "validation_loss"}
+DRAWN_WITH = {"loss": "validation_loss"}  # metric -> a second one in the same chart
 MOST_FACTS, MOST_METRICS = 12, 16
 LONGEST_FACT = 80  # characters
 PATIENCE_S = 2.0
@@ -40,7 +40,7 @@ _STAGE_PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcemen
 
 
 def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
-    """Markdown about a stage that succeeded; `update` is its last."""
+    """The page about a stage that succeeded, as Markdown; `update` is its last."""
     artifacts = [store.get(artifact_id) for artifact_id in outputs.values()]
     rows = []
     for artifact in artifacts:
@@ -66,12 +66,12 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
 
 
 def curve(store: Store, execution: str, title: str) -> list[str]:
-    """The execution's curve as one line of markdown with a picture; empty if no metric has more than one value."""
+    """The execution's curve as a line of Markdown with an image; empty if no metric has more than one value."""
     metrics = [*CURVES, *DRAWN_WITH.values()]
     try:
         rows = Catalog(store).query(_POINTS, [execution, metrics], patience=PATIENCE_S)
     except (CatalogBusy, ConfigError) as error:
-        logger.warning("%s has no curve on its page: %s", title, error)
+        logger.warning("the page of %s has no curve: %s", title, error)
         return []
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -81,31 +81,31 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
     if metric is None:
         return []
     second = DRAWN_WITH.get(metric, metric)
-    drawn = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
-    picture = base64.b64encode(svg(LineChart(f"{title}: {metric}", drawn, "")).encode()).decode()
+    series = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
+    picture = base64.b64encode(svg(LineChart(f"{title}: {metric}", series, "")).encode()).decode()
     return [f"![{metric} by step](data:image/svg+xml;base64,{picture})"]
 
 
 def _short_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Numbers and short texts, at most one level deep; `nautile show` prints lists and long texts."""
-    short = []
+    rows = []
     for name, fact in facts.items():
         inner = fact.items() if isinstance(fact, dict) else [("", fact)]
         for part, value in inner:
             if isinstance(value, (int, float, str)) and value != "" and len(str(value)) <= LONGEST_FACT:
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                short.append((f"{name}.{part}".rstrip("."), amount(value) if is_number else str(value)))
-    return short
+                rows.append((f"{name}.{part}".rstrip("."), amount(value) if is_number else str(value)))
+    return rows
 
 
 def _code(text: object) -> str:
-    """Text as code in a table cell: nothing in it can end the code, the cell or the line."""
+    """Text as inline code in a table cell; no character in it can end the code, the cell or the line."""
     clean = visible(text).replace("`", "'").replace("|", "¦").replace("\n", " ").strip()
     return f"`{clean}`" if clean else ""
 
 
 def run_page(run: str) -> str:
-    """Address of the dashboard's overview of a run; empty where there is no dashboard, as below."""
+    """Address of the dashboard's overview of a run; empty without a dashboard."""
     return _dashboard("", run=run)
 
 

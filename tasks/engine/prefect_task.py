@@ -1,7 +1,7 @@
-"""A `Stage` as a Prefect task: Prefect retries, shows and schedules it; the store decides what may be reused.
+"""A `Stage` as a Prefect task: Prefect schedules, retries and displays it; the store decides what can be reused.
 
-Prefect's caching and result storage are off: only artifact ids pass between tasks, and only the store knows whether
-the files behind them are intact. Calls to the API are kept rare, a few a minute however fast a stage reports.
+Prefect's caching and result storage are off: only artifact ids pass between tasks, and only the store can tell whether
+their files are intact. Calls to Prefect's API are limited to a few a minute, however often a stage reports.
 """
 
 import logging
@@ -40,17 +40,17 @@ from tasks.engine.staging import note_giving_up, write_retry_note
 logger = logging.getLogger(__name__)
 
 SHOW_EVERY_S = 5.0
-LEASE_S = 60.0  # of a slot: the least that Prefect accepts
+LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 SLOT_TRY_S = 3.0
 LOCK_TRY_S = 0.5
-FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
+FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
 
-_pages: dict[UUID, "_TaskRunPage"] = {}  # of the task runs that have not succeeded
+_pages: dict[UUID, "_TaskRunPage"] = {}  # by task run, until it succeeds
 
 
 @cache
 def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
-    """The Prefect task that runs `stage`: arguments (section, inputs, context) as `run_stage`, one object a stage."""
+    """The Prefect task that runs `stage`, cached: one object per stage. Arguments as `run_stage`."""
 
     def run_name(parameters: dict[str, Any]) -> str:
         return parameters["context"].label or stage.name
@@ -59,7 +59,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         name=stage.name,
         task_run_name=run_name,
         retries=MAX_RETRIES,
-        retry_delay_seconds=0,  # nothing would interrupt Prefect's own pause: a cancelled run would wait for it
+        retry_delay_seconds=0,  # `pause` below waits instead: Prefect's own delay would not end on cancellation
         retry_condition_fn=should_retry,
         cache_policy=NO_CACHE,
         persist_result=False,
@@ -85,9 +85,9 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
 
 @contextmanager
 def _slot(context: RunContext) -> Iterator[None]:
-    """Hold a slot of the server's limit, or else one of the lock files, for the length of the block.
+    """Hold a slot of the server's concurrency limit, or one of the lock files, for the length of the block.
 
-    A limit's slot is held by a lease: a process that is killed gives it back within a minute. A lease that cannot be
+    A slot of the server is held by a lease, so a killed process frees it within a minute. A lease that cannot be
     renewed for a moment must not fail hours of work.
     """
     locks = [] if context.limit else [KeyLock(Path(path)) for path in context.slots]
@@ -103,32 +103,32 @@ def _slot(context: RunContext) -> Iterator[None]:
                 stack.enter_context(slot)
                 break
             except TimeoutError:
-                _wait_for_slot(context, context.limit, 0.0)  # which has waited already
+                _wait_for_slot(context, context.limit, 0.0)  # `concurrency` has waited already
         while locks:
-            if held := next((lock for lock in locks if lock.try_acquire()), None):
-                stack.callback(held.release)
+            if slot_lock := next((lock for lock in locks if lock.try_acquire()), None):
+                stack.callback(slot_lock.release)
                 break
             _wait_for_slot(context, "a slot of this sweep", LOCK_TRY_S)
         yield
 
 
-def _wait_for_slot(context: RunContext, what: str, seconds: float) -> None:
-    """Say that a step waits for its turn, and pause. Raises `StageCancelled` if the run was cancelled meanwhile."""
-    stage, note = context.label.partition(":")[0], f"other steps work: it waits for {what}"
+def _wait_for_slot(context: RunContext, slot_name: str, seconds: float) -> None:
+    """Report that a step waits for a slot, and pause. Raises `StageCancelled` if the run was cancelled meanwhile."""
+    stage, note = context.label.partition(":")[0], f"other steps work: it waits for {slot_name}"
     notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
     pause(seconds)
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """True for an outage, less often for a crash, never for a bad configuration."""
+    """Prefect's retry condition: true for outages and, less often, for crashes; false for configuration errors."""
     page = _pages.get(run.id)
     return page is not None and page.on_failure(state.data, run.run_count)
 
 
 class _TaskRunPage:
-    """The Prefect artifacts of one task run: a progress bar every few seconds, then a page about success or failure.
+    """The Prefect artifacts of one task run: a progress bar, updated every few seconds, and a page about its end.
 
-    It lives as long as the task run, so it also knows which failures are in a row.
+    It lives as long as the task run, over all attempts, so it also holds the retry policy.
     """
 
     def __init__(self, stage: str, context: RunContext) -> None:
@@ -148,7 +148,7 @@ class _TaskRunPage:
             return
         self._last = update
         if update.failure and not self._policy.failures:
-            self._send_failure(update.failure)  # of failures in a row only the first and the last have a page
+            self._send_failure(update.failure)  # of consecutive failures only the first and the last get a page
         if update.state != "running":
             return
         if update.done is not None:
@@ -159,7 +159,7 @@ class _TaskRunPage:
             self._show(100.0 * update.share, _describe(update, self._meter))
 
     def on_failure(self, error: object, attempt: int) -> bool:
-        """Whether there is another attempt; then show what is waited for, and until when."""
+        """Return whether there is another attempt; if so, show when, and when retrying ends."""
         earlier_failures = self._policy.failures
         if not self._policy.should_retry(error):
             if earlier_failures and self._last and self._last.failure:
@@ -186,9 +186,9 @@ class _TaskRunPage:
             outage_until=until and until.timestamp(),
         )
         notify(update)
-        done = (self._last.share if self._last else None) or 0.0
+        share = (self._last.share if self._last else None) or 0.0
         text = f"{note}, after: {visible(update.reason).splitlines()[0]}"
-        self._show(100.0 * done, text)
+        self._show(100.0 * share, text)
         if self._last and self._last.key:
             write_retry_note(Path(self._context.store_root) / "staging" / self._last.key, text, self.pause_s)
         return True
@@ -225,8 +225,8 @@ class _TaskRunPage:
         try:
             send()
         except Exception as error:
-            # A server that is down for a moment must not fail hours of work; the store has all of it.
-            logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
+            # A server that is down for a moment must not fail hours of work; the store has the same facts.
+            logger.warning("an artifact of %s could not be sent to Prefect: %s", self._label, error)
 
 
 def _describe(update: StageUpdate, meter: RateMeter) -> str:

@@ -1,4 +1,4 @@
-"""Report the progress of stages to listeners (the terminal, Prefect, tests), in the stage's own thread."""
+"""Report the progress of stages to listeners (the terminal, Prefect, tests), called in the thread of the stage."""
 
 import logging
 import threading
@@ -34,16 +34,16 @@ class StageUpdate:
     attempt: int = 1
     seconds: float | None = None  # since this attempt started
     error: str | None = None  # with the log's last lines
-    reason: str = ""  # the error without them
-    failure: str = ""  # a failed attempt: the page about it, as markdown
-    question: str = ""  # what a person is asked, while the step waits for the answer
-    outage_until: float | None = None  # after an outage: when there is no other attempt any more
-    undelivered: int = 0  # measurements of this attempt that no sink of `[telemetry]` has
+    reason: str = ""  # the error without the log
+    failure: str = ""  # of a failed attempt: its page, as Markdown
+    question: str = ""  # the question to the user, while the step waits for an answer
+    outage_until: float | None = None  # during an outage: the time at which retrying stops
+    undelivered: int = 0  # measurements of this attempt that were not delivered to the sinks of `[telemetry]`
     time: float = field(default_factory=time.time)
 
     @property
     def share(self) -> float | None:
-        """0..1, None while unknown."""
+        """The completed share, 0..1; None while unknown."""
         return None if self.done is None or not self.total else min(1.0, max(0.0, self.done / self.total))
 
 
@@ -51,9 +51,9 @@ RATE_WINDOW_S = 30.0
 
 
 class RateMeter:
-    """The rate at which a count rises, over the last half minute, or longer if it rose only once in that time.
+    """Measure the rate at which a count rises, over the last half minute, or longer if it rose only once in that time.
 
-    Hence files of five minutes each show a steady rate.
+    So a count of files that take five minutes each still shows a steady rate.
     """
 
     def __init__(self) -> None:
@@ -61,16 +61,16 @@ class RateMeter:
         self._unit = ""
 
     def begin(self) -> None:
-        """Forget all reports, because another thing is counted from now on."""
+        """Drop all reports, because something else is counted from now on."""
         self._reports.clear()
 
     def add(self, now: float, done: float, unit: str) -> None:
-        """Take a report. Another unit, or a count that fell, means another part of the stage with a rate of its own."""
+        """Take a report. Another unit or a lower count means another part of the stage: the measurement restarts."""
         reports = self._reports
         if unit != self._unit or (reports and done < reports[-1][1]):
             self.begin()
         self._unit = unit
-        # Of reports with one count only the first and the last are kept: they bound the time it stood still.
+        # Of successive reports with the same count, keep the first and the last: they bound the time without progress.
         if len(reports) > 1 and reports[-1][1] == reports[-2][1] == done:
             reports.pop()
         reports.append((now, done))
@@ -84,14 +84,14 @@ class RateMeter:
         (then, before), (now, after) = self._reports[0], self._reports[-1]
         return (after - before) / (now - then) if now > then and after > before else None
 
-    def left(self, done: float | None, total: float | None) -> float | None:
-        """Seconds until `total` at the present rate; None if that is not known."""
+    def left_s(self, done: float | None, total: float | None) -> float | None:
+        """Seconds until `total` at the present rate; None if unknown."""
         rate = self.rate()
         return (total - done) / rate if rate and total and done is not None else None
 
 
 def describe_progress(done: float | None, total: float | None, unit: str, note: str, meter: RateMeter) -> list[str]:
-    """Count, rate, note and time left, as far as they are known."""
+    """Count, rate, note and remaining time as texts, as far as they are known."""
     parts = []
     if done is not None:
         parts.append(f"{amount(done)}{f'/{amount(total)}' if total else ''} {unit}".rstrip())
@@ -99,8 +99,8 @@ def describe_progress(done: float | None, total: float | None, unit: str, note: 
         parts.append(f"{amount(rate)} {unit or 'items'}/s")
     if note:
         parts.append(note)
-    if (left := meter.left(done, total)) is not None:
-        parts.append(f"{duration(left)} left")
+    if (left_s := meter.left_s(done, total)) is not None:
+        parts.append(f"{duration(left_s)} left")
     return parts
 
 
@@ -124,7 +124,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
 
 
 def notify(update: StageUpdate) -> None:
-    """Call the listeners. One that fails is logged: showing progress must not fail the work."""
+    """Call all listeners. An exception of a listener is logged, because a display must not fail the work."""
     with _lock:
         listeners = tuple(_listeners)
     for listener in listeners:

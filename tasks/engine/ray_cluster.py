@@ -1,7 +1,7 @@
-"""A connection to a Ray cluster that already runs, and the hosts that it has for a stage of several processes.
+"""Connect to a running Ray cluster, and check that it has the hosts for a stage of several processes.
 
-Two things are prevented: Ray would start a cluster of its own where it finds none, and `ray.init` takes the SIGTERM
-handler away from the process.
+Two effects of `ray.init` are prevented: it would start a local cluster if there is none, and it replaces the SIGTERM
+handler of the process.
 """
 
 import os
@@ -22,7 +22,7 @@ CONNECT_S = 10.0
 
 @contextmanager
 def connected(launch: LaunchConfig) -> Iterator[None]:
-    """Connected to the cluster for the length of the block. Raises `ConfigError` if there is none."""
+    """Connect to the cluster for the length of the block. Raises `ConfigError` if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address_of(launch)
     _check_reachable(address)
@@ -49,16 +49,16 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()  # the cluster ends what this process still has there
+        ray.shutdown()  # this also ends the tasks and actors that this process still has there
 
 
 def address_of(launch: LaunchConfig) -> str:
-    """Where the cluster is looked for."""
+    """The address at which the cluster is expected."""
     return launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
 
 
 def connection_problem(error: BaseException) -> str:
-    """Why the connection failed. Ray mentions a missing token only deep in the chain of causes."""
+    """Why the connection failed. Ray reports a missing token only deep in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         if "Authentication" in f"{type(cause).__name__} {cause}":
@@ -77,17 +77,18 @@ def check_hosts(launch: LaunchConfig, stage: str) -> None:
         bundle = host_bundle(launch)
         if launch.tpu_slice:
             version, _, topology = launch.tpu_slice.partition(":")
-            count, needed, what = get_num_ready_tpu_slices(topology, version), 1, f"slices {launch.tpu_slice}"
+            count, needed, unit = get_num_ready_tpu_slices(topology, version), 1, f"slices {launch.tpu_slice}"
             field = f"launch.tpu_slice of {stage}"
         else:
             count, needed = len(nodes_with(bundle)), launch.processes
-            what = "hosts with " + ", ".join(f"{name} = {amount:g}" for name, amount in bundle.items())
+            unit = "hosts with " + ", ".join(f"{name} = {amount:g}" for name, amount in bundle.items())
             field = f"launch.processes = {needed} of {stage}"
         if count < needed:
             raise ConfigError(
-                f"{field}: the Ray cluster at {address_of(launch)} has {count} {what}; start what is missing "
+                f"{field}: the Ray cluster at {address_of(launch)} has {count} {unit}; start what is missing "
                 "(`ray start --address=…` on each host)"
             )
+        # Without `host_resources` Ray would place the processes on CPUs and leave the accelerators unused.
         unused = {name for node in nodes_with(bundle) for name in ("GPU", "TPU") if node["Resources"].get(name)}
         if unused and not launch.host_resources and not launch.tpu_slice:
             name = sorted(unused)[0]
@@ -98,7 +99,7 @@ def check_hosts(launch: LaunchConfig, stage: str) -> None:
 
 
 def host_bundle(launch: LaunchConfig) -> dict[str, float]:
-    """What each host must have, in Ray's names. Raises `ConfigError` for a `launch.tpu_slice` that cannot be."""
+    """The resources that each host needs, by Ray's names. Raises `ConfigError` for an invalid `launch.tpu_slice`."""
     bundle = {"CPU": 1.0, **launch.host_resources}
     if not launch.tpu_slice:
         return bundle
@@ -110,20 +111,23 @@ def host_bundle(launch: LaunchConfig) -> dict[str, float]:
     except ValueError as error:
         raise ConfigError(f"launch.tpu_slice {launch.tpu_slice!r}: {error}") from None
     if hosts != launch.processes:
-        raise ConfigError(f"launch.processes = {launch.processes}, and a slice {launch.tpu_slice} has {hosts} hosts")
+        raise ConfigError(
+            f"launch.processes = {launch.processes}, but a slice {launch.tpu_slice} has {hosts} hosts: set "
+            f"launch.processes = {hosts}"
+        )
     return bundle
 
 
 def nodes_with(bundle: dict[str, float]) -> list[dict[str, Any]]:
-    """The living nodes that have these resources in all, used or not."""
+    """The live nodes whose total resources, used or not, include these."""
     import ray
 
-    living = [node for node in ray.nodes() if node["Alive"]]
-    return [node for node in living if all(node["Resources"].get(name, 0) >= bundle[name] for name in bundle)]
+    live_nodes = [node for node in ray.nodes() if node["Alive"]]
+    return [node for node in live_nodes if all(node["Resources"].get(name, 0) >= bundle[name] for name in bundle)]
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nothing listens; Ray itself would wait for minutes, and write to the terminal."""
+    """Raise `ConfigError` for an address where nothing listens. Ray itself would wait for minutes and print."""
     if address == "auto":
         return
     if address == "local":
@@ -142,8 +146,8 @@ def _check_reachable(address: str) -> None:
 
 
 def _unreachable(address: str, problem: str) -> str:
-    where = "on this machine or in RAY_ADDRESS" if address == "auto" else f"at {address}"
+    place = "on this machine or in RAY_ADDRESS" if address == "auto" else f"at {address}"
     return (
-        f"launch.engine 'ray': no cluster answers {where} ({problem}): start one (`ray start --head`, and `ray start "
+        f"launch.engine 'ray': no cluster answers {place} ({problem}): start one (`ray start --head`, and `ray start "
         '--address=…` on the others), set launch.ray_address, or set launch.engine = "processes"'
     )

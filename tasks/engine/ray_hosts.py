@@ -1,9 +1,9 @@
-"""The processes of one stage as Ray actors, one a host: `tasks.engine.multihost` starts and watches them.
+"""Run the processes of one stage as Ray actors, one per host, for `tasks.engine.multihost`.
 
-Each actor runs `tasks.engine.child_main` as a child process in its own session and holds its standard input open: the
-child ends with its actor, and the actors end with the process that made them, however that goes. (With a URL as the
-store it runs `tasks.engine.remote_child`, and the hosts need not share a disk.) The hosts are those of a placement
-group: different ones that have `launch.host_resources`, or all of a TPU slice (`launch.tpu_slice`).
+Each actor runs `tasks.engine.child_main` as a child process in its own session and holds its standard input open, so
+the child ends with its actor, and the actors end with the process that created them, for whatever reason. (With a URL
+as the store the child is `tasks.engine.remote_child`, and the hosts need not share a disk.) The hosts are those of a
+placement group: distinct ones with `launch.host_resources`, or all hosts of a TPU slice (`launch.tpu_slice`).
 """
 
 import logging
@@ -28,16 +28,16 @@ from tasks.engine.ray_cluster import address_of, host_bundle, nodes_with
 
 logger = logging.getLogger("tasks.engine.multihost")
 
-PLACE_S = 300.0  # that hosts are waited for, before it counts as an outage
+PLACE_S = 300.0  # how long to wait for hosts, before it counts as an outage
 POLL_S = 0.5
 UNREACHABLE_S = 30.0  # without a reply from an actor, before its host counts as lost
 END_S = 5.0
-_WORKER_ID = "ray.io/tpu-worker-id"  # the label of a node that counts the hosts of its slice
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # the others are Ray's `resources`
+_WORKER_ID = "ray.io/tpu-worker-id"  # label of a node: its rank within its slice
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # all others go to Ray's `resources`
 
 
 class Node(NamedTuple):
-    """A node of the cluster as its actor sees it."""
+    """A node of the cluster, as reported by its actor."""
 
     id: str
     address: str
@@ -45,7 +45,7 @@ class Node(NamedTuple):
 
 
 class HostActor:
-    """Runs the process of one host as a child, until it ends or the actor does."""
+    """The Ray actor that runs the process of one host as a child, until either of them ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,29 +54,29 @@ class HostActor:
         self._changed = threading.Condition()
 
     def node(self) -> Node:
-        """The node that it runs on."""
+        """The node on which the actor runs."""
         import ray
 
         address = ray.util.get_node_ip_address()
         return Node(ray.get_runtime_context().get_node_id(), address, free_port(address))
 
     def start(self, request: dict[str, Any], path: str, settings: dict[str, str]) -> str:
-        """Start the child; the result is empty, or says why this host cannot take part."""
+        """Start the child. Returns why this host cannot take part, or an empty text."""
         try:
             check_same_commit(request)
         except ConfigError as error:
             return str(error)
         if "url" in request:
-            work = ["tasks.engine.remote_child", request["url"], request["key"]]
+            command = ["tasks.engine.remote_child", request["url"], request["key"]]
         elif Path(path).exists():
-            work = [request["child"], path]
+            command = [request["child"], path]
         else:
             return (
                 f"host {socket.gethostname()} has no {path}: the store (NAUTILE_STORE) must lie on a file system that "
                 "all hosts share, under the same path"
             )
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *work],
+            [sys.executable, "-P", "-m", *command],
             env=child_environment(request.get("url", request["store"])) | settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -87,9 +87,9 @@ class HostActor:
         return ""
 
     def poll(self, stop: bool) -> tuple[list[bytes], int | None]:
-        """The lines printed since the last call, waited for a moment, and the exit code after the last of them.
+        """Return the lines printed since the last call, and the exit code once the child has ended.
 
-        With `stop` the child is asked to save and exit.
+        Waits up to `POLL_S` for a line. With `stop` the child is told to save and exit.
         """
         assert self._process
         assert self._process.stdin
@@ -108,7 +108,7 @@ class HostActor:
         return lines, code
 
     def end(self) -> None:
-        """End the child and what it has started at once."""
+        """Kill the child and its descendants."""
         if self._process:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -125,11 +125,11 @@ class HostActor:
 
 
 class RayHost:
-    """One host's actor as the launcher sees it."""
+    """The launcher's handle of one host's actor; a `Host` of `tasks.engine.multihost`."""
 
     def __init__(self, host: int, actor: Any, address: str) -> None:
         self.host = host
-        self.problem = ""  # why it counts as lost
+        self.problem = ""  # why the host counts as lost
         self._actor, self._address = actor, address
         self._code: int | None = None
         self._stop = False
@@ -137,11 +137,11 @@ class RayHost:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def poll(self) -> int | None:
-        """The exit code of its process, once that has ended."""
+        """The exit code of its process, once it has ended."""
         return self._code
 
     def answered_since(self, moment: float) -> bool:
-        """Whether it has been reached after `moment`, or needs not be any more."""
+        """Whether the actor has answered after `moment`, or its process has ended."""
         return self._code is not None or self._answered_at > moment
 
     def stop(self) -> None:
@@ -158,7 +158,7 @@ class RayHost:
         ray.kill(self._actor)
 
     def _follow(self) -> None:
-        """Print the lines of its process with the host's number, until that ends or cannot be reached."""
+        """Print the lines of its process with the host's number, until it ends or cannot be reached."""
         import ray
 
         while self._code is None and not self.problem:
@@ -180,7 +180,7 @@ class RayHost:
 
 
 def _reason(error: Exception) -> str:
-    """The line of an actor's death that says why, without Ray's table of ids around it."""
+    """The cause of an actor's death: the last line of Ray's message, after its table of ids."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1]
 
@@ -194,36 +194,40 @@ def print_line(host: int, line: bytes) -> None:
 def start_actors(request: dict[str, Any], path: Path) -> list[RayHost]:
     """Reserve the hosts and start the stage's process on each. Needs a connection to the cluster.
 
-    Raises `ConfigError` for a host that has other code or not the store, `Retryable` if hosts are missing.
+    Raises `ConfigError` for a host with another commit or without the store, `Retryable` if hosts are missing.
     """
     import ray
 
     launch = LaunchConfig.model_validate(request["launch"])
     try:
-        placed = reserve(launch)
-        _, node = placed[0]
+        actors = reserve(launch)
+        # Process 0 is JAX's coordinator.
+        _, node = actors[0]
         settings = request["launch"] | {"coordinator": f"{node.address}:{node.free_port}"}
-        started = [
+        results = [
             actor.start.remote(request, str(path), host_environment(settings, rank))
-            for rank, (actor, _) in enumerate(placed)
+            for rank, (actor, _) in enumerate(actors)
         ]
-        if refusals := list(filter(None, ray.get(started, timeout=PLACE_S))):
+        if refusals := list(filter(None, ray.get(results, timeout=PLACE_S))):
             raise ConfigError(refusals[0])
     except ray.exceptions.RayError as error:
         raise Retryable(f"a host of the Ray cluster was lost before all could start: {_reason(error)}") from error
-    return [RayHost(rank, actor, node.address) for rank, (actor, node) in enumerate(placed)]
+    return [RayHost(rank, actor, node.address) for rank, (actor, node) in enumerate(actors)]
 
 
 def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
-    """An actor on each host of a new placement group, with its node; those of a slice in its order."""
+    """Create a placement group and an actor on each of its hosts. Returns (actor, node) by rank.
+
+    Raises `Retryable` if the cluster does not provide the hosts in time, `ConfigError` for a bad `launch.tpu_slice`.
+    """
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     from ray.util.tpu import slice_placement_group
 
     bundle = host_bundle(launch)
-    wanted = f"{launch.processes} hosts with " + ", ".join(f"{name} = {amount:g}" for name, amount in bundle.items())
-    logger.info("the Ray cluster at %s is asked for %s", address_of(launch), wanted)
+    hosts = f"{launch.processes} hosts with " + ", ".join(f"{name} = {amount:g}" for name, amount in bundle.items())
+    logger.info("requesting %s from the Ray cluster at %s", hosts, address_of(launch))
     if launch.tpu_slice:
         version, _, topology = launch.tpu_slice.partition(":")
         try:
@@ -238,8 +242,8 @@ def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
         group = placement_group([bundle] * launch.processes, strategy="STRICT_SPREAD")
     if group is None or not group.wait(PLACE_S):
         raise Retryable(
-            f"launch.processes: the Ray cluster at {address_of(launch)} has not given {wanted} within {PLACE_S:g} s; "
-            f"{len(nodes_with(bundle))} of its nodes are such hosts, free or not"
+            f"launch.processes: the Ray cluster at {address_of(launch)} did not provide {hosts} within {PLACE_S:g} s; "
+            f"{len(nodes_with(bundle))} of its nodes have these resources, free or not"
         )
     options = {_OPTIONS[name]: amount for name, amount in bundle.items() if name in _OPTIONS}
     resources = {name: amount for name, amount in bundle.items() if name not in _OPTIONS}
@@ -253,9 +257,9 @@ def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
         .remote()
         for index in range(launch.processes)
     ]
-    placed = list(zip(actors, ray.get([actor.node.remote() for actor in actors], timeout=PLACE_S), strict=True))
+    pairs = list(zip(actors, ray.get([actor.node.remote() for actor in actors], timeout=PLACE_S), strict=True))
     if launch.tpu_slice:
-        # JAX numbers the processes of a slice as the slice does.
+        # JAX's ranks must follow the numbers that the slice gives its hosts.
         worker_ids = {node["NodeID"]: int(node["Labels"].get(_WORKER_ID, 0)) for node in ray.nodes()}
-        placed.sort(key=lambda pair: worker_ids[pair[1].id])
-    return placed
+        pairs.sort(key=lambda pair: worker_ids[pair[1].id])
+    return pairs

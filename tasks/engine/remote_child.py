@@ -1,14 +1,15 @@
-"""The child process of a stage whose work needs the store's remote: `python -m tasks.engine.remote_child`, in place of
-`tasks.engine.child_main`, which need not import what reaches a remote.
+"""The child process of a stage that needs the store's remote: `python -m tasks.engine.remote_child`.
 
-    REQUEST.json    on the run's own machine: some of the input files are at the remote, and are read through a cache
+It replaces `tasks.engine.child_main`, which so need not import the clients of remotes. Its arguments:
+
+    REQUEST.json    on the machine of the run: some input files are only at the remote, and are read through a cache
     URL KEY         on a host that shares no disk with that machine: one process of a multi-host stage
 
-Such a host has a folder of its own for the store (`$NAUTILE_STORE_CACHE` there) and gets everything from the URL: the
-request, the inputs, and on the first host the checkpoints so far. The first host sends what it saves while it works,
-and its outputs at the end; `tasks.engine.multihost` takes them from there.
+Such a host has its own folder for the store (`$NAUTILE_STORE_CACHE` there) and gets everything from the URL: the
+request, the inputs, and on the first host the checkpoints so far. The first host sends its checkpoints while it works
+and its outputs at the end; `tasks.engine.multihost` fetches them.
 
-    <url>/hosts/<key>/request.json    for the hosts, from the launching machine
+    <url>/hosts/<key>/request.json    from the launching machine to the hosts
     <url>/hosts/<key>/live.json       the progress, from the first host
     <url>/hosts/<key>/error.json      the first error of any host
 """
@@ -37,7 +38,7 @@ LIVE_EVERY_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    """Do the work of the request; return the exit code."""
+    """Do the work of the request and return the exit code."""
     if len(arguments) == 2:
         begin(0)
         return _work_on_own_disk(*arguments)
@@ -47,11 +48,14 @@ def main(arguments: list[str]) -> int:
 
 
 def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[str, Any]) -> None:
-    """Tell the hosts what to do, without any path of this machine. `execution`: the content of `execution.json`."""
+    """Write the request for the hosts to the remote, without paths of this machine.
+
+    `execution`: the content of `execution.json`.
+    """
     inputs = {name: "/".join(Path(folder).parts[-2:]) for name, folder in request["inputs"].items()}
     events = Path(request["events"]).name
     if execution["attempt"] == 1:
-        StagingMirror(store.remote, Path(request["staging"])).remove()  # of an execution that is not continued
+        StagingMirror(store.remote, Path(request["staging"])).remove()  # from an earlier execution of the key
     for_hosts = request | {"inputs": inputs, "events": events, "sys_path": [], "record": execution}
     folder = host_files(request["key"])
     store.remote.delete_folder(folder)
@@ -59,18 +63,18 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
 
 
 def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> None:
-    """Bring here what the first host has made, or the error of the host that failed."""
+    """Fetch the outputs of the first host, or the error of the host that failed."""
     staging = Path(request["staging"])
     error = store.remote.read_json(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST)
     if isinstance(error, dict):
         write_json(staging / "error.json", error)
     store.pull_events()
     if code == ExitCode.DONE and not StagingMirror(store.remote, staging).pull():
-        raise Retryable(f"{store.url} lacks what the first host has made")
+        raise Retryable(f"{store.url} does not have the outputs of the first host")
 
 
 def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threading.Event) -> None:
-    """Keep `live.json` and the events of the first host up to date here."""
+    """Fetch `live.json` and the events of the first host periodically, until `ended` is set."""
     while not ended.wait(LIVE_EVERY_S):
         try:
             live = store.remote.read_json(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST)
@@ -78,10 +82,11 @@ def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threadi
                 write_json(Path(request["staging"]) / "live.json", live, durable=False)
             store.pull_events()
         except (OSError, ConfigError, Retryable) as error:
-            logger.info("progress is fetched later: %s", error)
+            logger.info("progress could not be fetched; trying again: %s", error)
 
 
 def _work_on_own_disk(url: str, key: str) -> int:
+    """Work as one process of a multi-host stage on a host that shares no disk; return the exit code."""
     store, rank = open_remote(url), process_rank()
     folder = store.root / "staging" / key
     mirror = StagingMirror(store.remote, folder, store.push_events)
@@ -93,6 +98,7 @@ def _work_on_own_disk(url: str, key: str) -> int:
         code = failed(folder, ExitCode.RETRY if isinstance(error, Retryable) else ExitCode.BAD_INPUT, error)
         _send_error(store, key)
         return code
+    # Only the first host sends its staging folder and its progress; every host sends its error.
     ended = threading.Event()
     if rank == 0:
         mirror.start()
@@ -108,7 +114,7 @@ def _work_on_own_disk(url: str, key: str) -> int:
             mirror.stop(published=False)
     if rank == 0 and code == ExitCode.DONE:
         try:
-            mirror.push()  # what could not be sent a moment ago
+            mirror.push()  # raises if files are still not sent
         except (ConfigError, Retryable) as error:
             return failed(folder, ExitCode.RETRY, error)
         store.discard(folder)
@@ -116,14 +122,14 @@ def _work_on_own_disk(url: str, key: str) -> int:
 
 
 def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
-    """The request for hosts that share no disk, with the paths of this one, once its inputs are here.
+    """Read the request for hosts that share no disk, fetch its inputs, and fill in the paths of this host.
 
-    What the remote has is listed only where an input is not known here: a host asks for each of its work items.
+    The remote's artifacts are listed only if an input is not known here, because this runs once per work item.
     """
     store.prepare()
     request = store.remote.read_json(f"{host_files(key)}/request.json", LARGEST_MANIFEST)
     if not isinstance(request, dict):
-        raise Retryable(f"{store.url}/{host_files(key)}/request.json is not there: its run is over")
+        raise Retryable(f"{store.url}/{host_files(key)}/request.json does not exist: its run has ended")
     stage = load_stage(request["module"], request["attribute"])
     inputs = {}
     if not all(
@@ -141,7 +147,7 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
 
 
 def _is_known(store: MirroredStore, artifact_id: str, digest: str) -> bool:
-    """Whether the artifact is known here with this content: it may have been made again since."""
+    """Whether the artifact is known here with this content; it may have been written again since."""
     try:
         return bool(store.get(artifact_id).manifest["digest"] == digest)
     except ConfigError:
@@ -149,12 +155,12 @@ def _is_known(store: MirroredStore, artifact_id: str, digest: str) -> bool:
 
 
 def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | None) -> dict[str, Any]:
-    """The request, and with `mirror` also the work so far in the staging folder of this host."""
+    """The request; with `mirror`, also fetch the work so far into the staging folder of this host."""
     request = request_of(store, key)
     folder = store.staging(key)
     if mirror:
-        known = read_json(folder / "execution.json")
-        if known is None or known["execution"] != request["execution"]:
+        record = read_json(folder / "execution.json")
+        if record is None or record["execution"] != request["execution"]:
             store.discard(folder)
         mirror.pull()
         store.staging(key)
@@ -164,13 +170,14 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
 
 
 def _send_error(store: MirroredStore, key: str) -> None:
-    """Send this host's error, unless another host was first."""
+    """Send this host's error, unless another host has sent one."""
     with suppress(OSError, ConfigError, Retryable):
         error = (store.root / "staging" / key / "error.json").read_bytes()
         store.remote.create(f"{host_files(key)}/error.json", error)
 
 
 def _send_progress(store: MirroredStore, key: str, ended: threading.Event) -> None:
+    """Send `live.json` and the events periodically, until `ended` is set."""
     while not ended.wait(LIVE_EVERY_S):
         try:
             live = store.root / "staging" / key / "live.json"
@@ -178,7 +185,7 @@ def _send_progress(store: MirroredStore, key: str, ended: threading.Event) -> No
                 store.remote.write(f"{host_files(key)}/live.json", live.read_bytes())
             store.push_events()
         except (OSError, ConfigError, Retryable) as error:
-            logger.info("progress is sent later: %s", error)
+            logger.info("progress could not be sent; trying again: %s", error)
 
 
 def open_remote(location: str) -> MirroredStore:

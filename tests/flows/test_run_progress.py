@@ -38,7 +38,7 @@ def test_rate_and_time_left(progress, clock):
     advance(progress, clock, 5, 20, note="loss 3.1")
     step = progress.steps["pretrain"]
     assert step.meter.rate() == pytest.approx(2.0)
-    assert step.meter.left(step.done, step.total) == pytest.approx(40.0)
+    assert step.meter.left_s(step.done, step.total) == pytest.approx(40.0)
     assert step.describe() == "20/100 steps, 2 steps/s, loss 3.1, 40 s left"
 
 
@@ -64,7 +64,7 @@ def test_what_rises_seldom_keeps_its_rate(progress, clock):
         advance(progress, clock, 0.3, second // 300)
     step = progress.steps["pretrain"]
     assert step.meter.rate() == pytest.approx(1 / 390, rel=0.7)
-    assert step.meter.left(step.done, step.total) == pytest.approx(97 * 390, rel=0.7)
+    assert step.meter.left_s(step.done, step.total) == pytest.approx(97 * 390, rel=0.7)
 
 
 def test_another_unit_or_a_step_back_begins_the_rate_anew(progress, clock):
@@ -82,7 +82,7 @@ def test_unknown_totals_are_not_guessed(progress, clock):
     advance(progress, clock, 0, 3, total=None)
     step = progress.steps["pretrain"]
     assert step.share() is None
-    assert step.meter.left(step.done, step.total) is None
+    assert step.meter.left_s(step.done, step.total) is None
     assert step.describe() == "3 steps"
 
 

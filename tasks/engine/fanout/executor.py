@@ -1,6 +1,6 @@
-"""Who runs work items: `Executor`, and the one that uses threads of this process, each over a child process.
+"""`Executor`, which runs work items, and the local one: threads of this process, each with a child process.
 
-The other executors build on Prefect: `tasks.engine.fanout.prefect_executor` and `tasks.engine.fanout.ray_executor`.
+The other executors use Prefect: `tasks.engine.fanout.prefect_executor` and `tasks.engine.fanout.ray_executor`.
 """
 
 import os
@@ -17,7 +17,7 @@ from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
 
 class Future(Protocol):
-    """A running work item: the part of `concurrent.futures.Future` that is used."""
+    """A running work item: the methods of `concurrent.futures.Future` that the engine uses."""
 
     def add_done_callback(self, call: Callable[[Any], Any]) -> object: ...
     def result(self) -> ItemResult: ...
@@ -25,7 +25,7 @@ class Future(Protocol):
 
 @dataclass(frozen=True)
 class Executor:
-    """Runs work items, `capacity()` of them at a time."""
+    """Runs work items, at most `capacity()` at a time."""
 
     submit: Callable[[WorkItem], Future]
     capacity: Callable[[], int]
@@ -35,7 +35,7 @@ ExecutorFactory = Callable[[LaunchConfig], AbstractContextManager[Executor]]
 
 
 def local_workers(launch: LaunchConfig) -> int:
-    """`launch.workers`, by default one for each core that this process may use."""
+    """`launch.workers`; by default one per core that this process may use."""
     if launch.workers is not None:
         return launch.workers
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -43,7 +43,7 @@ def local_workers(launch: LaunchConfig) -> int:
 
 @contextmanager
 def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
-    """Child processes of this one, without Prefect and without retries."""
+    """Run items in child processes of this one, without Prefect and without retries."""
     if launch.engine != "processes":
         raise ConfigError(f"launch.engine {launch.engine!r} needs Prefect: run the stage in a flow")
     workers = local_workers(launch)

@@ -1,18 +1,18 @@
-"""Fan-out: a part of a stage that is done item by item, each in a process of its own, here or on another host.
+"""Fan-outs: parts of a stage that run item by item, each item in its own process, here or on another host.
 
-A stage names its fan-outs; they run in order before the stage's own function. Marker files in the staging folder are
-the only record of what is done, so any process that holds the key's lock can continue, with any number of workers:
+A stage declares its fan-outs; they run in order before the stage's function. Marker files in the staging folder are the
+only record of what is done, so any process that holds the key's lock can continue, with any number of workers:
 
     rounds/<fan-out>/list.json       the items, and the share of them that may be skipped; written once
                      done/<item>     marks a finished item
-                     work/<item>/    an item that is running: live.json, log.txt, error.json
-                     settled.json    the fan-out is finished: the skipped items and why
+                     work/<item>/    a running item: live.json, log.txt, error.json
+                     settled.json    marks a finished fan-out: the skipped items and why
 
-The folder and its JSON fields (`rounds`, `units`, `set_aside`) keep their first names, so that a staging folder which
-an earlier version left is resumed.
+The folder and its JSON fields (`rounds`, `units`, `set_aside`) keep the names of earlier versions, whose staging
+folders can so be resumed.
 
-An item may be started again after a crash, and may even run twice at once (a host that was given up but still works).
-So an item writes only files of its own, each atomically, and the same bytes every time.
+An item can be restarted after a crash, and can even run twice at once (if its host counted as lost but still works). So
+an item must write only its own files, each atomically, and the same bytes every time.
 """
 
 import re
@@ -32,10 +32,10 @@ _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 class FanOut:
     """A part of a stage whose items are independent: they run in any order, in any process, on any host.
 
-    `list_items` returns the names of the items, valid as file names; it is called once, in a child process, and its
-    result is kept. `work` does one of them: a `ConfigError` skips the item with that message, other errors are
-    retried. `skippable` is the share of the items (0..1) that may be skipped before the stage fails. `reads`: what a
-    host that shares no disk is given.
+    `list_items` returns the names of the items, which must be valid file names. It is called once, in a child process,
+    and the result is stored. `work` processes one item: a `ConfigError` skips it with that message, other errors are
+    retried. `skippable` is the share of items (0..1) that may be skipped before the stage fails. `reads` returns the
+    files and folders of staging that an item reads, for hosts that share no disk.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Markers:
 
 
 def finished_items(job: Job, fan_out: str) -> list[str]:
-    """The items of a finished fan-out that were not skipped, in the order of its list. For the steps after it."""
+    """The items of a finished fan-out that were not skipped, in the order of its list."""
     skipped = skipped_items(job, fan_out)
     return [item for item in Markers.of(job.staging, fan_out).items or () if item not in skipped]
 
 
 def skipped_items(job: Job, fan_out: str) -> dict[str, str]:
-    """Item -> message of the skipped items of a finished fan-out. For the steps after it."""
+    """The skipped items of a finished fan-out: item -> message."""
     skipped = Markers.of(job.staging, fan_out).skipped
     if skipped is None:
         raise RuntimeError(f"stage {job.stage}: fan-out {fan_out!r} is not finished (or does not exist)")
@@ -103,7 +103,7 @@ def skipped_items(job: Job, fan_out: str) -> dict[str, str]:
 
 
 def write_item_list(fan_out: FanOut, job: Job) -> None:
-    """Call `fan_out.list_items` and keep the result. Raises `RuntimeError` for names that cannot be file names."""
+    """Call `fan_out.list_items` and store the result. Raises `RuntimeError` for names that are not valid file names."""
     items = list(fan_out.list_items(job))
     if invalid := [item for item in items if not _ITEM_NAME.fullmatch(item)]:
         raise RuntimeError(f"fan-out {fan_out.name}: {invalid[0]!r} is no valid file name ({len(invalid)} such items)")
@@ -120,18 +120,18 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
     """Call `fan_out.work` and mark the item as done."""
     fan_out.work(job, item)
-    done = Markers.of(job.staging, fan_out.name).folder / "done"
-    done.mkdir(exist_ok=True)
-    write_json(done / item, {})
+    folder = Markers.of(job.staging, fan_out.name).folder / "done"
+    folder.mkdir(exist_ok=True)
+    write_json(folder / item, {})
 
 
 def item_logs(staging: Path) -> list[Path]:
-    """Logs of the items that are running, of every fan-out in this staging folder."""
+    """The logs of the running items of all fan-outs in a staging folder."""
     return sorted(staging.glob("rounds/*/work/*/log.txt"))
 
 
 def emit_with_source(emit: Emit, fan_out: str, item: str) -> Emit:
-    """An `Emit` that keeps the metrics of different items apart where name and step are equal: by their source."""
+    """An `Emit` that sets the source of metrics to the item, so that items with equal names and steps stay apart."""
 
     def emit_item_event(kind: str, **fields: Any) -> None:
         if kind == "metric":

@@ -1,13 +1,13 @@
-"""Work items on hosts that share no disk with the run's machine: what they read and write goes through the remote.
+"""Run work items on hosts that share no disk with the run's machine: their files go through the store's remote.
 
-    <url>/hosts/<key>/request.json      what every host needs, without a path (`tasks.engine.remote_child`)
-                      attempt.json      the attempt in charge; without it every item ends
+    <url>/hosts/<key>/request.json      the request, without local paths (`tasks.engine.remote_child`)
+                      attempt.json      the active attempt; without it every item ends
                       files/<name>      files of the staging folder that items read
-                      items/<fan-out>/<item>/<name>     what an item has written
+                      items/<fan-out>/<item>/<name>     files that an item has written
 
-An item runs in a staging folder of its own, with the files that its fan-out says it reads. The run's machine takes what
-it has written into its staging folder, the marker that it is done last; so the steps after the fan-out, and a resume,
-find what they find with a shared disk.
+An item runs in its own staging folder, with the files that `FanOut.reads` names. The run's machine fetches what the
+item has written into its staging folder, the marker that it is done last. So the stage and a resume see the same files
+as with a shared disk.
 """
 
 import json
@@ -43,7 +43,7 @@ CHECK_EVERY_S = 5.0
 
 
 def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
-    """As `work_item.run_item`, in a folder that is removed afterwards; names in the result what was sent."""
+    """As `work_item.run_item`, in a folder that is removed afterwards. The result names the files that were sent."""
     store = open_remote(item.url)
     key = item.staging.name
     check = _lease_check(store, item, key)
@@ -53,19 +53,20 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     try:
         request = request_of(store, key)
         events = Path(request["events"])
-        # Hosts have event files of one name, and the store one folder for those of all.
+        # The store has one folder for the event files of all hosts, so their names must differ by host.
         request["events"] = str(events.with_name(f"{events.stem}-{store.machine[:8]}{events.suffix}"))
         _fetch(store, dict(item.files), staging)
         before = _stamps(staging)
         write_json(staging / "request.json", request | {"staging": str(staging)})
         result = run_child_of(replace(item, request=str(staging / "request.json")), earlier_tries, check)
         store.push_events()
-        return replace(result, **_sent(store, item, staging, before))
+        return replace(result, **_send_changes(store, item, staging, before))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[], None]:
+    """A function that raises `StageCancelled` once the item's attempt is over; it asks the remote every 5 s."""
     checked_at = -CHECK_EVERY_S
 
     def check() -> None:
@@ -74,18 +75,18 @@ def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[],
             return
         checked_at = monotonic()
         try:
-            in_charge = store.remote.read_json(f"{host_files(key)}/attempt.json", 2**16)
+            active = store.remote.read_json(f"{host_files(key)}/attempt.json", 2**16)
         except Retryable as error:
-            logger.warning("whether the attempt goes on cannot be seen: %s", error)
+            logger.warning("cannot check whether the attempt is still active: %s", error)
             return
-        if in_charge != {"attempt": item.attempt}:
+        if active != {"attempt": item.attempt}:
             raise StageCancelled(f"{item}: its attempt is over")
 
     return check
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the folders of items whose process was killed."""
+    """Remove the folders of items whose process was killed; folder names start with the process id."""
     for path in folder.glob("*-*"):
         try:
             os.kill(int(path.name.partition("-")[0]), 0)
@@ -96,7 +97,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _stamps(staging: Path) -> dict[str, tuple[int, int]]:
-    """Name -> (bytes, ctime) of the files that are an item's work."""
+    """Name -> (bytes, ctime) of the files of a staging folder, without those that control the process."""
     stamps = {}
     for path in staging.rglob("*"):
         name = path.relative_to(staging).as_posix()
@@ -110,28 +111,30 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_ctime_ns
 
 
-def _sent(store: MirroredStore, item: WorkItem, staging: Path, before: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Send what the item has written; the fields of its result that name it."""
+def _send_changes(
+    store: MirroredStore, item: WorkItem, staging: Path, before: dict[str, tuple[int, int]]
+) -> dict[str, Any]:
+    """Send the files that the item has written. Returns the fields of `ItemResult` that name the changes."""
     after = _stamps(staging)
     prefix = f"{host_files(item.staging.name)}/items/{item.fan_out}/{item.item}"
-    written = [name for name, stamp in after.items() if before.get(name) != stamp]
-    store.remote.map(lambda name: store.remote.put(staging / name, f"{prefix}/{name}"), written)
-    files = tuple((name, f"{prefix}/{name}") for name in written)
+    names = [name for name, stamp in after.items() if before.get(name) != stamp]
+    store.remote.map(lambda name: store.remote.put(staging / name, f"{prefix}/{name}"), names)
+    files = tuple((name, f"{prefix}/{name}") for name in names)
     return {"files": files, "removed": tuple(before.keys() - after.keys())}
 
 
 def _fetch(store: MirroredStore, files: dict[str, str], staging: Path) -> None:
-    """Fetch objects into the folder, each whole or not at all."""
+    """Fetch objects into the folder, each atomically. `files`: name in the folder -> object at the remote."""
 
     def fetch(name: str) -> None:
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target, durable=False) as temporary:
             if not store.remote.get(files[name], temporary):
-                raise Retryable(f"{store.url}/{files[name]} is gone: the run has ended, or begun anew")
+                raise Retryable(f"{store.url}/{files[name]} does not exist: the run has ended or was restarted")
 
     if unsafe := [name for name in files if not is_safe_name(name)]:
-        raise ConfigError(f"a work item's file cannot be called {unsafe[0]!r}")
+        raise ConfigError(f"unsafe name of a work item's file: {unsafe[0]!r}")
     staging.mkdir(parents=True, exist_ok=True)
     store.remote.map(fetch, files)
 
@@ -141,44 +144,45 @@ def _fetch(store: MirroredStore, files: dict[str, str], staging: Path) -> None:
 
 @dataclass
 class _Items:
-    """Hands items and their files to the executor, and takes their results."""
+    """Submits items with their files to the executor, and fetches what they write."""
 
     store: MirroredStore
     staging: Path
     fan_outs: dict[str, FanOut]
     executor: Executor
-    objects: dict[str, str] = field(default_factory=dict)  # files of the staging folder that the remote has
-    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # of those, when they were sent or fetched
+    objects: dict[str, str] = field(default_factory=dict)  # files of the staging folder -> objects at the remote
+    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # of these files, when they were sent or fetched
 
     def submit(self, item: WorkItem) -> "_Result":
-        beginnings = self.fan_outs[item.fan_out].reads(item.item)
+        """Send the files that the item reads, unless the remote has them, and submit the item."""
+        paths = self.fan_outs[item.fan_out].reads(item.item)
         names = sorted(
-            path.relative_to(self.staging).as_posix()
-            for beginning in beginnings
-            for path in self._files(beginning)
-            if not path.name.startswith(".")
+            file.relative_to(self.staging).as_posix()
+            for path in paths
+            for file in self._files(path)
+            if not file.name.startswith(".")
         )
         self.store.remote.map(self._send, [name for name in names if not self._is_sent(name)])
         assert self.store.url
         files = tuple((name, self.objects[name]) for name in names)
-        there = replace(item, request=f"{self.staging.name}/request.json", url=self.store.url, files=files)
-        return _Result(self, item, self.executor.submit(there))
+        remote_item = replace(item, request=f"{self.staging.name}/request.json", url=self.store.url, files=files)
+        return _Result(self, item, self.executor.submit(remote_item))
 
     def take(self, item: WorkItem, result: ItemResult) -> ItemResult:
-        """Bring what an item has written here, its marker last."""
+        """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         files = dict(result.files)
         marker = {name: files.pop(name) for name in list(files) if name == f"rounds/{item.fan_out}/done/{item.item}"}
-        for some in (files, marker):
-            _fetch(self.store, some, self.staging)
-            self.objects |= some
-            self.stamps |= {name: _stamp(self.staging / name) for name in some}
-            if some is files:
+        for group in (files, marker):
+            _fetch(self.store, group, self.staging)
+            self.objects |= group
+            self.stamps |= {name: _stamp(self.staging / name) for name in group}
+            if group is files:
                 for name in filter(is_safe_name, result.removed):
                     (self.staging / name).unlink(missing_ok=True)
         return replace(result, files=(), removed=())
 
-    def _files(self, beginning: str) -> list[Path]:
-        path = self.staging / beginning
+    def _files(self, name: str) -> list[Path]:
+        path = self.staging / name
         return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
 
     def _is_sent(self, name: str) -> bool:
@@ -192,7 +196,7 @@ class _Items:
 
 @dataclass(frozen=True)
 class _Result:
-    """The future of an item whose files are taken when its result is asked for."""
+    """The future of an item; its `result` also fetches the files that the item has written."""
 
     items: _Items
     item: WorkItem
@@ -208,7 +212,7 @@ class _Result:
 def through_remote(
     factory: ExecutorFactory, store: MirroredStore, staging: Path, attempt: int, fan_outs: tuple[FanOut, ...]
 ) -> ExecutorFactory:
-    """`factory` for hosts that share no disk with this one: its items take and leave their files at the remote."""
+    """Wrap an executor factory for hosts that share no disk with this one: files of items go through the remote."""
 
     @contextmanager
     def opened(launch: LaunchConfig) -> Iterator[Executor]:

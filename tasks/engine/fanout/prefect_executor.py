@@ -1,8 +1,8 @@
 """Work items as Prefect task runs, on threads of this process or (`tasks.engine.fanout.ray_executor`) on a Ray cluster.
 
-An item is submitted when there is capacity for it, not all at once as `Task.map` would: thousands of files make no
-queue of thousands of task runs, and one that must not run any more was never submitted. Prefect counts the tries; the
-pauses between them are in `run_item`, because nothing interrupts Prefect's own (a cancelled run would wait 90 s).
+An item is submitted when there is capacity for it, not all at once as with `Task.map`: thousands of files do not become
+a queue of thousands of task runs, and after a failure no queued item remains. Prefect counts the tries; `run_item`
+makes the pauses between them, because nothing interrupts Prefect's own (a cancelled run would wait 90 s).
 """
 
 import logging
@@ -37,8 +37,9 @@ _policies: dict[UUID, RetryPolicy] = defaultdict(lambda: RetryPolicy(ITEM_BACKOF
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """Prefect's retry condition: `RetryPolicy` with `ITEM_BACKOFF`, one for each task run."""
     again = _policies[run.id].should_retry(state.data)
-    logger.warning("%s failed%s: %s", run.name, ", and is tried again" if again else "", state.data)
+    logger.warning("%s failed%s: %s", run.name, " and is retried" if again else "", state.data)
     return again
 
 
@@ -60,7 +61,7 @@ def item_task(
     url: str = "",
     files: tuple[tuple[str, str], ...] = (),
 ) -> State[ItemResult]:
-    """Run one work item. A skipped one ends in a state named SetAside, with the reason."""
+    """Run one work item. A skipped item ends in a state named SetAside, with the reason."""
     context = TaskRunContext.get()
     earlier_tries = context.task_run.run_count - 1 if context else 0
     run = own_disk.run_item if url else run_item
@@ -74,7 +75,7 @@ def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executo
     """The executor that submits items to a Prefect task runner."""
 
     def submit(item: WorkItem) -> PrefectFuture[Any]:
-        # Outside the stage's transaction: one item that fails would roll back all that have ended before it.
+        # Outside the stage's transaction, in which a failed item would roll back all finished ones.
         BaseTransaction.__var__.set(None)
         return runner.submit(item_task, asdict(item))
 
@@ -83,7 +84,7 @@ def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executo
 
 @contextmanager
 def prefect_executor(launch: LaunchConfig) -> Iterator[Executor]:
-    """Task runs on threads of this process, each over a child process."""
+    """Run items as task runs on threads of this process, each with a child process."""
     workers = local_workers(launch)
     with ThreadPoolTaskRunner(max_workers=workers) as runner:
         yield executor_of(runner, lambda: workers)

@@ -1,7 +1,7 @@
-"""Work items on an existing Ray cluster, through `prefect-ray`: each a Prefect task run in one of its worker processes.
+"""Work items on an existing Ray cluster, through `prefect-ray`: each a Prefect task run in a Ray worker process.
 
-The worker runs the item in a child process, as a thread here would, over the same staging folder. A worker that dies
-takes its child along, and Ray gives the item to another.
+The worker runs the item in a child process, as a local thread would, with the same staging folder. When a worker dies,
+its child ends too, and Ray assigns the item to another worker.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ LOST_WORKERS = 4  # per item, before it counts as failed
 
 @contextmanager
 def ray_executor(launch: LaunchConfig) -> Iterator[Executor]:
-    """Connected to the cluster for the length of the block. Raises `ConfigError` if there is none."""
+    """Run items on the cluster. Raises `ConfigError` if no cluster answers."""
     with connected(launch):
         # Of the same optional extra as Ray itself.
         import ray
@@ -33,7 +33,7 @@ def ray_executor(launch: LaunchConfig) -> Iterator[Executor]:
         check_prefect_url(ray, PREFECT_API_URL.value() or "")
 
         def capacity() -> int:
-            # Asked for each item, so that hosts which join the cluster meanwhile get work.
+            # Queried for each item, so that hosts which join the cluster later get work.
             return launch.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
         options = {"num_cpus": 1, "max_retries": LOST_WORKERS, "scheduling_strategy": "SPREAD"}
@@ -42,7 +42,7 @@ def ray_executor(launch: LaunchConfig) -> Iterator[Executor]:
 
 
 def check_prefect_url(ray: Any, url: str) -> None:
-    """Refuse a loopback address of Prefect where the cluster has other hosts, whose task runs must reach it."""
+    """Raise `ConfigError` for a loopback address of Prefect if the cluster has other hosts, which must reach it."""
     host = urlsplit(url).hostname or ""
     try:
         is_loopback = ip_address(host).is_loopback
@@ -53,5 +53,5 @@ def check_prefect_url(ray: Any, url: str) -> None:
     if other_hosts and is_loopback:
         raise ConfigError(
             f"launch.engine 'ray': the cluster has {len(other_hosts)} other hosts, which cannot reach Prefect at "
-            f"{url or 'its own embedded server'}: start a server that they reach and set PREFECT_API_URL to it"
+            f"{url or 'its embedded server'}: start a server that they can reach and set PREFECT_API_URL to its address"
         )

@@ -1,6 +1,6 @@
 """Run a stage's fan-outs from the parent process: list the items, submit the unfinished ones, collect the results.
 
-The marker files in the staging folder are the only memory: nothing here is needed to continue after a SIGKILL.
+The marker files in the staging folder are the only persistent state: after a SIGKILL a new runner continues from them.
 """
 
 import logging
@@ -33,15 +33,15 @@ from tasks.engine.fanout.work_item import WorkItem, lease
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP = 3  # items failed for good, retries included: then the cause is hardly in the items
+GIVE_UP = 3  # after so many items failed with all their retries, no more are submitted: the cause is not in the items
 _POLL_S = 0.1
 
 
 @dataclass
 class FanOutRunner:
-    """Does what is left of a stage's fan-outs in one attempt.
+    """Run the unfinished items of a stage's fan-outs in one attempt.
 
-    `on_progress` is called with live values (done, total, unit, note) as the children write them.
+    `on_progress` is called with the values of live.json (done, total, unit, note) as the children write them.
     """
 
     fan_outs: Sequence[FanOut]
@@ -61,10 +61,13 @@ class FanOutRunner:
         return self.request_path.parent
 
     def run(self) -> None:
-        """Raises `ConfigError` if too many items are skipped, else the first failure once the other items are done."""
+        """Run all fan-outs in order.
+
+        Raises `ConfigError` if too many items are skipped; otherwise the first failure, once the other items are done.
+        """
         if all(Markers.of(self.staging, fan_out.name).skipped is not None for fan_out in self.fan_outs):
             return
-        # The lease is inside: closing the executor waits for running items, which end once it is revoked.
+        # The lease is the inner context: closing the executor waits for running items, which end without the lease.
         with self.executors(self.launch) as executor, lease(self.staging, self.attempt):
             for fan_out in self.fan_outs:
                 self._run(fan_out, executor)
@@ -75,46 +78,46 @@ class FanOutRunner:
             return
         if markers.items is None:
             self._list_items(fan_out)
-        items = _Pass(fan_out, markers, self, executor)
+        item_pass = _Pass(fan_out, markers, self, executor)
         try:
-            items.run()
+            item_pass.run()
         finally:
-            self.peak_bytes = max(self.peak_bytes, items.peak_bytes)
-            self._emit_counts(fan_out, items)
-        markers.write_finished(items.skipped)
+            self.peak_bytes = max(self.peak_bytes, item_pass.peak_bytes)
+            self._emit_counts(fan_out, item_pass)
+        markers.write_finished(item_pass.skipped)
         shutil.rmtree(markers.folder / "work", ignore_errors=True)
 
     def _list_items(self, fan_out: FanOut) -> None:
         files = ChildFiles(self.staging)
         files.clear()
         note = {"note": f"{fan_out.name}: listing {fan_out.noun}"}
-        ended = run_child(
+        exit_status = run_child(
             "tasks.engine.child_main",
             *(str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
             log=files.log,
             store=self.request["store"],
             tick=lambda: self.on_progress(note | read_live(files.live)),
         )
-        self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)
-        raise_for_exit(ended, files)
+        self.peak_bytes = max(self.peak_bytes, exit_status.peak_bytes)
+        raise_for_exit(exit_status, files)
 
-    def _emit_counts(self, fan_out: FanOut, items: "_Pass") -> None:
-        """Emit how many items there were, and each skipped one with its reason."""
+    def _emit_counts(self, fan_out: FanOut, item_pass: "_Pass") -> None:
+        """Emit the numbers of items and of skipped items, and each skipped item with its reason."""
         events = Path(self.request["events"])
         path = events.with_name(f"{events.stem}-{fan_out.name}{events.suffix}")
         emit = EventWriter(path, self.request["execution"], stage=self.request["stage"])
-        # The names of these events are as old as the first stores, and are queried.
-        emit("metric", name=f"{fan_out.name}_units", step=0, value=len(items.items))
-        emit("metric", name=f"{fan_out.name}_set_aside", step=0, value=len(items.skipped))
-        for item, message in items.skipped.items():
-            index = items.items.index(item)
+        # The names of these events cannot change: existing stores have them, and queries use them.
+        emit("metric", name=f"{fan_out.name}_units", step=0, value=len(item_pass.items))
+        emit("metric", name=f"{fan_out.name}_set_aside", step=0, value=len(item_pass.skipped))
+        for item, message in item_pass.skipped.items():
+            index = item_pass.items.index(item)
             emit("sample", set=f"{fan_out.name}: set aside", index=index, unit=item, text=message)
         emit.close()
 
 
 @dataclass
 class _Pass:
-    """One pass over the items of a fan-out that are not done."""
+    """One pass over the unfinished items of a fan-out."""
 
     fan_out: FanOut
     markers: Markers
@@ -132,10 +135,10 @@ class _Pass:
         self.done = self.markers.done()
 
     def run(self) -> None:
-        waiting = [item for item in reversed(self.items) if item not in self.done]
+        pending = [item for item in reversed(self.items) if item not in self.done]
         while True:
-            while waiting and len(self.failed) < GIVE_UP and len(self.running) < self.executor.capacity():
-                self._submit(waiting.pop())
+            while pending and len(self.failed) < GIVE_UP and len(self.running) < self.executor.capacity():
+                self._submit(pending.pop())
             if not self.running:
                 break
             pause(0.0)  # raises if the run is cancelled
@@ -150,15 +153,18 @@ class _Pass:
             self._raise_failure()
 
     def _submit(self, item: str) -> None:
-        taken = {slot for _, slot in self.running.values()}
-        slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
+        used_slots = {slot for _, slot in self.running.values()}
+        slot = next(number for number in range(1, len(used_slots) + 2) if number not in used_slots)
         work_item = WorkItem(str(self.runner.request_path), self.runner.attempt, self.fan_out.name, item, slot)
         future = self.executor.submit(work_item)
         self.running[item] = (future, slot)
         future.add_done_callback(lambda _: self.ended.put(item))
 
     def _collect(self, item: str) -> None:
-        """Take the result of an item that ended. Raises `ConfigError` if no further item is worth running."""
+        """Take the result of an item that has ended.
+
+        Raises `ConfigError` if the fan-out cannot succeed any more: too many skipped items, or an error of the store.
+        """
         future, _ = self.running.pop(item)
         try:
             result = future.result()
@@ -188,8 +194,8 @@ class _Pass:
 
     def _raise_failure(self) -> None:
         item, error = self.failed[0]
-        left = len(self.items) - len(self.done) - len(self.skipped)
-        prefix = f"{self.fan_out.name}: {left} of {len(self.items)} {self.fan_out.noun} left; {item}: "
+        remaining = len(self.items) - len(self.done) - len(self.skipped)
+        prefix = f"{self.fan_out.name}: {remaining} of {len(self.items)} {self.fan_out.noun} left; {item}: "
         if isinstance(error, Retryable):
             raise Retryable(f"{prefix}{error}") from error
         if isinstance(error, StageCrash):
@@ -197,15 +203,17 @@ class _Pass:
         raise StageCrash(f"{prefix}{error}") from error
 
     def _show(self, *, now: bool = False) -> None:
-        """Report the finished items plus the shares done of those that are running."""
+        """Report the number of finished items plus the completed shares of the running items."""
         moment = time.monotonic()
-        # Reading the progress of many running items takes time, so it is done less often the more there are.
+        # Reading the progress of many running items takes time, so the interval grows with their number.
         if not now and moment - self.shown_at < max(TICK_S, 0.01 * len(self.running)):
             return
         self.shown_at = moment
-        live = [read_live(ChildFiles(self.markers.item_folder(item)).live) for item in self.running]
-        shares = sum(min(1.0, max(0.0, (each.get("done") or 0.0) / (each.get("total") or math.inf))) for each in live)
+        reports = [read_live(ChildFiles(self.markers.item_folder(item)).live) for item in self.running]
+        shares = sum(
+            min(1.0, max(0.0, (report.get("done") or 0.0) / (report.get("total") or math.inf))) for report in reports
+        )
         note = f"{self.fan_out.name}, {len(self.skipped)} skipped" if self.skipped else self.fan_out.name
-        done = len(self.done) + len(self.skipped) + shares
-        shown = {"done": done, "total": len(self.items), "unit": self.fan_out.noun, "note": note}
-        self.runner.on_progress(shown | {"phase": self.fan_out.name})
+        count = len(self.done) + len(self.skipped) + shares
+        fields = {"done": count, "total": len(self.items), "unit": self.fan_out.noun, "note": note}
+        self.runner.on_progress(fields | {"phase": self.fan_out.name})

@@ -1,8 +1,8 @@
-"""Run one work item in a child process of this one, which may be the stage's parent or a Ray worker on another host.
+"""Run one work item in a child process of the current one: the parent of a stage, or a Ray worker on another host.
 
-A work item names the attempt that it belongs to, and a lease file in the staging folder names the attempt in charge.
-Once that attempt is over (cancelled, failed, or its process dead and another at work) the item's process sees another
-lease or none, and ends within a second, on whichever host it runs.
+A work item names its attempt, and a lease file in the staging folder names the active attempt. When an attempt is over
+(cancelled, failed, or replaced because its process died), the process of an item reads another lease or none, and ends
+within a second, on whichever host it runs.
 """
 
 import json
@@ -26,13 +26,13 @@ LEASE = "rounds/attempt.json"  # in the staging folder
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One item of a fan-out, in plain values that any process sharing the store can use."""
+    """One item of a fan-out, as plain values that any process with access to the store can use."""
 
     request: str  # path of the attempt's request.json
     attempt: int
     fan_out: str
     item: str
-    slot: int  # unique among the items that run at a time; it names the event file
+    slot: int  # unique among the items that run at the same time; part of the name of the event file
     url: str = ""  # of the store's remote, for a host that shares no disk (`tasks.engine.fanout.own_disk`)
     files: tuple[tuple[str, str], ...] = ()  # for such a host: files of the staging folder -> objects at the remote
 
@@ -46,41 +46,41 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class ItemResult:
-    """How an item ended that did not fail: done, or skipped with a message."""
+    """The result of an item that did not fail: done, or skipped with a message."""
 
     skipped: str | None = None
     peak_bytes: int = 0
-    files: tuple[tuple[str, str], ...] = ()  # of a host that shares no disk: what it wrote -> objects at the remote
-    removed: tuple[str, ...] = ()  # likewise: what it was given and has removed
+    files: tuple[tuple[str, str], ...] = ()  # from a host that shares no disk: files it wrote -> objects at the remote
+    removed: tuple[str, ...] = ()  # likewise: files that it received and removed
 
 
 def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
-    """Run the item, after the pause that goes with `earlier_tries`.
+    """Run the item, after the backoff pause for `earlier_tries`.
 
-    Raises `Retryable` and `StageCrash` for what another try may solve, `ConfigError` for what concerns more than this
-    item, and `StageCancelled`.
+    Raises `Retryable` and `StageCrash` for failures that a retry may solve, `ConfigError` for errors that concern more
+    than this item, and `StageCancelled`.
     """
     return run_child_of(item, earlier_tries, lambda: _check_lease(item))
 
 
 def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], object]) -> ItemResult:
-    """As `run_item`; `check_lease` raises what ends the item."""
+    """As `run_item`, with a `check_lease` that raises `StageCancelled` once the item's attempt is over."""
     check_lease()
     if earlier_tries:
         until = time.monotonic() + ITEM_BACKOFF.pause_s(earlier_tries)
-        while (left := until - time.monotonic()) > 0:
-            pause(min(left, 0.3))
+        while (remaining_s := until - time.monotonic()) > 0:
+            pause(min(remaining_s, 0.3))
             check_lease()
     markers = Markers.of(item.staging, item.fan_out)
     if markers.is_done(item.item):
-        return ItemResult()  # an earlier try was lost after it had written everything
+        return ItemResult()  # an earlier try had finished, but its result was lost
 
     files = ChildFiles(markers.item_folder(item.item))
     files.folder.mkdir(parents=True, exist_ok=True)
     files.clear()
     request = json.loads(Path(item.request).read_text(encoding="utf-8"))
     check_same_commit(request)
-    ended = run_child(
+    exit_status = run_child(
         "tasks.engine.child_main",
         *(item.request, item.fan_out, item.item, str(item.slot), str(os.getpid())),
         log=files.log,
@@ -89,17 +89,17 @@ def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], o
         finished=lambda: markers.is_done(item.item),
     )
     try:
-        raise_for_exit(ended, files)
+        raise_for_exit(exit_status, files)
     except NotWritable:
         raise
     except ConfigError as error:
-        return ItemResult(str(error), ended.peak_bytes)
-    return ItemResult(None, ended.peak_bytes)
+        return ItemResult(str(error), exit_status.peak_bytes)
+    return ItemResult(None, exit_status.peak_bytes)
 
 
 @contextmanager
 def lease(staging: Path, attempt: int) -> Iterator[None]:
-    """Put `attempt` in charge: its items may run, and no others. At the end every running item ends, on any host."""
+    """Make `attempt` the active one: only its items may run. At the end of the block running items end, on any host."""
     path = staging / LEASE
     path.parent.mkdir(exist_ok=True)
     write_json(path, {"attempt": attempt})
@@ -110,21 +110,21 @@ def lease(staging: Path, attempt: int) -> Iterator[None]:
 
 
 def _check_lease(item: WorkItem) -> None:
-    in_charge = read_json(item.staging / LEASE)
-    if in_charge is None and not item.staging.exists() and not item.staging.parent.exists():
+    active = read_json(item.staging / LEASE)
+    if active is None and not item.staging.exists() and not item.staging.parent.exists():
         raise ConfigError(
             f"{item.staging} does not exist on this host: with several hosts the store (NAUTILE_STORE) must lie on a "
             "file system that all of them share, under the same path"
         )
-    if in_charge != {"attempt": item.attempt}:
+    if active != {"attempt": item.attempt}:
         raise StageCancelled(f"{item}: its attempt is over")
 
 
 def check_same_commit(request: dict[str, Any]) -> None:
-    """Refuse a host with another commit, since bytes must not depend on the host."""
-    # On the run's own host the code may be edited while it runs.
+    """Raise `ConfigError` on a host with another commit, because output must not depend on the host."""
+    # On the run's own host the code may be edited while it runs, so it is not checked there.
     if request["host"] != host() and request["commit"] != code_commit():
         raise ConfigError(
-            f"host {host()} has commit {code_commit() or 'unknown'} of this code, and the run's host {request['host']} "
-            f"has {request['commit'] or 'unknown'}: install the same on every host of the cluster"
+            f"host {host()} has commit {code_commit() or 'unknown'} of this code, but the run's host {request['host']} "
+            f"has {request['commit'] or 'unknown'}: install the same commit on every host of the cluster"
         )

@@ -1,1 +1,1 @@
-"""Metrics of a stage at work, sent on to where `[telemetry]` of the configuration names; nowhere by default."""
+"""Forward the metrics of a running stage to the services configured in `[telemetry]`; by default to none."""

@@ -1,7 +1,7 @@
-"""Metrics for an OpenTelemetry collector.
+"""Send metrics to an OpenTelemetry collector.
 
-The library's own `MeterProvider` exports only the newest value of each gauge, so its exporter is called with our points
-(docs/log.md).
+The library's `MeterProvider` exports only the newest value of each gauge, so its exporter is called directly with all
+points (docs/log.md).
 """
 
 import logging
@@ -15,21 +15,21 @@ from tasks.engine.telemetry.points import Point
 logger = logging.getLogger(__name__)
 
 QUEUE = 64  # batches that may wait for a slow collector
-LINGER_S = 6.0  # to send the rest once the stage has ended
+LINGER_S = 6.0  # time to send the remaining points after the stage has ended
 _NS_PER_US = 1000
 
 
 class Collector:
-    """An OpenTelemetry collector, sent batches from a thread.
+    """The sink for an OpenTelemetry collector; a thread sends the batches.
 
-    Each measurement is a point of a gauge, with its own time. The step is a second gauge, because an attribute that
-    changes with each point would make each point a series.
+    Each measurement is a point of a gauge, with its own time. The step is a second gauge, because an attribute with a
+    new value for each point would make each point a time series of its own.
     """
 
     def __init__(self, address: str, timeout_s: float, resource: dict[str, str]) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        # It would log each failure itself, at length.
+        # The exporter would log each failure itself, at length.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
         self._address = address
         endpoint = address if address.rstrip("/").endswith("/v1/metrics") else address.rstrip("/") + "/v1/metrics"
@@ -54,7 +54,7 @@ class Collector:
             self._queue.put(None, timeout=LINGER_S)
             self._thread.join(LINGER_S)
         except queue.Full:
-            logger.debug("telemetry: %s is too slow to wait for", self._address)
+            logger.debug("telemetry: %s is too slow; measurements are dropped", self._address)
         with self._lock:
             return self._undelivered + self._pending
 
@@ -76,7 +76,7 @@ class Collector:
             first = not sent and not self._undelivered
             self._undelivered += 0 if sent else len(points)
         if first:
-            logger.warning("telemetry: %s does not take metrics; the run continues without it", self._address)
+            logger.warning("telemetry: %s does not accept metrics; the run continues without it", self._address)
 
 
 def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:

@@ -1,7 +1,6 @@
-"""Metrics for TensorBoard.
+"""Write metrics for TensorBoard.
 
-tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so the file format alone is the library's
-(docs/log.md).
+tensorboardX's `SummaryWriter` blocks for ever once the disk is full, so only its file format is used (docs/log.md).
 """
 
 import uuid
@@ -12,7 +11,7 @@ from tasks.engine.telemetry.points import Point
 
 
 class EventFile:
-    """A TensorBoard event file, written in the caller's thread, so that a full disk is an error and not a hang."""
+    """A TensorBoard event file, written in the caller's thread, so that a full disk raises an error."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX.event_file_writer import EventsWriter

@@ -1,7 +1,8 @@
-"""Forward metrics while a stage works: to the sinks of `[telemetry]`, or (by default) nowhere.
+"""Forward metrics while a stage works: to the sinks of `[telemetry]`, by default to none.
 
-The stage's parent reads them from the event files that it also ingests, so the stage knows nothing of this. Threads of
-their own talk to servers: one that is slow or gone delays no step. Measurements not delivered are counted.
+The parent process of the stage reads them from the event files that it also ingests, so the stage is not involved.
+Separate threads talk to servers, so that a slow or unreachable server delays no step. Measurements that are not
+delivered are counted.
 """
 
 import importlib.util
@@ -26,26 +27,29 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the points of one attempt go; `close` returns how many it could not deliver. Both may raise `OSError`."""
+    """A destination of the points of one attempt. `close` returns how many were not delivered.
+
+    Both methods may raise `OSError`.
+    """
 
     def write(self, points: Sequence[Point]) -> None: ...
     def close(self) -> int: ...
 
 
 class Forwarder:
-    """Reads the event files of one attempt as they grow, and hands their metrics to the sinks.
+    """Reads the event files of one attempt as they grow, and passes their metrics to the sinks.
 
-    Trackers read for themselves, because they also send what an earlier attempt left.
+    Trackers read the files themselves, because they also send what earlier attempts could not.
     """
 
     def __init__(self, events: Path, sinks: Sequence[Sink], trackers: Sequence[Tracker] = ()) -> None:
-        """`events`: the files are those in its folder whose names begin with its name."""
+        """`events`: a path; the event files are those in its folder whose names start with its name."""
         self._events, self._sinks, self._trackers = events, list(sinks), list(trackers)
         self._offsets: dict[str, int] = {}
         self._dropped_sinks = self._undelivered = 0
 
     def forward(self) -> None:
-        """Forward what was written since the last call. Raises nothing, because the store has all of it."""
+        """Forward what was written since the last call. Raises nothing: the store has all measurements anyway."""
         for tracker in self._trackers:
             tracker.wake()
         if not self._sinks and not self._dropped_sinks:
@@ -57,6 +61,7 @@ class Forwarder:
                 self._offsets[name] = offset
         except OSError as error:
             logger.warning("telemetry: the events cannot be read: %s", error)
+        # A point counts once for each sink that does not get it.
         self._undelivered += len(points) * self._dropped_sinks
         for sink in self._sinks[:] if points else ():
             try:
@@ -66,7 +71,7 @@ class Forwarder:
                 self._undelivered += len(points)
 
     def close(self, outcome: Outcome) -> int:
-        """Forward the rest and how the attempt ended; the number of measurements that were not delivered."""
+        """Forward the remaining points and the outcome. Returns the number of measurements that were not delivered."""
         for tracker in self._trackers:
             tracker.end(outcome)
         self.forward()
@@ -75,8 +80,8 @@ class Forwarder:
                 self._undelivered += sink.close()
             except OSError as error:
                 self._drop(sink, error)
-        begun = time.monotonic()
-        return self._undelivered + sum(tracker.close(begun) for tracker in self._trackers)
+        start = time.monotonic()
+        return self._undelivered + sum(tracker.close(start) for tracker in self._trackers)
 
     def _drop(self, sink: Sink, error: OSError) -> None:
         logger.warning("telemetry: the run continues without its %s: %s", type(sink).__name__, error)
@@ -85,27 +90,29 @@ class Forwarder:
 
 
 def forwarder_of(
-    config: TelemetryConfig, folder: Path, attempt: int, about: TrackedExecution, state: Path
+    config: TelemetryConfig, folder: Path, attempt: int, execution: TrackedExecution, state: Path
 ) -> Forwarder:
-    """The forwarder to the sinks configured. Raises `ConfigError` if an optional package is not installed.
+    """The forwarder to the configured sinks. Raises `ConfigError` if an optional package is not installed.
 
-    `folder`: of the event files; `state`: a folder in which trackers keep, between attempts, what they have delivered.
+    `folder`: of the event files. `state`: folder in which trackers record, between attempts, what they have delivered.
     """
     sinks: list[Sink] = []
     if config.tensorboard:
-        sinks.append(_extra("tensorboard", lambda: EventFile(Path(config.tensorboard) / about.run / slug(about.label))))
+        sinks.append(
+            _extra("tensorboard", lambda: EventFile(Path(config.tensorboard) / execution.run / slug(execution.label)))
+        )
     if config.otlp:
-        resource = {"nautile.run": about.run, "nautile.stage": about.stage, "nautile.label": about.label}
+        resource = {"nautile.run": execution.run, "nautile.stage": execution.stage, "nautile.label": execution.label}
         sinks.append(_extra("otel", lambda: Collector(config.otlp, config.timeout_s, resource)))
     trackers = [
-        Tracker(make(), about, folder / about.files, state / f"telemetry-{name}.json")
+        Tracker(make(), execution, folder / execution.files, state / f"telemetry-{name}.json")
         for name, make in _clients(config).items()
     ]
-    return Forwarder(folder / f"{about.files}{attempt}", sinks, trackers)
+    return Forwarder(folder / f"{execution.files}{attempt}", sinks, trackers)
 
 
 def _clients(config: TelemetryConfig) -> Mapping[str, Callable[[], Any]]:
-    """By name, what makes the client of each tracker that is configured."""
+    """The factory of the client of each configured tracker, by name."""
     makers: dict[str, Callable[[], Any]] = {}
     if config.mlflow:
         makers["mlflow"] = lambda: MlflowClient(config.mlflow, config.project, config.timeout_s)
@@ -118,6 +125,7 @@ def _clients(config: TelemetryConfig) -> Mapping[str, Callable[[], Any]]:
 
 
 def _extra(name: str, make: Callable[[], Sink]) -> Sink:
+    """Create a sink of an optional extra. Raises `ConfigError` if it is not installed or cannot be opened."""
     try:
         return make()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""An MLflow tracking server, over its REST API (version 2.0), so that no package of MLflow's is needed.
+"""Client of an MLflow tracking server over its REST API (version 2.0), so that MLflow need not be installed.
 
 Credentials come from MLflow's own environment variables: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
 MLFLOW_TRACKING_PASSWORD. https://mlflow.org/docs/latest/rest-api.html
@@ -15,14 +15,14 @@ import httpx
 from tasks.engine.telemetry.points import Point
 from tasks.engine.telemetry.trackers import Outcome, Refused, TrackedExecution
 
-PARAMETERS = 100  # of one request, and as many tags
-_LONGEST = {"params": 6000, "tags": 5000}  # characters of a value
-_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # how protocol buffers write them in JSON
+PARAMETERS = 100  # limit of parameters in one request, and of tags
+_LONGEST = {"params": 6000, "tags": 5000}  # limit of a value, in characters
+_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as in the JSON encoding of protocol buffers
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
 class MlflowClient:
-    """One run of the experiment `project`, looked up by the id of the execution."""
+    """One run of the experiment `project`, identified by a tag with the id of the execution."""
 
     def __init__(self, address: str, project: str, timeout_s: float) -> None:
         self.where, self._project = address, project
@@ -36,7 +36,7 @@ class MlflowClient:
         self._run = ""
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
-        """Find the execution's run, or create it; the last step of each metric that the server has."""
+        """Find the execution's run, or create it. Returns the last step of each metric that the server has."""
         experiment = self._experiment()
         query = {"experiment_ids": [experiment], "filter": f"tags.`nautile.execution` = '{about.execution}'"}
         if runs := self._call("POST", "runs/search", {**query, "max_results": 1}).get("runs"):
@@ -51,7 +51,7 @@ class MlflowClient:
         return {}
 
     def send(self, points: Sequence[Point]) -> None:
-        """Log the points. Sent twice, they are there once: the server ignores a metric that it has."""
+        """Log the points. Sending a point twice does no harm: the server ignores a metric that it has."""
         metrics = []
         for point in points:
             value = _WORDS.get(str(point.value), point.value)
@@ -60,23 +60,23 @@ class MlflowClient:
         self._call("POST", "runs/log-batch", {"run_id": self._run, "metrics": metrics})
 
     def end(self, outcome: Outcome) -> None:
-        """Set the run's state and the ids of what was published."""
+        """Set the run's status, and the ids of the published artifacts as tags."""
         self._log("tags", {f"nautile.output.{kind}": artifact for kind, artifact in outcome.outputs.items()})
-        ended = {"status": _STATUS[outcome.state], "end_time": time.time_ns() // 10**6}
-        self._call("POST", "runs/update", {"run_id": self._run, **ended})
+        status = {"status": _STATUS[outcome.state], "end_time": time.time_ns() // 10**6}
+        self._call("POST", "runs/update", {"run_id": self._run, **status})
 
     def _experiment(self) -> str:
-        """The id of the experiment, which is created if it is not there."""
-        for last in (False, True):
+        """The id of the experiment, which is created if it does not exist."""
+        for is_last in (False, True):
             try:
                 name = {"experiment_name": self._project}
                 return self._call("GET", "experiments/get-by-name", name)["experiment"]["experiment_id"]
             except Refused:
-                if last:
+                if is_last:
                     raise
             try:
                 return self._call("POST", "experiments/create", {"name": self._project})["experiment_id"]
-            except Refused:  # another step may have created it just now: look again
+            except Refused:  # another step may have created it meanwhile: look it up again
                 continue
         raise AssertionError("unreachable")
 
@@ -93,10 +93,10 @@ class MlflowClient:
 
 
 def _rows(kind: str, values: Mapping[str, str]) -> list[dict[str, str]]:
-    cut: Iterable[tuple[str, str]] = ((name, value[: _LONGEST[kind]]) for name, value in values.items())
-    return [{"key": _name(name), "value": value} for name, value in cut]
+    pairs: Iterable[tuple[str, str]] = ((name, value[: _LONGEST[kind]]) for name, value in values.items())
+    return [{"key": _name(name), "value": value} for name, value in pairs]
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes: 250 characters at most, of which some are not allowed."""
+    """A name that MLflow accepts: at most 250 characters, with invalid ones replaced."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]

@@ -1,4 +1,4 @@
-"""The measurements of an execution, read from its event files as they grow."""
+"""Read the measurements of an execution from its event files as they grow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,28 +20,29 @@ class Point:
 
     @property
     def tag(self) -> str:
-        """The name for sinks that have no sources: `loss/synth`."""
+        """The name for sinks without a notion of sources: `loss/synth`."""
         return f"{self.name}/{self.source}" if self.source else self.name
 
 
 def read_points(events: Path, offsets: dict[str, int]) -> Iterator[tuple[list[Point], str, int]]:
-    """The points in the files whose names begin with that of `events`, a block of a file at a time.
+    """Yield the points of the files whose names start with that of `events`, a block of a file at a time.
 
-    Yields them with the file's name and the offset behind them; what `offsets` (by file name) cover is left out. The
-    caller moves the offsets on. Raises `OSError` if a file cannot be read.
+    Yields (points, file name, offset after them), starting at `offsets` (by file name), which the caller updates.
+    Raises `OSError` if a file cannot be read.
     """
     for path in sorted(events.parent.glob(f"{events.name}*.jsonl")):
-        # A file may be longer than one read takes: until a read makes no progress.
-        reached, offset = -1, offsets.get(path.name, 0)
-        while reached != offset:
-            reached = offset
-            events_read, offset = read_events(path, reached)
+        # One call of `read_events` may not reach the end of the file, so repeat until it makes no progress.
+        start, offset = -1, offsets.get(path.name, 0)
+        while start != offset:
+            start = offset
+            events_read, offset = read_events(path, start)
             points = [point for event in events_read if event["kind"] == "metric" if (point := _point(event))]
-            if offset != reached:
+            if offset != start:
                 yield points, path.name, offset
 
 
 def _point(event: dict[str, Any]) -> Point | None:
+    """The point of a metric event; None if its fields are invalid."""
     fields = event["fields"]
     try:
         value = float(fields["value"])

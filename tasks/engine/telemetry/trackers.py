@@ -1,8 +1,9 @@
-"""Experiment trackers: one remote run for each execution of a step, with its configuration, its curves and its end.
+"""Experiment trackers: one remote run per execution of a step, with its configuration, its curves and its outcome.
 
-A tracker has a thread, which reads the event files of all attempts and sends what is new. The files are the queue: what
-a server refused, or what a killed attempt left, is sent later, and a file beside the staging notes how far each metric
-has got. So a resumed attempt goes on in the same remote run, and a step that is measured twice is sent once.
+A tracker has a thread that reads the event files of all attempts and sends what is new. The event files are the queue:
+points that a server refused, or that a killed attempt did not send, are sent later. A file in the staging folder
+records the last step sent of each metric. So a resumed attempt continues the same remote run, and a step that is
+measured twice is sent once.
 """
 
 import logging
@@ -20,15 +21,15 @@ from tasks.engine.telemetry.points import Point, read_points
 logger = logging.getLogger(__name__)
 
 BATCH = 500  # points of one request
-LINGER_S = 6.0  # to send the rest once the attempt has ended
-SILENT_S = 0.5  # the same where the end of an attempt has waited in vain before
+LINGER_S = 6.0  # time to send the remaining points after the attempt has ended
+SILENT_S = 0.5  # the same for a server that did not answer in this time at the end of an earlier attempt
 
-_silent: set[str] = set()  # the addresses of which that is so
+_silent: set[str] = set()  # the addresses of such servers
 
 
 @dataclass(frozen=True)
 class TrackedExecution:
-    """The execution that a remote run stands for."""
+    """The execution that a remote run represents."""
 
     run: str
     stage: str
@@ -48,15 +49,15 @@ class TrackedExecution:
 
     @property
     def files(self) -> str:
-        """What the names of its event files begin with; the number of the attempt follows."""
+        """The prefix of the names of its event files; the number of the attempt follows."""
         return f"{self.stage}-{self.execution}-"
 
     def parameters(self) -> dict[str, str]:
-        """The section's fields by their paths (`pretrain.optimizer.clip`), and the ids of the inputs."""
+        """The fields of the section by path (`pretrain.optimizer.clip`), and the ids of the inputs."""
         return dict(_flat(self.section)) | {f"input.{name}": artifact for name, artifact in self.inputs.items()}
 
     def tags(self) -> dict[str, str]:
-        """What identifies it."""
+        """The fields that identify the execution."""
         names = ("run", "stage", "label", "execution", "config", "key", "commit", "host")
         return {f"nautile.{name}": str(getattr(self, name)) for name in names if getattr(self, name)}
 
@@ -70,16 +71,16 @@ class Outcome:
 
 
 class Refused(Exception):
-    """A tracker did not take what it was sent. The message is shown, so it holds nothing secret."""
+    """A tracker refused a request. The message is displayed, so it must hold no secrets."""
 
 
 class TrackerClient(Protocol):
-    """One remote run. Used by one thread; every method may raise anything."""
+    """The client of one remote run. It is used by one thread; every method may raise any exception."""
 
-    where: str
+    where: str  # address of the server, or path of the folder
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
-        """Begin the remote run, or continue it, after `sent` points; the last step of each metric that it knows."""
+        """Begin or continue the remote run, after `sent` points. Returns the last step of each metric that it has."""
 
     def send(self, points: Sequence[Point]) -> None: ...
 
@@ -87,16 +88,16 @@ class TrackerClient(Protocol):
 
 
 class Tracker:
-    """Sends the measurements of an execution through a client, in a thread of its own."""
+    """Sends the measurements of an execution through a client, in its own thread."""
 
     def __init__(self, client: TrackerClient, about: TrackedExecution, events: Path, state: Path) -> None:
-        """`events`: what the paths of all event files of the execution begin with."""
+        """`events`: the prefix of the paths of all event files of the execution. `state`: the file of what was sent."""
         self._client, self._about, self._events, self._state = client, about, events, state
-        known = read_json(state)
-        known = known if isinstance(known, dict) and known.get("execution") == about.execution else {}
-        self._offsets: dict[str, int] = known.get("offsets", {})
-        self._steps: dict[str, int] = known.get("steps", {})  # by tag, the last step that was sent
-        self._sent: int = known.get("sent", 0)
+        record = read_json(state)
+        record = record if isinstance(record, dict) and record.get("execution") == about.execution else {}
+        self._offsets: dict[str, int] = record.get("offsets", {})
+        self._steps: dict[str, int] = record.get("steps", {})  # tag -> the last step that was sent
+        self._sent: int = record.get("sent", 0)  # points
         self._opened = self._abandoned = self._warned = self._ended = False
         self._outcome: Outcome | None = None
         self._woken = threading.Event()
@@ -108,17 +109,17 @@ class Tracker:
         self._woken.set()
 
     def end(self, outcome: Outcome) -> None:
-        """Send the rest, and how the attempt ended; `close` waits for it."""
+        """Start to send the remaining points and the outcome; `close` waits for it."""
         self._outcome = outcome
         self._woken.set()
 
-    def close(self, begun: float) -> int:
-        """Wait a little for the end; the number of measurements that were not delivered.
+    def close(self, start: float) -> int:
+        """Wait a few seconds for the end. Returns the number of measurements that were not delivered.
 
-        `begun`: when the wait for all trackers began, on the monotonic clock.
+        `start`: when the wait for all trackers started, on the monotonic clock.
         """
         patience = SILENT_S if self._client.where in _silent else LINGER_S
-        self._thread.join(max(0.0, begun + patience - time.monotonic()))
+        self._thread.join(max(0.0, start + patience - time.monotonic()))
         self._abandoned = True
         if self._ended:
             _silent.discard(self._client.where)
@@ -143,7 +144,7 @@ class Tracker:
                 if outcome is not None and not self._abandoned:
                     self._client.end(outcome)
                     self._ended = True
-            except Exception as error:  # whatever a client raises, it must not end the run
+            except Exception as error:  # an exception of a client must not end the run
                 self._warn(str(error) if isinstance(error, Refused) else type(error).__name__)
             if outcome is not None:
                 return
@@ -162,25 +163,26 @@ class Tracker:
                 self._sent += len(batch)
                 self._steps |= {point.tag: point.step for point in batch}
             if self._abandoned:
-                return  # the next attempt may have its file by now
+                return  # another attempt may be using the state file by now
             self._offsets[name] = offset
             self._save()
 
     def _save(self) -> None:
-        if self._state.parent.is_dir():  # else its work is published, and nothing resumes it
-            kept = {"execution": self._about.execution, "offsets": self._offsets, "steps": self._steps}
-            write_json(self._state, {**kept, "sent": self._sent}, durable=False)
+        if self._state.parent.is_dir():  # else the staging folder was published, and nothing resumes the execution
+            record = {"execution": self._about.execution, "offsets": self._offsets, "steps": self._steps}
+            write_json(self._state, {**record, "sent": self._sent}, durable=False)
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
+        """Log once that metrics are not delivered."""
         if not self._warned:
             self._warned = True
-            logger.warning("telemetry: %s does not take metrics (%s); the run continues", self._client.where, why)
+            logger.warning("telemetry: %s does not accept metrics (%s); the run continues", self._client.where, reason)
 
 
 def _new(points: Sequence[Point], steps: dict[str, int]) -> Iterator[Point]:
-    """The points of steps behind the last one of their tag, which `steps` then holds.
+    """Yield the points of steps after the last one of their tag, and update `steps` (tag -> step) with them.
 
-    An attempt that resumes measures some steps again.
+    A resumed attempt measures some steps again, which must not be sent twice.
     """
     for point in points:
         if point.step > steps.get(point.tag, -1):
@@ -189,6 +191,7 @@ def _new(points: Sequence[Point], steps: dict[str, int]) -> Iterator[Point]:
 
 
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """The leaves of nested mappings, as (dotted path, text)."""
     if isinstance(value, Mapping) and value:
         rows = [_flat(part, f"{path}.{name}" if path else str(name)) for name, part in value.items()]
         return [row for part in rows for row in part]

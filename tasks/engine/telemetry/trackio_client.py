@@ -1,7 +1,7 @@
-"""A folder of trackio's databases: `TRACKIO_DIR=FOLDER trackio show` draws them. Nothing leaves the machine.
+"""Write metrics to a folder of trackio databases; `TRACKIO_DIR=FOLDER trackio show` shows them. It is all local.
 
-`trackio.init` prints, samples this machine and keeps one run a process; the storage under it, by which trackio imports
-the runs of others, does none of that.
+`trackio.init` prints, samples the machine and allows one run per process, so the storage layer below it is used, as
+trackio's own importers do.
 """
 
 import os
@@ -20,8 +20,8 @@ class TrackioClient:
         self.where, self._project = str(folder), project
 
     def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
-        """Note what the run is; trackio creates it with its first measurement."""
-        os.environ["TRACKIO_DIR"] = str(Path(self.where).absolute())  # read as trackio is imported
+        """Prepare the run's name and configuration; trackio creates the run with its first measurement."""
+        os.environ["TRACKIO_DIR"] = str(Path(self.where).absolute())  # trackio reads it on import
         from trackio.sqlite_storage import SQLiteStorage
 
         self._name, self._config = about.name, {**about.parameters(), **about.tags(), "_Group": about.run}
@@ -35,7 +35,7 @@ class TrackioClient:
         self._write([{point.tag: point.value} for point in points], [point.step for point in points], times)
 
     def end(self, outcome: Outcome) -> None:
-        """Log a measurement `done`, 1 or 0, and add what was published to the configuration."""
+        """Log a measurement `done`, 1 or 0, and add the published artifacts to the configuration."""
         self._config |= {"state": outcome.state} | {f"output.{kind}": name for kind, name in outcome.outputs.items()}
         self._write([{"done": float(outcome.state == "done")}], [self._step], [datetime.now(UTC).isoformat()])
 

@@ -1,7 +1,7 @@
-"""Weights & Biases, offline: a folder that `wandb sync FOLDER/wandb/offline-run-*` uploads when you like.
+"""Write metrics for Weights & Biases, offline: `wandb sync FOLDER/wandb/offline-run-*` uploads the folder later.
 
-Nothing is sent from here and no key is read. W&B counts rows itself, so a resumed run continues that count; the axis of
-the charts is our `step`.
+This module sends nothing and reads no key. W&B counts rows itself, so a resumed run continues that count; the x axis of
+the charts is the metric `step`.
 """
 
 import os
@@ -14,7 +14,7 @@ from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
 
 class WandbClient:
-    """One run of W&B's project `project`; each attempt writes a file of its own, under the same id."""
+    """One run of W&B's project `project`; each attempt writes its own file, with the same run id."""
 
     def __init__(self, folder: Path, project: str) -> None:
         self.where, self._folder, self._project = str(folder), folder, project
@@ -46,16 +46,16 @@ class WandbClient:
             ),
         )
         self._run.define_metric("*", step_metric="step")
-        self._row = sent  # no two points make fewer rows than that
+        self._row = sent  # points of a step share a row, so this is at least the number of rows written so far
         return {}
 
     def send(self, points: Sequence[Point]) -> None:
-        """Log the points, those of a step in a row."""
+        """Log the points; consecutive points of one step become one row."""
         for step, group in groupby(points, lambda point: point.step):
             self._run.log({"step": step, **{point.tag: point.value for point in group}}, step=self._row)
             self._row += 1
 
     def end(self, outcome: Outcome) -> None:
-        """Note how it ended, and close the file."""
+        """Record the outcome in the summary, and close the file."""
         self._run.summary.update({"state": outcome.state, **{f"output/{k}": v for k, v in outcome.outputs.items()}})
         self._run.finish(exit_code=0 if outcome.state == "done" else 1)

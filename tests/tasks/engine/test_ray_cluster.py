@@ -134,7 +134,7 @@ def launch_on(address, processes=2, **fields):
         ({"processes": 4, "host_resources": {"CPU": 1}}, r"launch.processes = 4 of psum: .* has 3 hosts with CPU = 1;"),
         ({"host_resources": {"GPU": 8}}, r"launch.processes = 2 of psum: .* has 0 hosts with CPU = 1, GPU = 8;"),
         ({}, r"launch.host_resources: hosts of the Ray cluster have TPUs, which psum would not get"),
-        ({"tpu_slice": "v4:2x2x4"}, r"launch.processes = 2, and a slice v4:2x2x4 has 4 hosts"),
+        ({"tpu_slice": "v4:2x2x4"}, r"launch.processes = 2, but a slice v4:2x2x4 has 4 hosts"),
         ({"processes": 4, "tpu_slice": "v4:2x2x4"}, r"launch.tpu_slice of psum: .* has 0 slices v4:2x2x4;"),
         ({"tpu_slice": "v99:2x2"}, r"launch.tpu_slice 'v99:2x2': Invalid accelerator"),
     ],

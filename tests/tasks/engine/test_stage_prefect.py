@@ -136,4 +136,4 @@ def test_a_server_that_takes_no_artifact_fails_no_stage(store, monkeypatch, capl
         monkeypatch.setattr(prefect_task, name, refuses)
     state, _ = through_a_flow(store, section(5))
     assert store.get(state.result()["numbers"])
-    assert "Prefect did not take an artifact of sums:A b: busy" in caplog.text
+    assert "an artifact of sums:A b could not be sent to Prefect: busy" in caplog.text

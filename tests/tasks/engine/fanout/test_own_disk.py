@@ -65,5 +65,5 @@ def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_re
     store.remote.write(f"{host_files(key)}/attempt.json", b'{"attempt": 1}')
     with pytest.raises(StageCancelled, match="its attempt is over"):
         own_disk.run_item(item)
-    with pytest.raises(ConfigError, match=r"cannot be called '\.\./x'"):
+    with pytest.raises(ConfigError, match=r"file: '\.\./x'"):
         own_disk._fetch(store, {"../x": "y"}, tmp_path / "there")

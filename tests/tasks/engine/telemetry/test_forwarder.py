@@ -77,8 +77,8 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
         wanted = TelemetryConfig(otlp=collected.url, timeout_s=0.2)
         outputs = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
     assert store.get(outputs["numbers"])
-    warnings = [record.message for record in caplog.records if "does not take metrics" in record.message]
-    assert warnings == [f"telemetry: {collected.url} does not take metrics; the run continues without it"]
+    warnings = [record.message for record in caplog.records if "does not accept metrics" in record.message]
+    assert warnings == [f"telemetry: {collected.url} does not accept metrics; the run continues without it"]
     rows = Catalog(store).query("SELECT step, value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"step": 1, "value": 3.0}]
 

@@ -125,8 +125,8 @@ def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted
         unsubscribe()
     assert store.get(outputs["numbers"])
     why = "HTTP 500 of experiments/get-by-name" if status else "ConnectError"
-    warnings = [record.message for record in caplog.records if "does not take metrics" in record.message]
-    assert warnings == [f"telemetry: {url} does not take metrics ({why}); the run continues"]
+    warnings = [record.message for record in caplog.records if "does not accept metrics" in record.message]
+    assert warnings == [f"telemetry: {url} does not accept metrics ({why}); the run continues"]
     assert ends[-1] == ("done", 4)
     rows = Catalog(store).query("SELECT value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"value": 4.0}]
