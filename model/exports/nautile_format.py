@@ -1,4 +1,4 @@
-"""The project's own format (`nautile export --format nautile`): safetensors, configuration, tokenizer.
+"""Export to the project's own format (`nautile export --format nautile`): safetensors, configuration, tokenizer.
 
 The weights keep this project's names and bytes, so `load_weights` on an export returns the checkpoint bit for bit.
 """
@@ -14,11 +14,11 @@ from model.weights.files import load_weights, refuse_occupied, save_weights
 
 
 def export_nautile(checkpoint: Path, out: Path) -> list[Path]:
-    """Write a checkpoint folder as `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
+    """Export a checkpoint folder: `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
 
-    `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` lists the special tokens and the prompt
-    that the model was trained on, with `{query}` for the question. Raises ConfigError where `out` holds something
-    already or the checkpoint cannot be read.
+    `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` has the special tokens and the prompt
+    template that the model was trained on, with `{query}` for the question. Returns the files. Raises ConfigError if
+    `out` is not empty or the checkpoint cannot be read.
     """
     refuse_occupied(out)
     params, model, tokenizer_config = load_weights(checkpoint)

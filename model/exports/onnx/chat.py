@@ -1,4 +1,4 @@
-"""Ask the model of this folder: python chat.py "What is 2 + 2?" (onnxruntime, numpy and tokenizers are enough)."""
+"""Ask the model in this folder a question: python chat.py "What is 2 + 2?" (needs onnxruntime, numpy, tokenizers)."""
 
 import json
 import sys
@@ -13,21 +13,24 @@ config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
 context, chat = config["model"]["context"], config["chat"]
 tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 prompt, step = (onnxruntime.InferenceSession(FOLDER / f"{name}.onnx") for name in ("prompt", "step"))
-names = [output.name for output in prompt.get_outputs()]  # logits and the state, the same of both graphs
+names = [output.name for output in prompt.get_outputs()]  # logits and state: both graphs have the same outputs
 
-# A marker that is spelled in the question stays text.
+# The prompt, in the template the model was trained on. A special token spelled in the question is broken up into text.
 question = " ".join(sys.argv[1:]) or "What is 2 + 2?"
 head, tail = chat["prompt"].split("{query}")
 ids = tokenizer.encode(head + question.replace("<|", "< |") + tail).ids
 
+# Read the prompt. `wanted` are the columns whose logits are computed: only the last.
 lengths = np.array([len(ids)])
 outputs = prompt.run(names, {"tokens": np.array([ids]), "lengths": lengths, "wanted": lengths[:, None] - 1})
 state = dict(zip(names, outputs, strict=True))
+# Pad keys and values to the whole context: the step graph then writes into them instead of growing them.
 for name in names:
-    if name.startswith(("keys", "values")):  # room for the whole context
+    if name.startswith(("keys", "values")):
         room = max(0, context - state[name].shape[2])
         state[name] = np.pad(state[name], ((0, 0), (0, 0), (0, room), (0, 0)))
 
+# Decode greedily, one token at a time, until a stop token or the end of the context.
 for position in range(len(ids), context):
     token = int(state.pop("logits")[0, -1].argmax())
     sys.stdout.write(tokenizer.decode([token], skip_special_tokens=False))

@@ -1,6 +1,6 @@
-"""The format of onnxruntime (`nautile export --format onnx --bits 32 | 8 | 4`): two graphs, their weights, an example.
+"""Export to onnxruntime (`nautile export --format onnx --bits 32 | 8 | 4`): two graphs, their weights, an example.
 
-`digests.json` lists every file but the card, to which a measurement is added later.
+`digests.json` lists every file but the model card, to which measurements are added later.
 """
 
 import json
@@ -20,16 +20,16 @@ from model.weights.files import CONFIG, FORMAT, refuse_occupied
 BITS = (32, 8, 4)
 PROMPT, STEP, WEIGHTS = "prompt.onnx", "step.onnx", "weights.bin"
 EXAMPLE, CARD = "chat.py", "README.md"
-HEAD_MULTIPLE = 16  # of an attention head's dimension, for onnxruntime's operator
-INT8_ACTIVATIONS = 4  # the accuracy level of `MatMulNBits`: products of int8, several times as fast as of float32
+HEAD_MULTIPLE = 16  # onnxruntime's GroupQueryAttention needs attention head dimensions that are multiples of this
+INT8_ACTIVATIONS = 4  # `accuracy_level` of MatMulNBits: int8 products, several times as fast as float32
 MEASURED = "## Measured\n"
 
 
 def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
-    """Write a checkpoint folder for onnxruntime into the new or empty folder `out`, with `bits` for each weight.
+    """Export a checkpoint folder for onnxruntime into the new or empty folder `out`, with `bits` per weight.
 
-    Raises ConfigError where `out` holds something already, where the checkpoint cannot be read or its model cannot be
-    expressed, and where the package onnx is missing.
+    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read or its model cannot be
+    expressed in ONNX, and if the package onnx is missing.
     """
     if bits not in BITS:
         raise ConfigError(f"--bits {bits}: is not one of {', '.join(map(str, BITS))}")
@@ -80,12 +80,12 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
 
 
 def is_onnx_export(folder: Path) -> bool:
-    """Whether `folder` looks like one; `check_digests` makes sure."""
+    """Whether `folder` looks like an ONNX export; `check_digests` verifies it."""
     return (folder / DIGESTS).is_file() and (folder / STEP).is_file()
 
 
 def check_digests(folder: Path) -> dict[str, Any]:
-    """`bits` and `weights_sha256` of an export; raises ConfigError unless every file of it is as it was written."""
+    """Verify an export and return its `bits` and `weights_sha256`. Raises ConfigError if any file has changed."""
     digests = read_digests(folder)
     if not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
         raise ConfigError(f"{folder / DIGESTS}: does not list the files of an ONNX export; export the checkpoint again")
@@ -97,41 +97,45 @@ def check_digests(folder: Path) -> dict[str, Any]:
     facts = settings.get("onnx") if isinstance(settings, dict) else None
     fields = (facts.get("bits"), facts.get("weights_sha256")) if isinstance(facts, dict) else (None, None)
     if fields[0] not in BITS or not isinstance(fields[1], str):
-        raise ConfigError(f"{folder / CONFIG}: `onnx` does not say `bits` and `weights_sha256`; export it again")
+        raise ConfigError(f"{folder / CONFIG}: `onnx` lacks `bits` or `weights_sha256`; export the checkpoint again")
     return {"bits": fields[0], "weights_sha256": fields[1]}
 
 
 def add_measurement(folder: Path, line: str) -> None:
-    """Add a line to what the card says was measured."""
+    """Add a line to the "Measured" section of the model card; the first replaces its placeholder."""
     path = folder / CARD
     card = path.read_text(encoding="utf-8") if path.exists() else MEASURED
     before, heading, after = card.partition(MEASURED)
-    lines = [known for known in after.strip().splitlines() if known.startswith("- ")]
-    lines = [known for known in lines if known != f"- {line}"]
+    # Keep the earlier measurements, but not the placeholder text or the same line.
+    lines = [entry for entry in after.strip().splitlines() if entry.startswith("- ")]
+    lines = [entry for entry in lines if entry != f"- {line}"]
     write_text(path, before + (heading or MEASURED) + "\n" + "\n".join([*lines, f"- {line}"]) + "\n")
 
 
 def _card(model: ModelConfig, bits: int, size: int) -> str:
-    how = {
+    """The README.md of an export with `size` bytes of weights."""
+    storage = {
         32: "float32",
         8: "8 bits in blocks of 256 with a float32 scale; int8 activations in products",
-        4: "4 bits in blocks of 128 (input projections of the SCA layers: 64) with a float32 scale and a zero point, "
-        "but 8 bits for the table that is embedding and head and for the readouts of the SCA layers; int8 activations "
-        "in products",
+        4: "4 bits in blocks of 128 (input projections of the SCA layers: 64) with a float32 scale and a zero point; "
+        "8 bits for the table of the embedding and head and for the readouts of the SCA layers; int8 activations in "
+        "products",
     }[bits]
     return f"""# A Nautile model for onnxruntime
 
-Weights: {how} ({size / 2**20:.1f} MiB). Everything else is computed in float32. Context: {model.context} tokens.
+Weights: {storage} ({size / 2**20:.1f} MiB). Everything else is computed in float32. Context: {model.context} tokens.
 
-`prompt.onnx` reads a prompt, `step.onnx` adds a token; both use `weights.bin`. The state is their output and input:
-decayed sums and the last inputs of the convolution, whose size does not grow, and keys and values.
+`prompt.onnx` reads a prompt and `step.onnx` one more token; both use `weights.bin`. Each returns logits and the state
+that the next step takes: decayed sums and the last inputs of the convolution, whose size is constant, and keys and
+values, which grow with the context.
 
     pip install onnxruntime numpy tokenizers
     python chat.py "What is 2 + 2?"
 
-`digests.json` has the sha256 of every file but this one. In the project: `nautile chat FOLDER --runtime onnx`, and with
-`labels.json`, of a tuned checkpoint, `nautile classify` after `nautile store add FOLDER --kind export`.
+`digests.json` has the sha256 of every file but this one. With Nautile installed, `nautile chat FOLDER --runtime onnx`
+chats with the model. A folder with a `labels.json` (a checkpoint tuned on labels) can be added to a store with
+`nautile store add FOLDER --kind export`, for `nautile classify`.
 
 {MEASURED}
-Nothing yet: `nautile evaluate FOLDER --runtime onnx --against CHECKPOINT` adds the change in accuracy.
+Nothing yet: `nautile evaluate FOLDER --runtime onnx --against CHECKPOINT` adds the change in accuracy here.
 """

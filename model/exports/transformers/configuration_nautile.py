@@ -6,10 +6,10 @@ from transformers import PretrainedConfig
 
 
 class NautileConfig(PretrainedConfig):
-    """Shape and arithmetic: `num_layers` layers, of which one after every `seqcond_ratio` SCA layers is attention.
+    """The sizes of a model of `num_layers` layers: after every `seqcond_ratio` SCA layers comes one of attention.
 
-    `vocab_size` counts the padding id 0. `maxlen` is the longest sequence in tokens; with `decay = "window"` it is
-    part of the arithmetic. Raises ValueError where the sizes do not fit each other.
+    `vocab_size` includes the padding id 0. `maxlen` is the longest sequence in tokens; with `decay = "window"` it also
+    changes the results. Raises ValueError where the sizes do not fit each other.
     """
 
     model_type = "nautile"
@@ -51,16 +51,16 @@ class NautileConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.num_layers = num_layers
-        self.seqcond_ratio = seqcond_ratio  # 0: attention layers alone
+        self.seqcond_ratio = seqcond_ratio  # SCA layers per attention layer; 0: attention only
         self.maxlen = maxlen
         self.seqcond_heads = seqcond_heads  # memory heads K
-        self.num_query_heads = num_query_heads  # Q; fewer than K share a query among several memory heads
+        self.num_query_heads = num_query_heads  # Q; if fewer than K, several memory heads share a query
         self.num_thetas = num_thetas  # spectral samples M
         self.expand_factor = expand_factor
         self.out_expand_factor = out_expand_factor
         self.conv_kernel_size = conv_kernel_size
         self.decay = decay
-        self.chunk = chunk  # positions that are computed together, for speed and memory
+        self.chunk = chunk  # positions computed at a time: affects speed and memory, not the results
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.d_ff = d_ff
@@ -79,19 +79,19 @@ class NautileConfig(PretrainedConfig):
             "d_model is not an even multiple of num_heads": d_model % (2 * num_heads),
             'decay is neither "relative" nor "window"': decay not in ("relative", "window"),
         }
-        wrong = [fault for fault, broken in checks.items() if broken]
-        if wrong:
-            raise ValueError(f"config.json: {wrong[0]}")
+        faults = [fault for fault, broken in checks.items() if broken]
+        if faults:
+            raise ValueError(f"config.json: {faults[0]}")
         kwargs.setdefault("tie_word_embeddings", True)
         kwargs.setdefault("pad_token_id", 0)
         super().__init__(**kwargs)
 
     @property
     def head_dim(self) -> int:
-        """H of the attention layers."""
+        """Head dimension of the attention layers."""
         return self.d_model // self.num_heads
 
     @property
     def memory_head_dim(self) -> int:
-        """H of the SCA layers."""
+        """Head dimension H of the SCA layers."""
         return self.d_model * self.expand_factor // (self.seqcond_heads * self.num_thetas)

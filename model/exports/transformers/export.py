@@ -1,9 +1,9 @@
-"""The format of Hugging Face `transformers` (`nautile export --format transformers`): weights, code, tokenizer.
+"""Export to Hugging Face `transformers` (`nautile export --format transformers`): weights, code, tokenizer.
 
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
-Tensors, fields of config.json and ids are those of the paper's author (`model/weights/author_layout.py`): ids are ours
-+ 1, and 0 is padding. `nautile import FOLDER` reads it back bit for bit, and a tuned model that was saved likewise.
+Tensors, fields of config.json and token ids are those of the paper's author (`model/weights/author_layout.py`): ids are
+ours + 1, and 0 is padding. `nautile import FOLDER` reads the export back bit for bit, also after tuning and saving.
 """
 
 import json
@@ -25,8 +25,8 @@ from model.weights.files import CONFIG, refuse_occupied
 CODE = ("configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
 
-# The chat and think template (data/chat_template.py). A message that spells a marker keeps it as broken text. As in
-# `nautile serve`, system messages precede the question; the model is trained on single turns.
+# The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in
+# `nautile serve`, system messages are put before the question; the model is trained on single turns.
 CHAT_TEMPLATE = """\
 {%- macro plain(text) -%}
 {%- set broken = namespace(text=text) -%}
@@ -62,14 +62,14 @@ CHAT_TEMPLATE = """\
 
 
 def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
-    """Write a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json comes last.
+    """Export a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json is written last.
 
-    Raises ConfigError where `out` holds something already, where the checkpoint cannot be read, and where its model has
+    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, and if its model has
     fewer rows than its tokenizer has ids.
     """
     refuse_occupied(out)
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
-    tables = {
+    contents = {
         CONFIG: _config(model, tokenizer_config, tokenizer),
         "generation_config.json": _generation(model, tokenizer),
         TOKENIZER: tokenizer_json(tokenizer, padding=True),
@@ -84,12 +84,13 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         },
     }
     out.mkdir(parents=True, exist_ok=True)
-    # Without this mark older versions of `transformers` refuse the file. A single field: more would be in hash order.
+    # Older versions of `transformers` refuse a file without this field. More fields would be written in hash order, and
+    # the file's digest would vary.
     save_file(to_author(params, model), out / "model.safetensors", metadata={"format": "pt"})
     for name in CODE:
         shutil.copyfile(Path(__file__).parent / name, out / name)
-    for name, table in tables.items():
-        write_text(out / name, json.dumps(table, ensure_ascii=False, indent=1) + "\n")
+    for name, content in contents.items():
+        write_text(out / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     write_digests(out)
     return sorted(out.iterdir())
 
@@ -109,7 +110,7 @@ def _config(model: ModelConfig, tokenizer_config: TokenizerConfig, tokenizer: To
 
 
 def _generation(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """As `nautile chat` samples: a reply of at most three quarters of the context."""
+    """The sampling of `nautile chat`: a reply has at most three quarters of the context."""
     return {
         "do_sample": True,
         "temperature": TEMPERATURE,

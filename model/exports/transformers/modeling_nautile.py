@@ -1,17 +1,17 @@
-"""The Nautile model in PyTorch for `transformers`: blocks of SCA layers and a grouped-query attention layer.
+"""PyTorch model code of Nautile for `transformers`: blocks of SCA layers and a grouped-query attention layer.
 
-An SCA layer (paper §2.2.4) keeps decayed sums of its keys, each turned by a phase that the key itself sets, and reads
-them with a query:
+An SCA layer (paper §2.2.4) keeps decayed sums of its keys, each rotated by a phase computed from the key itself, and
+reads them with a query:
 
     S_t = e^-λ S_{t-1} + g_t k_t e^{iφ_t},    Z_t = e^-λ Z_{t-1} + g_t,    φ_t = softsign(η k_t) θ
     o_t = Σ_m ω_m (S_t / Z_t)_m · conj(q_t)_m / √H
 
-Prompts are computed in chunks of positions, a generated token in one step from the cache. Parameters have the names
-and layouts of the paper's author; id 0 is padding and is never predicted.
+A prompt is computed in chunks of positions, and each generated token in one step from the cache. Parameters have the
+names and layouts of the paper author's code. Token id 0 is padding and is never predicted.
 
-Letters in names of shapes: B batch, L length, D width, C columns of the input projection, K memory heads, Q query heads
-of the memory, H head dimension, M spectral samples, J = H·M, V = 2J + 1 (both parts of S, and Z), N chunks, T taps of
-the convolution, S columns of the cache.
+Letters of shapes in names (`x_BLD` is [B, L, D]): B batch, L length, D width, C columns of the input projection, K
+memory heads, Q query heads of the memory, H head dimension, M spectral samples, J = H·M, V = 2J + 1 (real part of S,
+imaginary part, Z), N chunks, T convolution taps, S columns of the cache, G key-value heads.
 """
 
 from typing import Any, NamedTuple
@@ -28,25 +28,25 @@ from .configuration_nautile import NautileConfig
 THETA_LOW, THETA_HIGH = 0.001, 3.0
 WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
 TINY = torch.finfo(torch.float32).tiny
-SPAN = 32  # chunks that are computed at once: it bounds the memory of a long prompt
+SPAN = 32  # chunks computed at a time, which bounds the memory of a long prompt
 
 
 class RowLayout(NamedTuple):
-    """Where each token stands. Documents are numbered along a row; 0 is padding.
+    """The document and position of each token. Documents are numbered along a row; 0 is padding.
 
-    A document begins at a token whose position is 0, so rows may hold several (packed), or padding on the left.
+    A token at position 0 begins a new document, so a row may hold several (packed), or padding on the left.
     """
 
-    positions_BL: Tensor  # from 0 in each document
+    positions_BL: Tensor  # counted from 0 in each document
     documents_BL: Tensor
-    running_BL: Tensor  # the document of the last token that is not padding
-    before_B1: Tensor  # the document that the row was in before these columns
-    single: bool  # these columns are one document without padding or anything before it, in every row
+    current_BL: Tensor  # as documents_BL, but padding has the document of the last token before it
+    previous_B1: Tensor  # the document of the last token before these columns
+    single: bool  # in every row these columns are one document, without padding and with an empty cache
 
 
 class NautileCache:
-    """What generation keeps: each SCA layer's sums and last inputs of its convolution, each attention layer's keys and
-    values. Only these grow with the length.
+    """The generation cache: the sums and last convolution inputs of each SCA layer, keys and values of each attention
+    layer. Only keys and values grow with the length.
     """
 
     is_compileable = False
@@ -57,35 +57,36 @@ class NautileCache:
         self.next_position_B: Tensor | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns so far, padding included."""
+        """Number of columns so far, including padding."""
         return 0 if self.documents_BS is None else self.documents_BS.shape[1]
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no limit."""
+        """Always -1: there is no limit."""
         return -1
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, in this order."""
+        """Select rows of the batch, in this order."""
         self.layers = {index: (a[indices], b[indices]) for index, (a, b) in self.layers.items()}
         if self.documents_BS is not None and self.next_position_B is not None:
             self.documents_BS = self.documents_BS[indices]
             self.next_position_B = self.next_position_B[indices]
 
-    reorder_cache = batch_select_indices  # what beam search calls it
+    reorder_cache = batch_select_indices  # the name that beam search calls
 
     def advance(self, layout: RowLayout) -> None:
-        """Add the columns of `layout`, before the layers add theirs."""
+        """Append the columns of `layout`. Call it before the layers, which update their own states."""
         documents_BL = layout.documents_BL
-        own_BL = (documents_BL > 0) & (documents_BL == layout.running_BL[:, -1:])
-        next_B = torch.where(own_BL, layout.positions_BL + 1, 0).max(dim=1).values
+        # The next position follows the last token of the row's current document, if it has tokens in these columns.
+        same_BL = (documents_BL > 0) & (documents_BL == layout.current_BL[:, -1:])
+        next_B = torch.where(same_BL, layout.positions_BL + 1, 0).max(dim=1).values
         if self.documents_BS is not None and self.next_position_B is not None:
             documents_BL = torch.cat([self.documents_BS, documents_BL], dim=1)
-            next_B = torch.where(own_BL.any(dim=1), next_B, self.next_position_B)
+            next_B = torch.where(same_BL.any(dim=1), next_B, self.next_position_B)
         self.documents_BS, self.next_position_B = documents_BL, next_B
 
 
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
-    """x / rms(x), times a learned scale if there is one; computed in float32, returned in the type of x."""
+    """x / rms(x), times a learned scale unless None; computed in float32, returned in the type of x."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (normed if scale is None else normed * scale.float()).to(x.dtype)
@@ -104,7 +105,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedNorm(nn.Module):
-    """`rms_norm` of x · silu(gate), float32."""
+    """`rms_norm` of x · silu(gate) with a learned scale, in float32."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -116,15 +117,15 @@ class GatedNorm(nn.Module):
 
 
 def rope(positions_BL: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [B, 1, L, size/2], float32; whole turns are taken off first, so that far positions stay exact."""
+    """Cosine and sine of the RoPE angles, float32 [B, 1, L, size/2], with whole turns removed for precision."""
     turns = base ** (-torch.arange(size // 2, dtype=torch.float64) / (size // 2)) / (2 * torch.pi)
-    turned = positions_BL[:, None, :, None].float() * turns.to(positions_BL.device, torch.float32)
-    angles = 2 * torch.pi * (turned - torch.floor(turned + 0.5))
+    phase = positions_BL[:, None, :, None].float() * turns.to(positions_BL.device, torch.float32)  # in turns
+    angles = 2 * torch.pi * (phase - torch.floor(phase + 0.5))
     return angles.cos(), angles.sin()
 
 
 def rotate(x_BNLH: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """RoPE; the first half of a head pairs with its second half."""
+    """Apply RoPE; the first half of a head pairs with its second half."""
     cos, sin = angles
     first, second = x_BNLH.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BNLH.dtype)
@@ -133,30 +134,35 @@ def rotate(x_BNLH: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def decayed_sums(
     values_BLKV: Tensor, decay_K: Tensor, layout: RowLayout, state_BKV: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """S_t = e^-λ S_{t-1} + v_t within each document, for every t: [B, L, K, V], and the last of them [B, K, V].
+    """Sums S_t = e^-λ S_{t-1} + v_t within each document, for every t [B, L, K, V], and the last one [B, K, V].
 
-    `state_BKV` is the sum before the first column. Padding adds nothing (its values are 0), decays nothing and resets
-    nothing. Inside a chunk the sums are a product with the weights e^{-λ·distance}; states pass from chunk to chunk.
+    `state_BKV` is the sum before the first column. Padding (its values must be 0) adds, decays and resets nothing. Sums
+    inside a chunk are a matrix product with the weights e^{-λ·distance}; the state is passed from chunk to chunk.
     """
     length, decay_K1 = values_BLKV.shape[1], decay_K[:, None]
+    # A single token: one step of the recurrence. A new document drops the state.
     if length == 1:
-        same_B1 = layout.running_BL == layout.before_B1
+        same_B1 = layout.current_BL == layout.previous_B1
         real_B1 = layout.documents_BL > 0
-        kept_BK = torch.where(real_B1, torch.exp(-decay_K), 1.0) * same_B1
-        state_BKV = kept_BK[..., None] * state_BKV + values_BLKV[:, 0]
+        factor_BK = torch.where(real_B1, torch.exp(-decay_K), 1.0) * same_B1
+        state_BKV = factor_BK[..., None] * state_BKV + values_BLKV[:, 0]
         return state_BKV[:, None], state_BKV
-    running_BL, real_BL, before_B1 = layout.running_BL, layout.documents_BL > 0, layout.before_B1
-    if layout.single:  # the same for all rows
-        running_BL, real_BL, before_B1 = running_BL[:1], real_BL[:1], before_B1[:1]
+    current_BL, real_BL, previous_B1 = layout.current_BL, layout.documents_BL > 0, layout.previous_B1
+    if layout.single:  # the decay weights are the same for all rows
+        current_BL, real_BL, previous_B1 = current_BL[:1], real_BL[:1], previous_B1[:1]
+    # Cut the columns into chunks, the last one padded.
     spare = -length % chunk
     values = F.pad(values_BLKV, (0, 0, 0, 0, 0, spare)).unflatten(1, (-1, chunk)).transpose(2, 3)  # [B, N, K, chunk, V]
-    running = torch.cat([running_BL, running_BL[:, -1:].expand(-1, spare)], 1).unflatten(1, (-1, chunk))
+    running = torch.cat([current_BL, current_BL[:, -1:].expand(-1, spare)], 1).unflatten(1, (-1, chunk))
     count = F.pad(real_BL, (0, spare)).unflatten(1, (-1, chunk)).cumsum(-1)  # tokens of the chunk up to each position
+    # The sums inside each chunk, with weights e^{-λ·distance} inside a document. Distance counts tokens.
     reach = (running[..., :, None] == running[..., None, :]).tril()[:, :, None]
     steps = (count[..., :, None] - count[..., None, :]).clamp(min=0)[:, :, None]
     local = torch.where(reach, torch.exp(-decay_K1[..., None] * steps), 0.0) @ values
-    before = torch.cat([before_B1, running[:, :-1, -1]], dim=1)[:, :, None]
+    # The weight of the state before a chunk at each of its positions: 0 once a new document has begun.
+    before = torch.cat([previous_B1, running[:, :-1, -1]], dim=1)[:, :, None]
     carry = torch.where((running == before)[:, :, None], torch.exp(-decay_K1 * count[:, :, None]), 0.0)[..., None]
+    # Pass the state from chunk to chunk, and add it to the sums inside each.
     states = []
     for index in range(local.shape[1]):
         states.append(state_BKV)
@@ -166,7 +172,7 @@ def decayed_sums(
 
 
 class SpectralAttention(nn.Module):
-    """The SCA operator with its projections (paper §2.2.4, steps 1 to 6).
+    """The SCA operator with its projections: spectral attention by decayed sums (paper §2.2.4, steps 1 to 6).
 
     Columns of the input projection: keys K·H | scores K | queries Q·H·M·(re, im).
     """
@@ -181,8 +187,8 @@ class SpectralAttention(nn.Module):
         self.conv_weight = nn.Parameter(torch.empty(inner, 1, config.conv_kernel_size))
         self.theta_name = "theta_raw" if samples == 1 else "theta_d_raw"
         self.register_parameter(self.theta_name, nn.Parameter(torch.empty(1, 1, heads, size, samples)))
-        shared = heads // config.num_query_heads
-        self.w_int_raw = nn.Parameter(torch.zeros(1, 1, config.num_query_heads, shared, size, samples))
+        heads_per_query = heads // config.num_query_heads
+        self.w_int_raw = nn.Parameter(torch.zeros(1, 1, config.num_query_heads, heads_per_query, size, samples))
         self.decay_slopes = nn.Parameter(torch.empty(heads))
         self.score_scale = nn.Parameter(torch.ones(heads))
         self.score_bias = nn.Parameter(torch.zeros(heads))
@@ -193,34 +199,37 @@ class SpectralAttention(nn.Module):
         self.out_proj = nn.Linear(heads * expanded, width, bias=False)
 
     def grid(self) -> Tensor:
-        """θ in [0.001, 3], rising over M (M = 1: by sigmoid), float32 [K, H, M]."""
+        """The grid θ in [0.001, 3], float32 [K, H, M]: increasing over M, or for M = 1 a sigmoid."""
         raw_KHM = getattr(self, self.theta_name)[0, 0].float()
         if raw_KHM.shape[-1] == 1:
-            share_KHM = torch.sigmoid(raw_KHM)
+            fraction_KHM = torch.sigmoid(raw_KHM)
         else:
-            reached_KHM = (F.softplus(raw_KHM) + 1e-4).cumsum(-1)
-            share_KHM = reached_KHM / reached_KHM[..., -1:]
-        return THETA_LOW + share_KHM * (THETA_HIGH - THETA_LOW)
+            cumulative_KHM = (F.softplus(raw_KHM) + 1e-4).cumsum(-1)
+            fraction_KHM = cumulative_KHM / cumulative_KHM[..., -1:]
+        return THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
 
     def forward(
-        self, x_BLD: Tensor, layout: RowLayout, held: tuple[Tensor, Tensor] | None
+        self, x_BLD: Tensor, layout: RowLayout, state: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, L, D] to [B, L, D]. `held` and the second result: the sums [B, K, V], the convolution's last inputs."""
+        """[B, L, D] to [B, L, D]. The state, before (None: empty) and after: sums, last convolution inputs."""
         config = self.config
         heads, size, samples = config.seqcond_heads, config.memory_head_dim, config.num_thetas
         batch, length, _ = x_BLD.shape
         inputs_BLC = self.in_proj(x_BLD)
-        if held is None:
+        if state is None:
             state_BKV = x_BLD.new_zeros(batch, heads, 2 * size * samples + 1, dtype=torch.float32)
             history_BTC = inputs_BLC.new_zeros(batch, config.conv_kernel_size - 1, inputs_BLC.shape[-1])
         else:
-            state_BKV, history_BTC = held
+            state_BKV, history_BTC = state
+
+        # Step 1: the convolution, and its columns as keys, scores and queries.
         columns_BLC, history_BTC = self.convolve(inputs_BLC, history_BTC, layout)
         keys_BLC, scores_BLK, queries_BLC = columns_BLC.split(
             [heads * size, heads, columns_BLC.shape[-1] - heads * (size + 1)], dim=-1
         )
 
-        # Steps 2 and 3: the gate g, with the author's window if the model was trained so, and the phase φ.
+        # Steps 2 and 3: the gate g and the phase φ. A model trained with decay = "window" has its decay in the gates,
+        # measured to the end of the context, and none in the sums.
         gates_BLK = F.softplus(self.score_scale.float() * scores_BLK.float() + self.score_bias.float())
         decay_K = F.softplus(self.decay_slopes.float())
         if config.decay == "window":
@@ -234,21 +243,21 @@ class SpectralAttention(nn.Module):
         parts = [gated_BLKJ * phase_BLKJ.cos(), gated_BLKJ * phase_BLKJ.sin(), gates_BLK[..., None]]
         values_BLKV = torch.cat(parts, dim=-1)
 
-        # Step 4.
+        # Step 4: the sums S and Z, some chunks at a time.
         sums = []
         for start in range(0, length, SPAN * config.chunk):
             columns = slice(start, start + SPAN * config.chunk)
-            before_B1 = layout.before_B1 if start == 0 else layout.running_BL[:, start - 1 : start]
-            span = RowLayout(*(part[:, columns] for part in layout[:3]), before_B1, layout.single)
+            previous_B1 = layout.previous_B1 if start == 0 else layout.current_BL[:, start - 1 : start]
+            span = RowLayout(*(part[:, columns] for part in layout[:3]), previous_B1, layout.single)
             part_BLKV, state_BKV = decayed_sums(values_BLKV[:, columns], decay_K, span, state_BKV, config.chunk)
             sums.append(part_BLKV)
         sums_BLKV = torch.cat(sums, dim=1)
 
-        # Step 5. Where Z is 0 there was no token yet.
+        # Step 5: the readout of S / Z by the queries, summed over M. Where Z is 0 there has been no token yet.
         z_BLK1 = sums_BLKV[..., -1:]
-        seen_BLK1 = z_BLK1 >= TINY
-        state_BLKV = torch.where(seen_BLK1, sums_BLKV[..., :-1] / torch.where(seen_BLK1, z_BLK1, 1.0), 0.0)
-        re_BLKHM, im_BLKHM = state_BLKV.unflatten(-1, (2, size, samples)).unbind(-3)
+        nonzero_BLK1 = z_BLK1 >= TINY
+        mean_BLKV = torch.where(nonzero_BLK1, sums_BLKV[..., :-1] / torch.where(nonzero_BLK1, z_BLK1, 1.0), 0.0)
+        re_BLKHM, im_BLKHM = mean_BLKV.unflatten(-1, (2, size, samples)).unbind(-3)
         weights_KHM = torch.exp(self.w_int_raw.float()).reshape(heads, size, samples)
         weights_KHM = weights_KHM / (weights_KHM.sum(-1, keepdim=True) + 1e-6) * size**-0.5
         queries = queries_BLC.float().unflatten(-1, (config.num_query_heads, size, samples, 2))
@@ -257,36 +266,36 @@ class SpectralAttention(nn.Module):
         out_re_BLKH = (re_BLKHM * q_re_BLKHM + im_BLKHM * q_im_BLKHM).sum(-1)
         out_im_BLKH = (im_BLKHM * q_re_BLKHM - re_BLKHM * q_im_BLKHM).sum(-1)
 
-        # Step 6.
+        # Step 6: gated norm over all heads, a SwiGLU per head, output projection.
         read_BLF = torch.cat([out_re_BLKH, out_im_BLKH], dim=-1).flatten(2)
         fused_BLKF = self.gated_norm(read_BLF, self.gate_proj(x_BLD)).to(x_BLD.dtype).unflatten(-1, (heads, -1))
         value, gate = torch.einsum("blkf,kfn->blkn", fused_BLKF, self.W_readout).chunk(2, dim=-1)
         return self.out_proj((value * torch.sigmoid(gate)).flatten(2)), (state_BKV, history_BTC)
 
     def convolve(self, inputs_BLC: Tensor, history_BTC: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor]:
-        """Step 1: silu of the causal depthwise convolution within documents, and the last inputs for the next call."""
+        """Step 1: silu of the causal depthwise convolution within documents, and its last inputs (X = T - 1 + L)."""
         length, reach = inputs_BLC.shape[1], self.config.conv_kernel_size - 1
         taps_CT = self.conv_weight[:, 0]
         padded_BXC = torch.cat([history_BTC, inputs_BLC], dim=1)
-        owners_BX = torch.cat([layout.before_B1.expand(-1, reach), layout.documents_BL], dim=1)
+        documents_BX = torch.cat([layout.previous_B1.expand(-1, reach), layout.documents_BL], dim=1)
         out_BLC = inputs_BLC * taps_CT[:, reach]
         for tap in range(reach):
             part_BLC = padded_BXC[:, tap : tap + length]
             if not layout.single:
-                own_BL = owners_BX[:, tap : tap + length] == layout.documents_BL
-                part_BLC = part_BLC * own_BL[..., None]
+                same_BL = documents_BX[:, tap : tap + length] == layout.documents_BL
+                part_BLC = part_BLC * same_BL[..., None]
             out_BLC = out_BLC + part_BLC * taps_CT[:, tap]
         if layout.single:
             history_BTC = padded_BXC[:, length:]
-        else:  # the last inputs of the row's last document, wherever there is padding
-            kept_BX = owners_BX == layout.running_BL[:, -1:]
-            last_BT = kept_BX.int().argsort(dim=1, stable=True)[:, length:, None]
-            history_BTC = (padded_BXC * kept_BX[..., None]).gather(1, last_BT.expand(-1, -1, padded_BXC.shape[-1]))
+        else:  # the last inputs of the row's last document, skipping padding; zeros if it has fewer
+            last_BX = documents_BX == layout.current_BL[:, -1:]
+            last_BT = last_BX.int().argsort(dim=1, stable=True)[:, length:, None]
+            history_BTC = (padded_BXC * last_BX[..., None]).gather(1, last_BT.expand(-1, -1, padded_BXC.shape[-1]))
         return F.silu(out_BLC), history_BTC
 
 
 class SCABlock(GradientCheckpointingLayer):
-    """A residual SCA layer."""
+    """The residual SCA layer: x + SCA(norm(x))."""
 
     def __init__(self, config: NautileConfig, index: int) -> None:
         super().__init__()
@@ -301,23 +310,23 @@ class SCABlock(GradientCheckpointingLayer):
         angles: tuple[Tensor, Tensor],
         past_key_values: NautileCache | None = None,
     ) -> Tensor:
-        held = None if past_key_values is None else past_key_values.layers.get(self.index)
-        mixed_BLD, state = self.attn(self.norm(x_BLD), layout, held)
+        state = None if past_key_values is None else past_key_values.layers.get(self.index)
+        mixed_BLD, state = self.attn(self.norm(x_BLD), layout, state)
         if past_key_values is not None:
             past_key_values.layers[self.index] = state
         return x_BLD + mixed_BLD
 
 
 class GroupedQueryAttention(nn.Module):
-    """Causal attention within documents; several query heads share a head of keys and values."""
+    """Causal grouped-query attention within documents: several query heads share a key-value head."""
 
     def __init__(self, config: NautileConfig) -> None:
         super().__init__()
         self.config = config
-        width, shared = config.d_model, config.num_kv_heads * config.head_dim
+        width, kv_width = config.d_model, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, shared, bias=False)
-        self.v_proj = nn.Linear(width, shared, bias=False)
+        self.k_proj = nn.Linear(width, kv_width, bias=False)
+        self.v_proj = nn.Linear(width, kv_width, bias=False)
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def forward(
@@ -325,10 +334,10 @@ class GroupedQueryAttention(nn.Module):
         x_BLD: Tensor,
         layout: RowLayout,
         angles: tuple[Tensor, Tensor],
-        held: tuple[Tensor, Tensor] | None,
+        past: tuple[Tensor, Tensor] | None,
         documents_BS: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, L, D] to [B, L, D]; keys and values [B, G, S, H], with those before them in `held`."""
+        """[B, L, D] to [B, L, D], and all keys and values [B, G, S, H]: those in `past`, then the new ones."""
         config, length = self.config, x_BLD.shape[1]
         q, k, v = (
             project(x_BLD).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
@@ -337,22 +346,22 @@ class GroupedQueryAttention(nn.Module):
         q, k = rotate(q, angles), rotate(k, angles)
         if config.qk_norm:
             q, k = rms_norm(q, None, config.norm_epsilon), rms_norm(k, None, config.norm_epsilon)
-        if held is not None:
-            k, v = torch.cat([held[0], k], dim=2), torch.cat([held[1], v], dim=2)
-        seen_B1LS = None
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        mask_B1LS = None  # a single document needs only `is_causal`
         if not layout.single:
             columns_S = torch.arange(k.shape[2], device=k.device)
             causal_LS = columns_S[-length:, None] >= columns_S
-            # Padding sees padding: a row of scores without any column would not be a number.
-            seen_B1LS = (causal_LS & (layout.documents_BL[:, :, None] == documents_BS[:, None]))[:, None]
+            # Padding attends to padding: a softmax over no column at all would be NaN.
+            mask_B1LS = (causal_LS & (layout.documents_BL[:, :, None] == documents_BS[:, None]))[:, None]
         mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen_B1LS, is_causal=layout.single and length > 1, enable_gqa=True
+            q, k, v, attn_mask=mask_B1LS, is_causal=layout.single and length > 1, enable_gqa=True
         )
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), (k, v)
 
 
 class AttentionBlock(GradientCheckpointingLayer):
-    """Residual attention, then a residual SwiGLU feed-forward (the gate is the second half of its inner columns)."""
+    """Residual attention, then a residual SwiGLU feed-forward whose gate is the second half of its inner columns."""
 
     def __init__(self, config: NautileConfig, index: int) -> None:
         super().__init__()
@@ -370,19 +379,19 @@ class AttentionBlock(GradientCheckpointingLayer):
         angles: tuple[Tensor, Tensor],
         past_key_values: NautileCache | None = None,
     ) -> Tensor:
-        held, documents_BS = None, layout.documents_BL
+        past, documents_BS = None, layout.documents_BL
         if past_key_values is not None:
-            held, documents_BS = past_key_values.layers.get(self.index), past_key_values.documents_BS
-        mixed_BLD, kept = self.attn(self.norm1(x_BLD), layout, angles, held, documents_BS)
+            past, documents_BS = past_key_values.layers.get(self.index), past_key_values.documents_BS
+        mixed_BLD, keys_values = self.attn(self.norm1(x_BLD), layout, angles, past, documents_BS)
         if past_key_values is not None:
-            past_key_values.layers[self.index] = kept
+            past_key_values.layers[self.index] = keys_values
         x_BLD = x_BLD + mixed_BLD
         value, gate = self.ff_in(self.norm2(x_BLD)).chunk(2, dim=-1)
         return x_BLD + self.ff_out(value * F.silu(gate))
 
 
 class NautilePreTrainedModel(PreTrainedModel):
-    """What both classes below declare to `transformers`."""
+    """Base class with what `transformers` must know of the model, and the initial weights."""
 
     config_class = NautileConfig
     base_model_prefix = "model"
@@ -390,11 +399,11 @@ class NautilePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SCABlock", "AttentionBlock"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
-    _is_stateful = True  # the sums cannot be taken back by some tokens, as assisted generation would need
+    _is_stateful = True  # the sums cannot be rolled back by some tokens, which assisted generation would need
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initial values for training from nothing."""
+        """Initial values for training from scratch."""
         config = self.config
         depth = config.num_layers // (config.seqcond_ratio + 1) * (config.seqcond_ratio + 2)  # residual branches
         if isinstance(module, nn.Linear):
@@ -406,6 +415,7 @@ class NautilePreTrainedModel(PreTrainedModel):
         elif isinstance(module, SpectralAttention):
             heads, samples = config.seqcond_heads, config.num_thetas
             theta = getattr(module, module.theta_name)
+            # Raw values whose `grid` is geometric: over the samples or, with a single one, over the heads.
             if samples == 1:
                 start = torch.logspace(-2, 0.4624, heads)
                 start = torch.logit((start - THETA_LOW) / (THETA_HIGH - THETA_LOW))[:, None, None]
@@ -431,14 +441,14 @@ class NautilePreTrainedModel(PreTrainedModel):
 
 
 class NautileModel(NautilePreTrainedModel):
-    """Embedding and layers, without the head. There is no norm after the last layer."""
+    """The model without its head: embedding and layers. There is no norm after the last layer."""
 
     def __init__(self, config: NautileConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
-        each = config.seqcond_ratio + 1
+        period = config.seqcond_ratio + 1  # layers of a block, the last of which is attention
         self.blocks = nn.ModuleList(
-            AttentionBlock(config, index) if index % each == config.seqcond_ratio else SCABlock(config, index)
+            AttentionBlock(config, index) if index % period == config.seqcond_ratio else SCABlock(config, index)
             for index in range(config.num_layers)
         )
         self.post_init()
@@ -462,20 +472,20 @@ class NautileModel(NautilePreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """`attention_mask` [B, columns so far] is 0 at padding; `position_ids` [B, L] begin anew in a packed document.
+        """The hidden states [B, L, D] after the last layer.
 
-        Raises ValueError for what the model cannot give or take: attention weights, another cache, a mask of another
-        shape.
+        `attention_mask` [B, columns so far] is 0 at padding; `position_ids` [B, L] restart at 0 in packed documents.
+        Raises ValueError for `output_attentions`, for a cache of another class, and for a mask of another shape.
         """
         if output_attentions:
-            raise ValueError("output_attentions: SDPA gives no attention weights, and SCA layers have none")
+            raise ValueError("output_attentions: SDPA returns no attention weights, and SCA layers have none")
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+            raise ValueError("pass either input_ids or inputs_embeds")
         x_BLD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         if not isinstance(past_key_values, NautileCache | None):
             raise ValueError(
-                f"past_key_values is a {type(past_key_values).__name__}, which has no place for the sums of SCA "
-                "layers: give None, or what an earlier call returned"
+                f"past_key_values is a {type(past_key_values).__name__}, which cannot hold the sums of SCA "
+                "layers; pass None, or the past_key_values that an earlier call returned"
             )
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.blocks[0].gradient_checkpointing and self.training):
@@ -497,38 +507,39 @@ class NautileModel(NautilePreTrainedModel):
     def layout(
         self, x_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: NautileCache | None
     ) -> RowLayout:
-        """Where each of these columns stands, given the padding, the positions and what the cache holds."""
+        """The `RowLayout` of these columns, from the padding, the positions and the cache."""
         batch, length, _ = x_BLD.shape
         real_BL = torch.ones(batch, length, dtype=torch.bool, device=x_BLD.device)
         if attention_mask is not None:
             if attention_mask.ndim != 2 or attention_mask.shape[1] < length:
                 raise ValueError(
-                    f"attention_mask is {tuple(attention_mask.shape)}: it must be [batch, columns so far]; packed "
-                    "documents are told apart by position_ids that begin at 0"
+                    f"attention_mask is {tuple(attention_mask.shape)}: it must be [batch, columns so far]. To separate "
+                    "packed documents, pass position_ids that restart at 0"
                 )
             real_BL = attention_mask[:, -length:].bool().expand(batch, -1)
         if cache is None or cache.documents_BS is None or cache.next_position_B is None:
-            before_B1 = torch.ones(batch, 1, dtype=torch.long, device=x_BLD.device)
-            next_B1 = torch.zeros_like(before_B1)
+            previous_B1 = torch.ones(batch, 1, dtype=torch.long, device=x_BLD.device)
+            next_B1 = torch.zeros_like(previous_B1)
         else:
-            before_B1 = cache.documents_BS.max(dim=1, keepdim=True).values.clamp(min=1)
+            previous_B1 = cache.documents_BS.max(dim=1, keepdim=True).values.clamp(min=1)
             next_B1 = cache.next_position_B[:, None]
         if position_ids is None:
             positions_BL = (next_B1 + real_BL.cumsum(1) - 1).clamp(min=0)
         else:
             positions_BL = position_ids[:, -length:].long().expand(batch, -1)
-        numbers_BL = before_B1 + (real_BL & (positions_BL == 0)).cumsum(1)
+        # A token at position 0 begins the next document.
+        numbers_BL = previous_B1 + (real_BL & (positions_BL == 0)).cumsum(1)
         documents_BL = torch.where(real_BL, numbers_BL, 0)
         fresh = cache is None or cache.documents_BS is None
         single = (
             fresh and length > 1 and bool((documents_BL == documents_BL[:, :1]).all() & (documents_BL[:, 0] > 0).all())
         )
-        running_BL = torch.cat([before_B1, documents_BL], dim=1).cummax(1).values[:, 1:]
-        return RowLayout(positions_BL, documents_BL, running_BL, before_B1, single)
+        current_BL = torch.cat([previous_B1, documents_BL], dim=1).cummax(1).values[:, 1:]
+        return RowLayout(positions_BL, documents_BL, current_BL, previous_B1, single)
 
 
 class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
-    """The model with its head, which is the embedding."""
+    """The language model: `NautileModel` with a head tied to the embedding."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
 
@@ -540,7 +551,7 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """False: the model makes its own cache."""
+        """False: the model creates its own cache."""
         return False
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -570,7 +581,7 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits [B, L, ids] of the last `logits_to_keep` columns (0: all); with `labels` also the loss."""
+        """Logits [B, L, ids] of the last `logits_to_keep` columns (0: all), and with `labels` the loss."""
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
             output_hidden_states, output_attentions,

@@ -1,6 +1,6 @@
-"""The format of a browser (`nautile export --format web`): one page that chats offline, with onnxruntime's WebAssembly.
+"""Export to a web page (`nautile export --format web`): a chat that runs offline, with onnxruntime's WebAssembly.
 
-The runtime comes from the npm registry, once, at the version and digest below, and is kept in the cache folder.
+The runtime is downloaded once from the npm registry, at the version and digest below, into the cache folder.
 """
 
 import base64
@@ -30,15 +30,16 @@ FETCH_S = 300
 
 
 def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
-    """Write a static folder with the page, the runtime and the model, into the new or empty folder `out`.
+    """Export a checkpoint folder as static files: the page, the runtime and the model, in the new or empty `out`.
 
-    Raises ConfigError as `export_onnx`, or where npm is missing or gives another file; Retryable where it cannot fetch.
+    Raises ConfigError as `export_onnx` does, or if npm is missing or its file has another digest; Retryable if npm
+    cannot download it.
     """
     refuse_occupied(out)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / "onnx"
         export_onnx(checkpoint, exported, bits)
-        archive = fetched_runtime()
+        archive = fetch_runtime()
         out.mkdir(parents=True, exist_ok=True)
         digests = read_digests(exported)
         for name in (PROMPT, STEP, WEIGHTS):
@@ -47,7 +48,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     with tarfile.open(archive) as package:
         for name in RUNTIME:
             source = package.extractfile(f"package/dist/{name}")
-            assert source is not None  # the digest is that of an archive that has it
+            assert source is not None  # the archive has the expected digest
             (out / name).write_bytes(source.read())
     for name in PAGE:
         shutil.copyfile(Path(__file__).parent / name, out / name)
@@ -57,8 +58,8 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     return sorted(out.iterdir())
 
 
-def fetched_runtime() -> Path:
-    """The archive of the runtime, from the cache or through npm, checked by its digest."""
+def fetch_runtime() -> Path:
+    """The path of the runtime's archive, from the cache or downloaded by npm, verified by its digest."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nautile"
     path = cache / f"{PACKAGE}-{VERSION}.tgz"
     if path.is_file() and _digest(path) == INTEGRITY:
@@ -66,28 +67,30 @@ def fetched_runtime() -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise ConfigError(
-            f"--format web: npm is missing, which fetches {PACKAGE} {VERSION}; install it, or put the package's "
-            f"archive at {path}"
+            f"--format web: npm, which downloads {PACKAGE} {VERSION}, is not installed; install it, or put the "
+            f"package's archive at {path}"
         )
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--silent", "--pack-destination", scratch]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False, cwd=scratch)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False, cwd=scratch)
         except subprocess.TimeoutExpired:
             raise Retryable(f"--format web: npm did not fetch {PACKAGE} {VERSION} within {FETCH_S} s") from None
         fetched = Path(scratch) / path.name
-        if done.returncode or not fetched.is_file():
-            cause = first_line(done.stderr) if done.stderr.strip() else f"exit code {done.returncode}"
+        if process.returncode or not fetched.is_file():
+            cause = first_line(process.stderr) if process.stderr.strip() else f"exit code {process.returncode}"
             raise Retryable(f"--format web: npm could not fetch {PACKAGE} {VERSION} ({cause})")
         if _digest(fetched) != INTEGRITY:
-            raise ConfigError(f"--format web: npm gave another file than {PACKAGE} {VERSION} (its sha512 differs)")
+            raise ConfigError(
+                f"--format web: the file that npm downloaded is not {PACKAGE} {VERSION} (its sha512 differs)"
+            )
         fetched.replace(path)
     return path
 
 
 def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """What the page has to know: the template in ids around the question, and the bytes of every rank."""
+    """The content of settings.json for the page: the chat template around the question, and the bytes of all tokens."""
     question = tokenizer.encode("user\n?\n")
     prompt = encode_prompt(tokenizer, "?")
     ranks = (tokenizer.decode_bytes([rank]) for rank in range(tokenizer.config.ranks))

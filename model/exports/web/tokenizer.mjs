@@ -1,6 +1,7 @@
-// Text to ids and back: byte-pair encoding with ranks in the order of their merges. Bytes are strings of code units 0-255.
+// Byte-pair encoding: text to token ids and back. Byte strings are JavaScript strings of code units 0 to 255.
 
-// The project's pattern for JavaScript: its possessive quantifiers match the same, and \s is Unicode's white space.
+// The pre-tokenizer pattern in JavaScript, which has no possessive quantifiers (the matches are the same) and whose \s
+// differs from Unicode's White_Space.
 const PIECES = new RegExp(
   String.raw`'(?:[sdmtSDMT\u017f]|[lL]{2}|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}` +
     String.raw`| ?[^\p{White_Space}\p{L}\p{N}]+[\r\n]*|\p{White_Space}+$|\p{White_Space}*[\r\n]` +
@@ -9,7 +10,7 @@ const PIECES = new RegExp(
 );
 
 export class Tokenizer {
-  // tokens: the bytes of each rank in base64, in order.
+  // tokens: the bytes of each token in base64, in order of rank. Lower ranks merge first.
   constructor(tokens) {
     this.bytes = tokens.map(atob);
     this.ranks = new Map(this.bytes.map((token, rank) => [token, rank]));
@@ -20,22 +21,23 @@ export class Tokenizer {
     const ids = [];
     for (const [piece] of text.matchAll(PIECES)) {
       let parts = Array.from(encoder.encode(piece), (byte) => String.fromCharCode(byte));
+      // Merge the adjacent pair of the lowest rank until no pair is a token.
       for (;;) {
         let best = Infinity;
-        let place = -1;
+        let position = -1;
         for (let index = 0; index + 1 < parts.length; index++) {
           const rank = this.ranks.get(parts[index] + parts[index + 1]);
-          if (rank !== undefined && rank < best) [best, place] = [rank, index];
+          if (rank !== undefined && rank < best) [best, position] = [rank, index];
         }
-        if (place < 0) break;
-        parts.splice(place, 2, parts[place] + parts[place + 1]);
+        if (position < 0) break;
+        parts.splice(position, 2, parts[position] + parts[position + 1]);
       }
       ids.push(...parts.map((part) => this.ranks.get(part)));
     }
     return ids;
   }
 
-  // The text that an id adds to a stream of one TextDecoder; markers, which are no ranks, add none.
+  // The text that an id adds to the stream of a TextDecoder. Special tokens, which have no rank, add none.
   decode(id, decoder) {
     const bytes = Uint8Array.from(this.bytes[id] ?? "", (unit) => unit.charCodeAt(0));
     return decoder.decode(bytes, { stream: true });

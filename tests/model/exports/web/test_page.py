@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
-from model.exports.web.folder import export_web, fetched_runtime
+from model.exports.web.folder import export_web, fetch_runtime
 from model.weights.digests import DIGESTS, first_fault, read_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
 from tests.support.pages.page_check import both_replies, opened_page
@@ -64,17 +64,17 @@ def test_the_runtime_is_the_pinned_one_or_none(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     archive = tmp_path / "nautile" / "onnxruntime-web-1.30.0.tgz"
-    with pytest.raises(ConfigError, match=f"npm is missing.*{archive}"):
-        fetched_runtime()
+    with pytest.raises(ConfigError, match=f"npm.*is not installed.*{archive}"):
+        fetch_runtime()
     archive.parent.mkdir()
     archive.write_bytes(b"another")  # not taken: its digest differs
-    with pytest.raises(ConfigError, match="npm is missing"):
-        fetched_runtime()
+    with pytest.raises(ConfigError, match="npm.*is not installed"):
+        fetch_runtime()
     npm = tmp_path / "npm"
     npm.write_text('#!/bin/sh\necho another > "$6/onnxruntime-web-1.30.0.tgz"\n')
     npm.chmod(0o755)
-    with pytest.raises(ConfigError, match="npm gave another file"):
-        fetched_runtime()
+    with pytest.raises(ConfigError, match="the file that npm downloaded is not"):
+        fetch_runtime()
     npm.write_text("#!/bin/sh\necho no network >&2; exit 1\n")
     with pytest.raises(Retryable, match="no network"):
-        fetched_runtime()
+        fetch_runtime()
