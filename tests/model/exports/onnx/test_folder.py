@@ -92,6 +92,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(exports, 
     with pytest.raises(ConfigError, match=r"a multiple of 16, and this model has width/attention_heads = 8"):
         export_onnx(tmp_path / "narrow", tmp_path / "out")
     save_weights(tmp_path / "other", initialise(narrow, 0), narrow, TokenizerConfig(ranks=300))
-    with pytest.raises(ConfigError, match="a checkpoint of another tokenizer"):
+    with pytest.raises(ConfigError, match="the checkpoint belongs to another tokenizer"):
         export_onnx(tmp_path / "other", tmp_path / "out")
     assert not (tmp_path / "out").exists()

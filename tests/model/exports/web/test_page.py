@@ -68,7 +68,7 @@ def test_the_runtime_is_the_pinned_one_or_none(tmp_path, monkeypatch):
         fetch_runtime()
     archive.parent.mkdir()
     archive.write_bytes(b"another")  # not taken: its digest differs
-    with pytest.raises(ConfigError, match="npm.*is not installed"):
+    with pytest.raises(ConfigError, match=r"npm.*is not installed"):
         fetch_runtime()
     npm = tmp_path / "npm"
     npm.write_text('#!/bin/sh\necho another > "$6/onnxruntime-web-1.30.0.tgz"\n')
