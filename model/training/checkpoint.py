@@ -1,10 +1,9 @@
-"""Checkpoints of the training state, to resume from. (Weights to publish: `model.weights.files`.)
+"""Checkpoints of the training state, to resume from. (For weights to publish, see `model.weights.files`.)
 
 A checkpoint is an Orbax step folder, written in the background and renamed into place when complete. Orbax does not
-verify contents when it reads, so a file of digests is written into each folder just before that rename, and a step
-whose bytes differ from it is skipped in favour of the step before it. Donating the saved buffers to the next step is
-safe: on a device Orbax copies them before `save` returns, and on CPU JAX does not reuse a buffer that a numpy view
-still holds.
+verify contents on reading, so a file of digests is added to each folder just before that rename; a step that does not
+match its digests is skipped in favour of the one before. Donating the saved buffers to the next training step is safe:
+on a device Orbax copies them before `save` returns, and on CPU JAX does not reuse a buffer while a numpy view holds it.
 """
 
 import json
@@ -30,9 +29,9 @@ class TrainCheckpoints:
     """The checkpoints of one training run, in `folder`: `identity.json`, `steps/<n>/` and `damaged/`.
 
     `identity` is JSON data: the settings that define the run (model, data, vocabulary, optimizer, ...). A folder with
-    checkpoints of another identity is refused with a `ConfigError` that names the differences. The newest `keep` steps
-    are kept. Of several processes only the first writes the identity and the digests; with Orbax each writes its own
-    shards, unless `processes` names others.
+    checkpoints of another identity is refused with a `ConfigError` that names the differences. Only the newest `keep`
+    steps remain. Of several processes only the first writes the identity and the digests; each writes its own shards
+    through Orbax, unless `processes` names others.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class TrainCheckpoints:
         self._steps.mkdir(parents=True, exist_ok=True)
         self._check_identity(identity)
         self._saving: int | None = None
-        # Orbax warns about options and layouts that are intended here; its errors are raised in any case.
+        # Orbax warns about options and layouts that are intended here; its errors are raised anyway.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._manager = ocp.CheckpointManager(
             self._steps,
@@ -64,11 +63,11 @@ class TrainCheckpoints:
         )
 
     def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
-        """Start to save `state` (any pytree of arrays) and `extra` (JSON data) as `step`; return once it is copied.
+        """Start saving `state` (any pytree of arrays) and `extra` (JSON data) as `step`; return once they are copied.
 
-        Raises `Retryable` if this save or the one before it could not be written; the earlier steps stay intact.
+        Raises `Retryable` if this save or the one before could not be written; the earlier steps stay intact.
         """
-        self.wait()  # `_saving` is the step of a single save
+        self.wait()  # one save at a time: `_saving` is its step
         self._saving = step
         try:
             self._manager.save(
@@ -78,21 +77,20 @@ class TrainCheckpoints:
             raise self._not_written(error) from error
 
     def wait(self) -> None:
-        """Block until the last save is on disk; raises `Retryable` if it could not be written."""
+        """Wait until the last save is on disk. Raises `Retryable` if it could not be written."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_written(error) from error
         if jax.process_index() == 0 and self._begun():
-            # After the rename: a process killed between the two would otherwise leave a run that is marked as begun
-            # and has no step.
+            # Only after the rename: else a kill between the two would leave a run marked as begun without any step.
             (self.folder / "begun").touch()
 
     def latest(self) -> int | None:
-        """The newest step whose files match their digests, or None if nothing was ever saved.
+        """The newest step whose files match their digests; None if nothing was ever saved.
 
-        Newer steps that are damaged are moved to `damaged/` and logged. Raises `ConfigError` if no intact step is left:
-        the operator must decide to start from scratch.
+        Damaged steps that are newer are moved to `damaged/` and logged. Raises `ConfigError` if steps were saved and
+        none is intact: starting from scratch is the operator's decision.
         """
         self.wait()
         steps = sorted(self._manager.all_steps(), reverse=True)
@@ -110,9 +108,9 @@ class TrainCheckpoints:
         return None
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """The state saved as `step`, in the shapes, types and shardings of `like` (arrays or ShapeDtypeStructs).
+        """Load the state saved as `step`, with the shapes, types and shardings of `like` (arrays or ShapeDtypeStructs).
 
-        The mesh may differ from the one that saved. Raises `ConfigError` if the step does not fit `like`.
+        The mesh may differ from the one that saved it. Raises `ConfigError` if the step does not fit `like`.
         """
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), like
@@ -133,6 +131,7 @@ class TrainCheckpoints:
         self._manager.close()
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
+        """Compare with `identity.json`, or write it if nothing has been saved yet."""
         path = self.folder / "identity.json"
         current = json.loads(json.dumps(identity))
         if self._begun():
@@ -153,13 +152,13 @@ class TrainCheckpoints:
         return (self.folder / "begun").exists() or any(step.name.isdigit() for step in self._steps.iterdir())
 
     def _write_digests(self) -> None:
-        """Orbax calls this in its thread when the step's files are complete and not yet renamed into place."""
+        """Called by Orbax in its thread when the files of a step are complete, before they are renamed into place."""
         if jax.process_index() != 0:
             return
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
-        # Without the files that Orbax writes at about the same time as the digests.
-        late = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
-        files = (path for path in folder.rglob("*") if path.is_file() and path.name not in late)
+        # Orbax writes these at about the same time as the digests, so they are left out.
+        unstable = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
+        files = (path for path in folder.rglob("*") if path.is_file() and path.name not in unstable)
         names = sorted(path.relative_to(folder).as_posix() for path in files)
         write_json(folder / DIGESTS, {name: sha256_of(folder / name) for name in names})
 
@@ -178,9 +177,9 @@ class TrainCheckpoints:
 
 
 def read_step(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """State and extra of a step saved in `folder`, which a run may be using: nothing is cleaned up or moved.
+    """Load the state and `extra` of a step without changing `folder`, which a run may be using.
 
-    `like` as for `TrainCheckpoints.restore`. Raises `ConfigError` if the step is not there or damaged.
+    `like`: as for `TrainCheckpoints.restore`. Raises `ConfigError` if the step is not there or damaged.
     """
     if fault := _fault(folder / "steps" / str(step)):
         raise ConfigError(f"{folder}: the checkpoint of step {step} is damaged ({fault})")
@@ -192,7 +191,7 @@ def read_step(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _fault(folder: Path) -> str | None:
-    """The first file of a step that is missing or differs from its digest, as text; None if the step is intact."""
+    """Describe the first file of a step that is missing or does not match its digest; None if the step is intact."""
     try:
         digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -206,10 +205,10 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def _differences(saved: Any, current: Any, where: str = "") -> Iterator[str]:
-    """The leaves in which two trees of JSON data differ, as "model.width is 64 there and 128 here"."""
+def _differences(saved: Any, current: Any, path: str = "") -> Iterator[str]:
+    """Describe each leaf in which two JSON trees differ, as "model.width is 64 there and 128 here"."""
     if isinstance(saved, dict) and isinstance(current, dict):
         for name in sorted(saved.keys() | current.keys()):
-            yield from _differences(saved.get(name), current.get(name), f"{where}.{name}" if where else name)
+            yield from _differences(saved.get(name), current.get(name), f"{path}.{name}" if path else name)
     elif saved != current:
-        yield f"{where} is {json.dumps(saved)} there and {json.dumps(current)} here"
+        yield f"{path} is {json.dumps(saved)} there and {json.dumps(current)} here"

@@ -1,7 +1,7 @@
 """Detection of diverging training runs: losses or gradients that are not finite, and loss spikes.
 
-A spike is a loss far above the median of the last steps, measured in their median deviation from it, which a few
-outliers do not move. The monitor's state is saved in the checkpoint, so a resumed run decides as an uninterrupted one.
+A spike is a loss far above the median of the last steps, measured in their median absolute deviation, which a few
+outliers do not change. The monitor's state is saved in checkpoints, so a resumed run makes the same decisions.
 """
 
 import logging
@@ -14,13 +14,13 @@ from common.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 WINDOW = 128  # losses that a new loss is compared with
-MIN_LOSSES = 32  # with fewer the spread cannot be estimated
-NORMAL = 1.4826  # the median deviation of a normal distribution times this is its standard deviation
-MIN_SPREAD = 0.02  # share of the median: with a loss that hardly varies, not every ripple is a spike
+MIN_LOSSES = 32  # with fewer, the spread cannot be estimated
+NORMAL = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
+MIN_SPREAD = 0.02  # as a share of the median: where the loss hardly varies, small changes are no spikes
 
 
 class Rollback(Exception):
-    """The run diverged at step `last`: go back to a checkpoint, and continue after that step."""
+    """Raised when the run diverged at step `last`: restore a checkpoint and continue after that step."""
 
     def __init__(self, last: int, why: str) -> None:
         super().__init__(why)
@@ -29,19 +29,19 @@ class Rollback(Exception):
 
 @dataclass
 class DivergenceState:
-    """The state of `DivergenceMonitor` as JSON data. Checkpoints hold it under these field names."""
+    """The state of `DivergenceMonitor`, saved in checkpoints as JSON under these field names."""
 
     losses: list[float] = field(default_factory=list)  # of the last steps, without spikes
-    bad: list[int] = field(default_factory=list)  # the latest steps in a row that were not finite
-    high: list[int] = field(default_factory=list)  # the latest steps in a row that were above the threshold
+    bad: list[int] = field(default_factory=list)  # the latest consecutive steps that were not finite
+    high: list[int] = field(default_factory=list)  # the latest consecutive steps above the threshold
     went_back: list[dict[str, Any]] = field(default_factory=list)  # one entry for each rollback
 
 
 class DivergenceMonitor:
-    """Observes the loss of every step, and decides when the run must go back to a checkpoint.
+    """Observes the loss of every step and decides when to roll back to a checkpoint.
 
-    In a row up to `skip_limit` steps that are not finite and up to `spike_steps` spikes are tolerated; after more than
-    `rollbacks` rollbacks the run fails.
+    Up to `skip_limit` consecutive steps that are not finite and up to `spike_steps` consecutive spikes are tolerated.
+    After more than `rollbacks` rollbacks the run fails.
     """
 
     def __init__(self, skip_limit: int, spike_factor: float, spike_steps: int, rollbacks: int) -> None:
@@ -50,11 +50,11 @@ class DivergenceMonitor:
         self.state = DivergenceState()
 
     def new_phase(self) -> None:
-        """Forget the losses: those of another phase's data are not comparable."""
+        """Forget the losses, because those of another phase's data are not comparable."""
         self.state.losses, self.state.high = [], []
 
     def observe(self, step: int, loss: float | None) -> bool:
-        """Record a step's loss (None: it or its gradient was not finite, and its update was not applied).
+        """Record a step's loss (None: the update was skipped, because loss or gradient was not finite).
 
         Returns whether the step was normal. Call `decide` afterwards.
         """
@@ -74,7 +74,7 @@ class DivergenceMonitor:
         return False
 
     def decide(self, step: int) -> None:
-        """Raise `Rollback` where more steps in a row went wrong than are tolerated."""
+        """Raise `Rollback` after more consecutive abnormal steps than are tolerated."""
         bad, high = self.state.bad, self.state.high
         if len(bad) > self._skip_limit:
             raise Rollback(step, f"the loss or its gradient was not finite in {_run(bad)}")
@@ -82,7 +82,7 @@ class DivergenceMonitor:
             raise Rollback(step, f"the loss was above {self.threshold():.3f} in {_run(high)}")
 
     def threshold(self) -> float | None:
-        """A loss above this is a spike; None while too few losses are known, or if `spike_factor` is 0."""
+        """The loss above which a step is a spike; None while there are too few losses, or if `spike_factor` is 0."""
         losses = self.state.losses
         if not self._factor or len(losses) < MIN_LOSSES:
             return None
@@ -91,9 +91,9 @@ class DivergenceMonitor:
         return middle + self._factor * max(spread, MIN_SPREAD * abs(middle))
 
     def rolled_back(self, rollback: Rollback, checkpoint: int) -> None:
-        """Record that the run was restored from `checkpoint` and continues after step `rollback.last`.
+        """Record that the run restored the checkpoint of step `checkpoint` and continues after `rollback.last`.
 
-        Raises `ConfigError`, listing the reasons, where that has happened more often than allowed.
+        Raises `ConfigError`, listing the reasons, after more rollbacks than allowed.
         """
         state = self.state
         state.bad, state.high = [], []

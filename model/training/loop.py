@@ -1,8 +1,8 @@
 """The pretraining loop (paper §3.1), which can be stopped and resumed at any moment.
 
-The state is parameters, optimizer state and step, and `Loader.batch` is a pure function of (seed, step): a run that is
-killed and started again is bit-equal, on CPU, to one that never stopped. The loop never waits for the step it has just
-started: it prepares the next batch, then reads the metrics of the step before.
+The state is parameters, optimizer state and step, and `Loader.batch` is a pure function of (seed, step): on CPU a run
+that is killed and restarted ends with the same bits as one that never stopped. The loop never waits for the step it has
+just started: it prepares the next batch, then reads the metrics of the step before.
 """
 
 import hashlib
@@ -40,14 +40,14 @@ from model.weights.start import refuse_other_shape
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 64  # tokens of a row that are emitted as text when its step went wrong
+SAMPLE_TOKENS = 64  # tokens of a row that are emitted as text after an abnormal step
 
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint that a pretraining begins from.
+    """The checkpoint that a run starts from.
 
-    `rows_before`: the rows of each source that it has been trained on; the run goes on after them.
+    `rows_before`: how many rows of each source it has been trained on; the run continues after them.
     """
 
     folder: Path
@@ -56,9 +56,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """What determines the weights of a run. `sources`: `tokens` artifacts by the names that mixtures use.
+    """Everything that determines the weights of a run.
 
-    `start`: a checkpoint whose weights it begins with; the optimizer's moments, the schedule and the step are new.
+    `sources`: folders of `tokens` artifacts by the names used in mixtures. `start`: a checkpoint for the initial
+    weights; optimizer moments, schedule and step start anew.
     """
 
     config: PretrainConfig
@@ -78,15 +79,16 @@ def train(
     *,
     shared_disk: bool = True,
 ) -> dict[str, Any]:
-    """Train on the phases of the configuration and write the weights to `out`; returns facts for the manifest.
+    """Train on the phases of the configuration, write the weights to `out`, and return facts for the manifest.
 
-    work: keeps the checkpoints; if it has any, training resumes from the last intact one. `remote`: opens the shards
-    that are not in the folders of the sources.
+    work: folder for checkpoints; if it has any, training resumes from the newest intact one.
+    remote: reads shards that are not in the folders of the sources.
+    shared_disk: whether all processes see the same `work`; if not, the first one saves the checkpoints of all.
 
-    All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
-    reports and writes. Unless they have a `shared_disk`, the first one also keeps the checkpoints of all. Raises
-    `ConfigError` for settings and data that do not fit, checkpoints of another run, and a run that diverges;
-    `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
+    All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and only the
+    first emits events and writes the weights. Raises `ConfigError` for settings or data that do not fit, checkpoints of
+    another run, and a run that diverges; `Retryable` after SIGTERM (the current step is saved) or if a checkpoint
+    cannot be written.
     """
     run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent, remote, shared_disk)
     try:
@@ -100,7 +102,7 @@ def train(
 
 
 class _Run:
-    """The parts of a run, created in the order in which they can fail: data, mesh, checkpoints, then compilation."""
+    """One training run. Its parts are created in the order in which they can fail: data, mesh, checkpoints, program."""
 
     def __init__(
         self, pretraining: Pretraining, work: Path, emit: Emit, remote: RemoteFiles | None, shared_disk: bool
@@ -108,10 +110,10 @@ class _Run:
         config, model, tokenizer = pretraining.config, pretraining.model, pretraining.tokenizer
         seed, self.start = pretraining.seed, pretraining.start
         self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
-        used = _used_sources(config, pretraining.sources)
+        sources = _used_sources(config, pretraining.sources)
         before = self.start.rows_before if self.start else {}
         host, hosts = jax.process_index(), jax.process_count()
-        self.loader = Loader(used, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts, remote)
+        self.loader = Loader(sources, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts, remote)
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
         _check(config, model, tokenizer, self.loader, self.mesh.size)
@@ -119,8 +121,10 @@ class _Run:
             refuse_other_shape(self.start.folder, "checkpoint", model, tokenizer)
         length, names = self.loader.row_length, self.loader.names
         self.program = Program(config, model, self.mesh, self.steps, len(names), length, seed)
-        own = identity(replace(pretraining, sources=used))
-        self.checkpoints = open_checkpoints(work / "checkpoints", config.keep, own, self.mesh, shared_disk=shared_disk)
+        run_identity = identity(replace(pretraining, sources=sources))
+        self.checkpoints = open_checkpoints(
+            work / "checkpoints", config.keep, run_identity, self.mesh, shared_disk=shared_disk
+        )
         self.tokens = config.batch_rows * length
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, length)
@@ -133,7 +137,7 @@ class _Run:
         self.compile_seconds: float | None = None
 
     def train(self) -> TrainState:
-        """Restore or initialise the state, run the remaining steps, and return the final state, which is saved."""
+        """Restore or initialise the state, run the remaining steps, and return the final state, already saved."""
         state, first = self._start()
         if first < self.steps:
             state = self._loop(state, first)
@@ -145,8 +149,8 @@ class _Run:
         """Facts for the manifest; None where this process measured nothing."""
         loader, length = self.loader, self.loader.row_length
         counts = parameter_counts(self.model)
-        # Peak memory in bytes: of the first device if it reports it, else of this process, whose ru_maxrss is in
-        # kilobytes, except on macOS.
+        # Peak memory in bytes: of the first device if it reports one, else of this process (ru_maxrss, which is in
+        # kilobytes, but in bytes on macOS).
         device = jax.local_devices()[0].memory_stats() or {}
         process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {
@@ -176,13 +180,14 @@ class _Run:
             state = self.program.fresh()
             if self.start is None:
                 return state, 0
+            # The initial weights of another checkpoint, sharded as the fresh parameters are.
             params, _, _ = load_weights(self.start.folder)
 
-            def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-                whole = np.asarray(array)
-                return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+            def shard(array: np.ndarray, like: jax.Array) -> jax.Array:
+                full = np.asarray(array)
+                return jax.make_array_from_callback(full.shape, like.sharding, lambda index: full[index])
 
-            return state._replace(params=jax.tree.map(placed, params, state.params)), 0
+            return state._replace(params=jax.tree.map(shard, params, state.params)), 0
         state, saved = self.checkpoints.restore(last, self.program.state_shapes())
         self.metrics.totals = MetricTotals(**saved["account"])
         self.divergence.state = DivergenceState(**saved["vitals"])
@@ -200,7 +205,8 @@ class _Run:
                     return self._steps(step_program, state, first, stop_requested)
                 except Rollback as error:
                     del state
-                    rollback = Rollback(error.last, error.why)  # without its frames, which hold the state in memory
+                    # A copy without the traceback, whose frames keep the state in memory.
+                    rollback = Rollback(error.last, error.why)
                 state, first = self._roll_back(rollback)
 
     def _roll_back(self, rollback: Rollback) -> tuple[TrainState, int]:
@@ -208,9 +214,10 @@ class _Run:
 
         Nothing is saved: a run killed before its next checkpoint diverges at the same step and rolls back again.
         """
-        earlier = self.divergence.state.went_back
+        # The count of rollbacks is not rolled back.
+        went_back = self.divergence.state.went_back
         state, checkpoint = self._start()
-        self.divergence.state.went_back = earlier
+        self.divergence.state.went_back = went_back
         self.divergence.rolled_back(rollback, checkpoint)
         first = rollback.last + 1
         step = jax.device_put(np.int32(first), self.program.shardings.step)
@@ -219,10 +226,10 @@ class _Run:
     def _steps(self, step_program: Any, state: TrainState, first: int, stop_requested: StopRequested) -> TrainState:
         """Run the steps from `first` on. Raises `Rollback`, and `Retryable` after a request to stop.
 
-        The device works on a step while this process prepares the next batch and records the step before; `unrecorded`
-        is the step whose metrics have not been read.
+        The device runs a step while this process prepares the next batch and records the previous step. `unrecorded` is
+        the step whose metrics have not been read yet.
         """
-        pauses = self.config.save_every, self.config.validate_every, self.config.sample_every
+        intervals = self.config.save_every, self.config.validate_every, self.config.sample_every
         unrecorded: tuple[int, StepMetrics, Batch] | None = None
         batch = self.loader.batch(first) if first < self.steps else None
         self.metrics.start_clock()
@@ -235,7 +242,7 @@ class _Run:
             unrecorded = started
             done = step + 1
             stopping = stop_requested(done)
-            if stopping or done == self.steps or any(done % every == 0 for every in pauses):
+            if stopping or done == self.steps or any(done % interval == 0 for interval in intervals):
                 self._record(unrecorded)
                 unrecorded = None
                 self._pause(state, done, stopping)
@@ -243,7 +250,7 @@ class _Run:
         return state
 
     def _pause(self, state: TrainState, done: int, stopping: bool) -> None:
-        """Validate, sample and save as due after `done` steps. The save is last, so that its totals are complete."""
+        """Validate, sample and save when due after `done` steps. Saving is last, so that its totals are complete."""
         config, last = self.config, done == self.steps
         if not stopping:
             if last or done % config.validate_every == 0:
@@ -255,7 +262,7 @@ class _Run:
         if stopping or last or done % config.save_every == 0:
             extra = {"account": asdict(self.metrics.totals), "vitals": asdict(self.divergence.state)}
             extra["rows_drawn"] = self.loader.rows_drawn_by(done)
-            flush(self.emit)
+            flush(self.emit)  # a crash must not keep the checkpoint and lose the events before it
             self.checkpoints.save(done, state, extra)
         if stopping or last:
             self.checkpoints.wait()
@@ -278,7 +285,7 @@ class _Run:
         self.divergence.decide(step)
 
     def _emit_batch(self, step: int, batch: Batch, loss: float | None) -> None:
-        """Emit the batch of a step that went wrong: its digest, its rows by source, and the first text of each."""
+        """Emit the batch of an abnormal step: its digest, its rows by source, and the first text of each."""
         sources = [self.loader.names[index] for index in batch["source"]]
         firsts = {name: batch["tokens"][sources.index(name)].tolist() for name in sorted(set(sources))}
         self.emit(
@@ -290,7 +297,7 @@ class _Run:
             phase=self.loader.phase(step),
             rows={name: sources.count(name) for name in firsts},
             digest=hashlib.sha256(np.ascontiguousarray(batch["tokens"]).tobytes()).hexdigest(),
-            text={name: tokenizer_for(self.tokenizer).decode(ids[:SHOWN]) for name, ids in firsts.items()},
+            text={name: tokenizer_for(self.tokenizer).decode(ids[:SAMPLE_TOKENS]) for name, ids in firsts.items()},
         )
 
     def _validate(self, state: TrainState, done: int) -> None:
@@ -302,10 +309,10 @@ class _Run:
 
 
 def identity(pretraining: Pretraining) -> dict[str, Any]:
-    """The settings that two runs must share for one to resume from the other's checkpoints.
+    """The settings that must be equal for a run to resume from another's checkpoints.
 
-    Settings that change only how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of the mixing
-    operator, rematerialisation) or what is reported are not among them.
+    Not included: settings that change only how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of
+    the mixing operator, rematerialisation) or what is reported.
     """
     dump, tokenizer, start = pretraining.config.model_dump(mode="json"), pretraining.tokenizer, pretraining.start
     return {
@@ -319,7 +326,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
 
 
 def _used_sources(config: PretrainConfig, sources: Mapping[str, Path]) -> dict[str, Path]:
-    """The sources that a mixture names. Raises `ConfigError` if one is missing."""
+    """The sources that some mixture names. Raises `ConfigError` if one is missing."""
     if not config.phases:
         raise ConfigError("pretrain.phases is empty; configure at least one phase with `tokens` and `mixture`")
     for phase in config.phases:
@@ -329,8 +336,8 @@ def _used_sources(config: PretrainConfig, sources: Mapping[str, Path]) -> dict[s
             raise ConfigError(
                 f"pretrain.phases {phase.name!r}: its mixture names {missing}, and the inputs are {sorted(sources)}"
             )
-    named = {name for phase in config.phases for name in phase.mixture}
-    return {name: sources[name] for name in sorted(named)}
+    names = {name for phase in config.phases for name in phase.mixture}
+    return {name: sources[name] for name in sorted(names)}
 
 
 def _check(
@@ -340,7 +347,7 @@ def _check(
     loader: Loader,
     devices: int,
 ) -> None:
-    """Refuse settings that would fail only after compilation, or would train on other data than intended."""
+    """Raise `ConfigError` for settings that would fail only after compilation, or train on other data than intended."""
     check_rows(config, devices)
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(f"model.vocabulary {model.vocabulary} is smaller than the tokenizer's {tokenizer.vocabulary}")

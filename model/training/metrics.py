@@ -1,7 +1,7 @@
 """Metrics of a training run: means between two log lines, totals since the start, and step times.
 
-The sums that must be the same after a resume are saved in the checkpoint as JSON, which restores floats exactly. Only
-steps are timed: compilation, validation, saving and sampling are not.
+The sums that must survive a resume are saved in the checkpoint as JSON, which restores floats exactly. Times include
+only steps, not compilation, validation, saving or sampling.
 """
 
 import math
@@ -20,13 +20,13 @@ from model.training.step import StepMetrics
 
 @dataclass
 class MetricTotals:
-    """Sums over steps. Checkpoints hold them as JSON under these field names.
+    """Sums over steps, saved in checkpoints as JSON under these field names.
 
-    `window` and `latest` map a source to [nats, targets, bytes]: since the last log line, and those reported in it.
+    `window` and `latest` map a source to [nats, targets, bytes]: since the last log line, and as reported in it.
     """
 
     seconds: float = 0.0
-    learnt: int = 0  # targets, weighted
+    learnt: int = 0  # sum of the targets' weights
     skipped: int = 0  # updates that were not applied
     window: dict[str, list[float]] = field(default_factory=dict)
     latest: dict[str, list[float]] = field(default_factory=dict)
@@ -34,12 +34,12 @@ class MetricTotals:
 
 
 class TrainMetrics:
-    """Adds up the metrics of each step and emits them every `log_every` steps."""
+    """Accumulates the metrics of each step and emits them every `log_every` steps."""
 
     def __init__(
         self, emit: Emit, names: tuple[str, ...], tokens: int, steps: int, log_every: int, peak_tokens: float | None
     ) -> None:
-        """`peak_tokens`: tokens/s at which the model's operations would use the devices fully; None if unknown."""
+        """`tokens`: per step. `peak_tokens`: tokens/s at the peak FLOP/s of the devices; None if unknown."""
         self._emit, self._names, self._tokens, self._steps, self._log_every = emit, names, tokens, steps, log_every
         self._peak_tokens = peak_tokens
         self.totals = MetricTotals()
@@ -48,13 +48,13 @@ class TrainMetrics:
         self._last = self._window_began = time.perf_counter()
 
     def start_clock(self) -> None:
-        """Time steps from now on; call it before the first step and after every pause."""
+        """Start timing steps. Call it before the first step and after every pause."""
         self._last = time.perf_counter()
 
     def record(self, step: int, metrics: StepMetrics, bytes_S: np.ndarray) -> float | None:
-        """Wait for the metrics of `step`, add them, and report. `bytes_S`: bytes of its targets by source.
+        """Wait for the metrics of `step`, add them to the totals, and report. `bytes_S`: bytes of targets by source.
 
-        Returns the mean loss; None if the update was not applied.
+        Returns the mean loss, or None if the update was skipped.
         """
         loss_S, weight_S = np.asarray(metrics.source_loss_S), np.asarray(metrics.source_weight_S)
         now = time.perf_counter()
@@ -66,8 +66,8 @@ class TrainMetrics:
             self.totals.learnt += int(weight_S.sum())
             for name, *values in zip(self._names, loss_S, weight_S, bytes_S, strict=True):
                 if values[1]:
-                    kept = self.totals.window.setdefault(name, [0.0, 0.0, 0.0])
-                    self.totals.window[name] = [old + float(new) for old, new in zip(kept, values, strict=True)]
+                    sums = self.totals.window.setdefault(name, [0.0, 0.0, 0.0])
+                    self.totals.window[name] = [old + float(new) for old, new in zip(sums, values, strict=True)]
         else:
             self.totals.skipped += 1
         if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
@@ -79,7 +79,7 @@ class TrainMetrics:
         return float(loss_S.sum() / max(weight_S.sum(), 1.0)) if finite else None
 
     def facts(self) -> dict[str, Any]:
-        """Totals of the run, and the step times of this process (None where nothing was measured here)."""
+        """Totals of the run, and step times of this process (None if it ran no step), for the manifest."""
         totals, times = self.totals, self.durations
         loss, bits = _means(totals.latest)
         return {
@@ -127,12 +127,12 @@ class TrainMetrics:
 
 
 def memory_in_use() -> int:
-    """Bytes in use: on the first device if it reports them, else by this process."""
+    """Memory in use, in bytes: of the first device if it reports it, else of this process."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_in_use") or psutil.Process().memory_info().rss
 
 
 def _means(window: dict[str, list[float]]) -> tuple[float | None, float | None]:
-    """Nats per target and bits per byte over all sources of a window; None where a denominator is 0."""
+    """Nats per target and bits per byte over all sources of a window; None if a denominator is 0."""
     nats, targets, count = (sum(sums[i] for sums in window.values()) for i in range(3))
     return (nats / targets if targets else None), (nats / math.log(2) / count if count else None)

@@ -24,40 +24,42 @@ MAX_TOKENS = 96  # of a continuation
 
 
 def validate(program: Program, params: Params, loader: Loader, rows: int) -> dict[str, dict[str, float]]:
-    """Mean loss in nats per target and bits per byte of each source, over its first `rows` validation rows if any."""
+    """Mean validation loss of each source over its first `rows` rows: nats per target and bits per byte."""
     results: dict[str, dict[str, float]] = {}
     for source in loader.names:
-        whole = loader.validation(source, rows)
-        sums = [program.evaluate(params, put_rows(part, program.mesh)) for part in _parts(whole, program.micro_rows)]
+        batch = loader.validation(source, rows)
+        sums = [
+            program.evaluate(params, put_rows(part, program.mesh)) for part in _micro_batches(batch, program.micro_rows)
+        ]
         nats, targets = (sum(float(pair[i]) for pair in sums) for i in range(2))
-        size = int(whole["bytes"].sum())
+        size = int(batch["bytes"].sum())
         if targets and size:
             results[source] = {"loss": nats / targets, "bits_per_byte": nats / math.log(2) / size}
     return results
 
 
-def _parts(whole: Batch, rows: int) -> Iterator[Batch]:
-    """This process's share of batches of `rows` rows; the last is filled up with rows of weight zero."""
+def _micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
+    """Cut a batch into batches of `rows` rows, the last padded with rows of weight 0; yield this process's share."""
     share = rows // jax.process_count()
     first = share * jax.process_index()
-    for start in range(0, len(whole["source"]), rows):
-        part = {name: whole[name][start : start + rows] for name in BATCH}
+    for start in range(0, len(batch["source"]), rows):
+        part = {name: batch[name][start : start + rows] for name in BATCH}
         missing = rows - len(part["source"])
-        filled = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in part.items()}
-        yield {name: array[first : first + share] for name, array in filled.items()}
+        padded = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in part.items()}
+        yield {name: array[first : first + share] for name, array in padded.items()}
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The beginning of a validation document, and its real continuation."""
+    """The beginning of a validation document, and its true continuation."""
 
     source: str
     prompt: tuple[int, ...]
-    rest: tuple[int, ...]
+    reference: tuple[int, ...]
 
 
 class MidtrainSampler:
-    """Emits `sample` events of greedy continuations. Compiles at the first call of `show`."""
+    """Emits `sample` events with greedy continuations of validation documents. Compiles at the first `show`."""
 
     def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
         self._model, self._loader, self._emit = model, loader, emit
@@ -66,7 +68,7 @@ class MidtrainSampler:
         self._openings: list[Opening] = []
 
     def show(self, params: Params, step: int) -> None:
-        """Emit one sample for each opening, in the set "pretrain-<step>"."""
+        """Emit one sample per opening, in the set "pretrain-<step>"."""
         if self._generator is None:
             limit = min(PROMPT_LIMIT, self._model.context // 2)
             for source in self._loader.names:
@@ -90,24 +92,24 @@ class MidtrainSampler:
                 source=opening.source,
                 prompt=self._tokenizer.decode(opening.prompt),
                 text=self._tokenizer.decode(completion.ids.tolist()),
-                reference=self._tokenizer.decode(opening.rest),
+                reference=self._tokenizer.decode(opening.reference),
                 truncated=completion.truncated,
             )
 
 
 def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:
-    """The first documents of a source's validation rows that can be continued: at most four, one a row.
+    """Openings from a source's validation rows: at most four, each from the first document of a row.
 
-    A chat document is cut where the assistant begins to think, any other after 16 tokens. Openings longer than `limit`
-    tokens, and openings with nothing after them, are skipped.
+    A chat document is cut where the assistant's reasoning starts, any other after 16 tokens. Openings of more than
+    `limit` tokens, or with nothing after them, are skipped.
     """
-    chosen = []
+    selected = []
     batch = loader.validation(source, 4 * SAMPLES_PER_SOURCE)
     for tokens_L, segments_L in zip(batch["tokens"], batch["segments"], strict=True):
         document = tokens_L[segments_L == 1].tolist()
         is_chat = tokenizer.think_start in document
         cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
         if cut <= limit and cut < len(document):
-            rest = np.asarray(document[cut : cut + MAX_TOKENS]).tolist()
-            chosen.append(Opening(source, tuple(document[:cut]), tuple(rest)))
-    return chosen[:SAMPLES_PER_SOURCE]
+            reference = np.asarray(document[cut : cut + MAX_TOKENS]).tolist()
+            selected.append(Opening(source, tuple(document[:cut]), tuple(reference)))
+    return selected[:SAMPLES_PER_SOURCE]

@@ -1,9 +1,9 @@
-"""AdamW and Muon from optax behind one clip, one learning-rate schedule and one rule for which parameters are matrices.
+"""AdamW and Muon from optax, with gradient clipping, one learning-rate schedule and one rule for what is a matrix.
 
-A matrix multiplies activations: it is the last two axes of a parameter, after its stacking axes (the blocks, and the
-heads of the readout). Only matrices have weight decay, and only those inside blocks are updated by Muon, each by
-itself. Norms, biases, the depthwise taps and the spectral parameters (grid, integration weights, decay slopes, phase
-and score scales) are numbers with a meaning each, which weight decay or orthogonalisation would destroy.
+A matrix multiplies activations: it is the last two axes of a parameter, after its stacking axes (blocks, and heads of
+the readout). Only matrices have weight decay, and Muon updates only those inside blocks, each separately. In norms,
+biases, depthwise taps and spectral parameters (grid, integration weights, decay slopes, phase and score scales) each
+number has its own meaning, which weight decay or orthogonalisation would destroy.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,33 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from configs.base import OptimizerConfig
 from model.layers.common import Params
 
-MUON_RMS = 0.2  # an AdamW update's root mean square (arXiv:2502.16982 §2.2), so both share one learning rate
+MUON_RMS = 0.2  # root mean square of an AdamW update (arXiv:2502.16982 §2.2): both share one learning rate
 MUON_BETA = 0.95
 MUON_STEPS = 5
 
-NOT_MATRICES = frozenset({"conv", "theta", "integration"})  # two axes or more, but no matrix
+NOT_MATRICES = frozenset({"conv", "theta", "integration"})  # have two axes or more, but are no matrices
 
 
 def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimizer of a run of `steps` updates: clip by the global norm, then AdamW, or Muon with AdamW for the rest.
+    """The optimizer of a run of `steps` updates: clip by global norm, then AdamW, or Muon plus AdamW for non-matrices.
 
-    `update` needs `params`. Its state holds one `ScaleByScheduleState` for each group of parameters, whose count is the
-    number of updates applied: see `applied`.
+    `update` needs `params`. The state holds a `ScaleByScheduleState` for each group of parameters, whose count is the
+    number of updates applied (see `applied`).
     """
     return build_with_rate(config, schedule(config, steps))
 
 
 def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -> optax.GradientTransformation:
-    """The optimizer of `build` with another learning rate, which `rate` gives for the count of applied updates.
+    """The optimizer of `build` with the learning rate `rate(count of applied updates)`.
 
-    Inside a jitted function `rate` may return an argument of it, so that the program holds for any number of steps.
+    In a jitted function `rate` may return one of its arguments, so that one program serves any number of steps.
     """
     # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
-    decayed = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
-    adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decayed)
+    is_matrix = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
+    adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix)
     if config.grid_rate is not None:
-        grid = _tree(lambda path, _: _names(path)[-1] == "theta")
-        adamw = optax.chain(adamw, optax.masked(optax.scale(config.grid_rate), grid))
+        is_grid = _tree(lambda path, _: _names(path)[-1] == "theta")
+        adamw = optax.chain(adamw, optax.masked(optax.scale(config.grid_rate), is_grid))
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     last_two = partial(jax.tree.map, lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1))
@@ -54,16 +54,16 @@ def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(rate),
     )
-    inside = _tree(lambda path, leaf: "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw")
-    groups = optax.partition({"muon": muon, "adamw": adamw}, inside)
+    group_of = _tree(lambda path, leaf: "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw")
+    groups = optax.partition({"muon": muon, "adamw": adamw}, group_of)
     return optax.chain(optax.clip_by_global_norm(config.clip), groups)
 
 
 def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
-    """Learning rate of update 0, 1, ...: linear warm-up to the peak, then cosine, warm-up-stable-decay or constant.
+    """Learning rate of updates 0, 1, ...: linear warm-up to the peak, then cosine, warm-up-stable-decay or constant.
 
-    Update `warmup_steps` is the first at the peak and update `steps - 1` is the one at `final_learning_rate`
-    (`constant` stays at the peak). The warm-up is at most half of the run, so that a short run still learns.
+    Update `warmup_steps` is the first at the peak, and update `steps - 1` is at `final_learning_rate` (with `constant`
+    at the peak). The warm-up takes at most half of the run, so that a short run still learns.
     """
     peak, final = config.learning_rate, config.final_learning_rate
     warmup = min(config.warmup_steps, steps // 2)
@@ -81,8 +81,8 @@ def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
     if not warmup:
         return lambda count: jnp.asarray(body(count), jnp.float32)
     rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-    joined = optax.join_schedules([rise, body], [warmup])
-    return lambda count: jnp.asarray(joined(count), jnp.float32)
+    rate = optax.join_schedules([rise, body], [warmup])
+    return lambda count: jnp.asarray(rate(count), jnp.float32)
 
 
 def applied(state: optax.OptState) -> jax.Array:
@@ -98,36 +98,36 @@ def finite_update(
     gradient: Params,
     loss: jax.Array | None = None,
 ) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
-    """The step of `tx`. Where the loss (None: there is no single one), the gradient or the update is not finite,
-    parameters, moments and the schedule's count stay as they are.
+    """Apply an update of `tx`, unless the loss (None: not checked), the gradient or the update is not finite.
 
-    Also returns `grad_norm`, `update_norm`, whether it was `applied`, and `not_finite`: for every leaf of the gradient
-    whether it holds a number that is not finite, bool [leaves].
+    Returns the new parameters and state (unchanged if skipped, including moments and the schedule's count), and
+    `grad_norm`, `update_norm`, `applied`, and `not_finite`: bool [leaves], for each leaf of the gradient whether it
+    holds a number that is not finite.
     """
-    updates, moved = tx.update(gradient, state, params)
+    updates, new_state = tx.update(gradient, state, params)
     measured = {"grad_norm": norm(gradient), "update_norm": norm(updates)}
     finite = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
     if loss is not None:
         finite &= jnp.isfinite(loss)
     not_finite = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
-    updated = optax.apply_updates(params, updates), moved
+    updated = optax.apply_updates(params, updates), new_state
     chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, (params, state))
     return *chosen, {**measured, "applied": finite, "not_finite": not_finite}
 
 
 def norm(tree: Any) -> jax.Array:
-    """The Euclidean norm of all leaves together, summed in float32 whatever their type."""
+    """The Euclidean norm of all leaves together, accumulated in float32."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
 def is_stacked(path: tuple[Any, ...]) -> bool:
-    """Whether the parameter at this pytree path carries the leading axis of the blocks."""
+    """Whether the parameter at this pytree path has the leading axis of the blocks."""
     return _names(path)[0] == "blocks"
 
 
 def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
-    """The axes (in, out) of a parameter's matrices; None where it holds none."""
+    """The axes (in, out) of a parameter's matrices; None if it is not a matrix."""
     names = _names(path)
     stacked = int(is_stacked(path))
     if leaf.ndim - stacked < 2 or names[-1] in NOT_MATRICES:

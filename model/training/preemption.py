@@ -1,7 +1,7 @@
-"""SIGTERM handling: a preempted machine or a cancelled stage saves a checkpoint before it ends.
+"""SIGTERM handling: a preempted machine or a cancelled stage saves a checkpoint before it exits.
 
-With several processes one may get the signal before the others, and all must stop after the same step: JAX's preemption
-service catches the signal then, and makes every process stop at a step that all of them still have ahead.
+Of several processes one may get the signal before the others, but all must stop after the same step. So with several
+processes JAX's preemption service catches the signal, and chooses a step that all of them have yet to reach.
 """
 
 import signal
@@ -18,9 +18,9 @@ StopRequested = Callable[[int], bool]
 
 @contextmanager
 def termination() -> Iterator[StopRequested]:
-    """In the block, SIGTERM only makes `stop_requested(done)` true, in every process for the same number of steps done.
+    """Yield `stop_requested(done)`, which SIGTERM makes true, in every process after the same number of steps done.
 
-    Call it after every step. Only the main thread can handle signals: in any other it stays false.
+    Call it after every step. Outside the main thread, which alone can handle signals, it is always false.
     """
     if jax.process_count() > 1:
         yield multihost_utils.reached_preemption_sync_point
@@ -42,7 +42,7 @@ def termination() -> Iterator[StopRequested]:
 
 @contextmanager
 def joint_termination() -> Iterator[StopRequested]:
-    """As `termination` for several processes; with a single one SIGTERM keeps its meaning, and nothing is requested."""
+    """`termination` if there are several processes; with a single one SIGTERM is not handled and ends it as usual."""
     if jax.process_count() == 1:
         yield lambda _: False
         return

@@ -1,8 +1,8 @@
 """The training step: a pure function of (parameters, optimizer state, step) and a batch, jitted with donated state.
 
-The gradient is that of Σ weighted losses / Σ weights over the whole batch, whatever the micro-batches: sums are
-accumulated and divided once. An update whose loss or gradient is not finite is not applied: parameters, moments and the
-schedule's count stay as they are, and the metrics say so.
+The gradient is that of Σ weighted losses / Σ weights over the whole batch, for any number of micro-batches: sums are
+accumulated and divided once. If the loss or the gradient is not finite, the update is skipped: parameters, moments and
+the schedule's count do not change, and `StepMetrics.finite` is false.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
 
 
 def rows_at_once(config: PretrainConfig, devices: int) -> int:
-    """`pretrain.micro_rows`, or all of a batch; at least one row for each device where a batch has so many."""
+    """Rows in a micro-batch: `pretrain.micro_rows` or the whole batch, but at least one per device if it has enough."""
     return max(config.micro_rows or config.batch_rows, min(devices, config.batch_rows))
 
 
 def check_rows(config: PretrainConfig, devices: int) -> None:
-    """Raise ConfigError unless the rows of a batch divide into micro-batches, and those among the devices."""
+    """Raise ConfigError unless a batch divides into micro-batches, and a micro-batch among the devices."""
     micro = rows_at_once(config, devices)
     if config.batch_rows % micro:
         raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
@@ -44,7 +44,7 @@ def check_rows(config: PretrainConfig, devices: int) -> None:
 
 
 class TrainState(NamedTuple):
-    """The state of a training run. `step` counts batches, int32 scalar; those whose update was skipped count too."""
+    """The state of a training run. `step` (int32 scalar) counts batches, including those whose update was skipped."""
 
     params: Params
     opt_state: Any
@@ -52,7 +52,7 @@ class TrainState(NamedTuple):
 
 
 def state_like(model: ModelConfig, optimizer: OptimizerConfig) -> TrainState:
-    """The shapes of a state on the first device, to read one that was saved on any mesh."""
+    """The shapes of a state on the first device, for reading a checkpoint that was saved on any mesh."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = shapes(model)
     state = TrainState(params, jax.eval_shape(build(optimizer, 1).init, params), jax.ShapeDtypeStruct((), jnp.int32))
@@ -82,6 +82,7 @@ class Program:
     ) -> None:
         self.mesh, self.rows, self.length = mesh, config.batch_rows, length
         self.micro_rows = rows_at_once(config, mesh.size)
+        # `tx` is the usual optax name of an optimizer (gradient transformation).
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)
         params = parameter_shardings(abstract, mesh)
@@ -100,10 +101,10 @@ class Program:
             loss, source_loss_S, source_weight_S = sums
             total = jnp.maximum(jnp.sum(source_weight_S), 1.0)
             gradient = jax.tree.map(lambda leaf: leaf / total, gradient)
-            used_rate = rate(applied(state.opt_state))
+            learning_rate = rate(applied(state.opt_state))
             masters, opt_state, measured = finite_update(tx, state.params, state.opt_state, gradient, loss)
             norms = measured["grad_norm"], measured["update_norm"]
-            metrics = StepMetrics(source_loss_S, source_weight_S, *norms, used_rate, measured["applied"])
+            metrics = StepMetrics(source_loss_S, source_weight_S, *norms, learning_rate, measured["applied"])
             return TrainState(masters, opt_state, state.step + 1), metrics
 
         def evaluate(params: Params, batch: dict[str, Array]) -> tuple[Array, Array]:
@@ -112,14 +113,14 @@ class Program:
 
         batch = dict.fromkeys(BATCH, rows)
         self.fresh: Callable[[], TrainState] = jax.jit(fresh, out_shardings=self.shardings)
-        stepped = jax.jit(
+        jitted_step = jax.jit(
             step, in_shardings=(self.shardings, batch), out_shardings=(self.shardings, whole), donate_argnums=0
         )
-        evaluated = jax.jit(evaluate, in_shardings=(self.shardings.params, batch), out_shardings=(whole, whole))
-        self.step, self.evaluate = OnMesh(mesh, stepped), OnMesh(mesh, evaluated)
+        jitted_evaluate = jax.jit(evaluate, in_shardings=(self.shardings.params, batch), out_shardings=(whole, whole))
+        self.step, self.evaluate = OnMesh(mesh, jitted_step), OnMesh(mesh, jitted_evaluate)
 
     def state_shapes(self) -> TrainState:
-        """The state as `ShapeDtypeStruct`s with their shardings, to restore a checkpoint into."""
+        """The state as `ShapeDtypeStruct`s with shardings, for restoring a checkpoint."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             jax.eval_shape(self.fresh),
@@ -127,7 +128,7 @@ class Program:
         )
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The arrays of a global batch, to lower or compile `step` without any data."""
+        """The shapes of a global batch, for compiling `step` without data."""
         dtypes = {name: jnp.float32 if name == "weights" else jnp.int32 for name in BATCH}
         full = {name: (self.rows,) if name == "source" else (self.rows, self.length) for name in BATCH}
         sharding = row_sharding(self.mesh)
@@ -147,7 +148,7 @@ def _accumulate(
     shardings: Params,
     mesh: Mesh,
 ) -> tuple[Params, BatchSums]:
-    """Gradient of the summed loss, and the sums, over the micro-batches of a batch."""
+    """Sum the gradient, the loss and its parts by source over the micro-batches of a batch."""
 
     def part(micro: dict[str, Array]) -> tuple[Params, BatchSums]:
         def scalar(masters: Params) -> tuple[Array, LossSums]:
