@@ -1,8 +1,8 @@
-"""Length buckets: the few padded lengths that programs are compiled for, instead of one program for every length."""
+"""Length buckets: the few padded lengths to compile programs for, instead of one program per length."""
 
 
 def length_buckets(longest: int, shortest: int = 64) -> list[int]:
-    """`shortest`, twice that, four times, … below `longest`, and `longest` itself."""
+    """Bucket lengths: `shortest` and its doublings below `longest`, then `longest` itself."""
     lengths = []
     length = shortest
     while length < longest:

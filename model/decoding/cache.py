@@ -1,11 +1,11 @@
 """The decoding cache: the parallel prefill that creates it, and the step that advances it by one token.
 
 Prompts of different lengths are right-aligned in their batch (padding on the left), so the next token of every row goes
-to the same column: a step writes one slice per layer, in place, and copies nothing of the context's size. The columns
-are a ring: behind the last one the first is written again, so that rows can end and others begin for as long as no row
-is longer than the ring. Keys are stored with their columns last: with the head dimension last XLA on CPU transposed
-all of them at every step, the most expensive operation of a step. Blocks are unrolled in the step, each with its own
-arrays, because a scan over stacked caches would copy them at every step.
+to the same column: a step writes one slice per layer in place and copies nothing of the context's size. The columns are
+a ring buffer: after the last column the first is overwritten, so rows can end and others begin as long as no row is
+longer than the ring. Keys are stored with their columns last: with the head dimension last, XLA on CPU transposed all
+of them at every step, its most expensive operation. The step unrolls the blocks, each with its own arrays, because a
+scan over stacked caches would copy them at every step.
 
 Letters, in addition to those of `model.nautile`: P prompt columns, S cache columns, G key-value heads, R query heads
 per key-value head.
@@ -46,17 +46,17 @@ class Cache(NamedTuple):
     """The cache of all blocks."""
 
     blocks: tuple[BlockCache, ...]
-    start_B: Array  # the number of the column at which each row's prompt starts
-    filled: Array  # the number of the next column, the same in every row; column n is at n modulo S
+    start_B: Array  # column number at which each row's prompt starts
+    filled: Array  # number of the next column, the same in every row; column n is stored at n modulo S
 
     @property
     def columns(self) -> int:
-        """S."""
+        """The size S of the ring."""
         return self.blocks[0].keys_BGHS.shape[3]
 
 
 class DecodeWeights(NamedTuple):
-    """The parameters as the step needs them: a dict per block, matrices in the compute type, spectra computed."""
+    """The parameters prepared for the step: a dict per block, matrices in the compute type, spectra computed."""
 
     embedding: Array
     blocks: tuple[Params, ...]
@@ -65,25 +65,25 @@ class DecodeWeights(NamedTuple):
 
 @partial(jax.jit, static_argnames=("config", "transposed"))
 def decode_weights(params: Params, config: ModelConfig, transposed: bool = False) -> DecodeWeights:
-    """Unstack and cast the parameters, once for a whole generation.
+    """Unstack and cast the parameters, once per generation.
 
-    transposed: with the matrices of `linear` in the order in which a product with a few rows reads them; its sums are
-    then rounded in another order.
+    transposed: store the matrices of `linear` as `Transposed`, faster for a few rows; sums are then rounded in another
+    order.
     """
     cast = cast_matrices(params, config)
-    blocks = tuple(unstacked(cast["blocks"], index) for index in range(config.blocks))
+    blocks = tuple(unstack(cast["blocks"], index) for index in range(config.blocks))
     spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
     if transposed:
 
-        def turned(path: tuple, leaf: Array) -> Array | Transposed:
+        def transpose(path: tuple, leaf: Array) -> Array | Transposed:
             return Transposed(leaf.T) if path[-1].key in _MATRICES - _OTHER_PRODUCTS else leaf
 
-        blocks = jax.tree_util.tree_map_with_path(turned, blocks)
+        blocks = jax.tree_util.tree_map_with_path(transpose, blocks)
     return DecodeWeights(cast["embedding"], blocks, spectra)
 
 
 def cast_matrices(params: Params, config: ModelConfig) -> Params:
-    """The parameters with their matrices in the compute type, so that no later program casts them again."""
+    """Cast the matrices to the compute type once, so that no later program casts them again."""
     dtype = compute_dtype(config)
 
     def cast(path: tuple, leaf: Array) -> Array:
@@ -97,8 +97,8 @@ def prefill(
 ) -> tuple[Array, Cache]:
     """Run right-aligned prompts in parallel: the hidden state of every token [B, P, D], and a cache.
 
-    The last `lengths_B` columns (1 to P) of each row are its prompt. The cache has `capacity` columns; raises
-    ConfigError where that is below P.
+    The last `lengths_B` columns (1 to P) of each row are its prompt. The cache has `capacity` columns. Raises
+    ConfigError if that is less than P.
     """
     length = tokens_BP.shape[1]
     if capacity < length:
@@ -119,109 +119,111 @@ def prefill(
         return x_BPD, BlockCache(tuple(states), keys_BGHS, values_BGSH)
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
-    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
+    blocks = tuple(unstack(stacked, index) for index in range(config.blocks))
     return x_BPD, Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
 
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Run one token of every row: its hidden state [B, D] and the next cache. No row may be longer than the ring."""
+    """Run one token of every row: its hidden state [B, D], and the next cache. No row may outgrow the ring."""
     column = cache.filled % cache.columns
-    # The number of the column that each place of the ring holds; what was never written has a negative one.
+    # The column number stored at each index of the ring; negative where nothing was written yet.
     number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns
-    seen_BS = number_S >= cache.start_B[:, None]
+    visible_BS = number_S >= cache.start_B[:, None]
 
-    def write(held: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
+    def write(cached: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
         return (
-            jax.lax.dynamic_update_slice(held.keys_BGHS, k_BGH[..., None], (0, 0, 0, column)),
-            jax.lax.dynamic_update_slice(held.values_BGSH, v_BGH[:, :, None], (0, 0, column, 0)),
+            jax.lax.dynamic_update_slice(cached.keys_BGHS, k_BGH[..., None], (0, 0, 0, column)),
+            jax.lax.dynamic_update_slice(cached.values_BGSH, v_BGH[:, :, None], (0, 0, column, 0)),
         )
 
     positions_B = cache.filled - cache.start_B
-    x_BD, blocks = _advance(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
+    x_BD, blocks = _advance(weights, config, tokens_B, cache.blocks, positions_B, visible_BS, write)
     return x_BD, Cache(blocks, cache.start_B, cache.filled + 1)
 
 
 def decode_ragged(
     weights: DecodeWeights, config: ModelConfig, tokens_B: Array, blocks: tuple[BlockCache, ...], positions_B: Array
 ) -> tuple[Array, tuple[BlockCache, ...]]:
-    """`decode_step` for rows of different ages: each begins at column 0, and its token goes to its own position."""
+    """`decode_step` for rows at different positions: each starts at column 0 and writes at its own position."""
     rows = jnp.arange(positions_B.shape[0])
-    seen_BS = jnp.arange(blocks[0].keys_BGHS.shape[3]) <= positions_B[:, None]
+    visible_BS = jnp.arange(blocks[0].keys_BGHS.shape[3]) <= positions_B[:, None]
 
-    def write(held: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
+    def write(cached: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
         return (
-            held.keys_BGHS.at[rows, :, :, positions_B].set(k_BGH, unique_indices=True, mode="drop"),
-            held.values_BGSH.at[rows, :, positions_B].set(v_BGH, unique_indices=True, mode="drop"),
+            cached.keys_BGHS.at[rows, :, :, positions_B].set(k_BGH, unique_indices=True, mode="drop"),
+            cached.values_BGSH.at[rows, :, positions_B].set(v_BGH, unique_indices=True, mode="drop"),
         )
 
-    return _advance(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
+    return _advance(weights, config, tokens_B, blocks, positions_B, visible_BS, write)
 
 
-def unstacked(tree: Any, index: int) -> Any:
+def unstack(tree: Any, index: int) -> Any:
     """One block of a tree whose leaves are stacked over blocks."""
     return jax.tree.map(lambda part: part[index], tree)
 
 
 def repack(cache: Cache, source_B: Array, capacity: int) -> Cache:
-    """A cache of `capacity` columns whose row b is row source_B[b] of the given one.
+    """Copy a cache into one of `capacity` columns; row b becomes row source_B[b] of the original.
 
-    It keeps the last columns, as many as both have; a row that is longer loses its start.
+    The last columns are copied, as many as both have: a longer row loses its start.
     """
-    kept = min(cache.columns, capacity)
+    columns = min(cache.columns, capacity)
     shift = -(cache.filled % cache.columns)
 
-    def moved(held: Array, axis: int) -> Array:
-        # In the order they were written, the last at the end.
-        ordered = jnp.roll(held[source_B], shift, axis=axis)
-        last = jax.lax.slice_in_dim(ordered, cache.columns - kept, cache.columns, axis=axis)
-        return jnp.pad(last, [(0, capacity - kept if axis == other else 0) for other in range(held.ndim)])
+    def move_columns(cached: Array, axis: int) -> Array:
+        # Unroll the ring into the order of writing, the latest column last.
+        ordered = jnp.roll(cached[source_B], shift, axis=axis)
+        last = jax.lax.slice_in_dim(ordered, cache.columns - columns, cache.columns, axis=axis)
+        return jnp.pad(last, [(0, capacity - columns if axis == other else 0) for other in range(cached.ndim)])
 
     blocks = tuple(
         BlockCache(
-            jax.tree.map(lambda part: part[source_B], held.sca), moved(held.keys_BGHS, 3), moved(held.values_BGSH, 2)
+            jax.tree.map(lambda part: part[source_B], cached.sca),
+            move_columns(cached.keys_BGHS, 3),
+            move_columns(cached.values_BGSH, 2),
         )
-        for held in cache.blocks
+        for cached in cache.blocks
     )
-    return Cache(blocks, cache.start_B[source_B] - cache.filled + kept, jnp.asarray(kept, jnp.int32))
+    return Cache(blocks, cache.start_B[source_B] - cache.filled + columns, jnp.asarray(columns, jnp.int32))
 
 
 def _advance(
     weights: DecodeWeights,
     config: ModelConfig,
     tokens_B: Array,
-    held_blocks: tuple[BlockCache, ...],
+    cached_blocks: tuple[BlockCache, ...],
     positions_B: Array,
-    seen_BS: Array,
+    visible_BS: Array,
     write: Callable[[BlockCache, Array, Array], tuple[Array, Array]],
 ) -> tuple[Array, tuple[BlockCache, ...]]:
-    """Run one token through every block. `write` puts new keys and values into their column, one of `seen_BS`."""
+    """Run one token through every block. `write` stores its keys and values in a column, one of `visible_BS`."""
     x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
     blocks = []
-    for layers, spectra, held in zip(weights.blocks, weights.spectra, held_blocks, strict=True):
+    for layers, spectra, cached in zip(weights.blocks, weights.spectra, cached_blocks, strict=True):
         states = []
-        for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
+        for name, spectral, state in zip(sca_names(config), spectra, cached.sca, strict=True):
             x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
             states.append(state)
-        # The Transformer layer: `model.layers.attention.attention` for one query a row.
-        own = layers["attention"]
-        q_BNH, k_BGH, v_BGH = project(own, config, x_BD, positions_B)
+        # The Transformer layer: `model.layers.attention.attention` for one query per row.
+        layer = layers["attention"]
+        q_BNH, k_BGH, v_BGH = project(layer, config, x_BD, positions_B)
         batch, groups, head_dim = k_BGH.shape
         if batch == 1:
-            # XLA on CPU fuses the write of a single row into the product that reads it, and then each copies the whole
-            # cache. It keeps a loop whose length it does not know (here 1) apart, and writes in place there.
+            # XLA on CPU fuses the write of a single row into the product that reads it, and then copies the whole
+            # cache. It does not fuse a loop of unknown length (here 1), and writes in place inside it.
             keys_BGHS, values_BGSH = jax.lax.fori_loop(
                 0,
                 jnp.sum(positions_B >= 0),
-                lambda _, cached, k=k_BGH, v=v_BGH, held=held: write(BlockCache(held.sca, *cached), k, v),
-                (held.keys_BGHS, held.values_BGSH),
+                lambda _, arrays, k=k_BGH, v=v_BGH, cached=cached: write(BlockCache(cached.sca, *arrays), k, v),
+                (cached.keys_BGHS, cached.values_BGSH),
             )
         else:
-            keys_BGHS, values_BGSH = write(held, k_BGH, v_BGH)
+            keys_BGHS, values_BGSH = write(cached, k_BGH, v_BGH)
         q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
         scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, keys_BGHS, preferred_element_type=jnp.float32)
-        scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
-        shares = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
-        mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", shares, values_BGSH).reshape(x_BD.shape)
-        x_BD = feed_forward(own, config, x_BD + linear(mixed_BD, own["out_proj"]))
+        scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+        probabilities = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
+        mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", probabilities, values_BGSH).reshape(x_BD.shape)
+        x_BD = feed_forward(layer, config, x_BD + linear(mixed_BD, layer["out_proj"]))
         blocks.append(BlockCache(tuple(states), keys_BGHS, values_BGSH))
     return x_BD, tuple(blocks)

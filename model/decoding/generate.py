@@ -1,11 +1,11 @@
 """Batched sampling: prompts in, completions with log-probabilities out.
 
-Prompts are prefilled in parallel, each once however many samples it has, and decoded in lanes (`model.decoding.lane`):
-a slot whose sample has ended takes the next one. The lanes' columns grow with their longest sample (to 128 tokens, 256,
-512, …), so that attention at token 10 does not pay for token 1,000; each (slots, columns, sampling) compiles once per
-process.
+Each distinct prompt is prefilled once, in parallel with others, and its samples are decoded in lanes
+(`model.decoding.lane`): a slot whose sample has ended takes the next one. A lane's columns grow with its longest sample
+(to 128 tokens, 256, 512, …), so that attention at token 10 does not pay for token 1,000. Each combination of slots,
+columns and sampling settings compiles once per process.
 
-A sample depends on its prompt, its seed and the parameters alone, not on its slot, the other samples, the number of
+A sample depends only on its prompt, its seed and the parameters, not on its slot, the other samples, the number of
 slots or the order in which they are filled.
 """
 
@@ -30,14 +30,14 @@ from model.nautile import shapes
 from model.program_thread import program_threads
 from model.sharding import OnMesh
 
-CPU_SLOTS = 32  # of a lane on CPU, where a token's time is proportional to the slots
+CPU_SLOTS = 32  # most slots of a lane on CPU, where the time of a token is proportional to the slots
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The continuation of a prompt: ids (ending with the stop id, if any), and log p of each.
+    """A continuation of a prompt: ids (ending with the stop id, if any) and the log-probability of each.
 
-    truncated: `max_tokens` was reached before a stop id.
+    truncated: whether `max_tokens` was reached before a stop id.
     """
 
     ids: np.ndarray
@@ -47,11 +47,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Completion(Sampled):
-    """A continuation whose `logprobs` are log π(id) at the sampling temperature.
+    """A continuation whose `logprobs` are log π(id) at the sampling temperature (greedy: at temperature 1).
 
-    Greedy completions have those of temperature 1. log π is of the whole distribution, whatever top-k and top-p left
-    out of the draw.
-    forced: index in `ids` of a `think_end` that the thinking budget inserted, and the model did not choose.
+    log π is of the full distribution, before top-k and top-p.
+    forced: index in `ids` of a `think_end` that the thinking budget inserted, not the model.
     """
 
     forced: int | None = None
@@ -60,8 +59,8 @@ class Completion(Sampled):
 class Generator:
     """Samples completions, at most `rows` at a time, for prompts of up to `prompt_length` tokens.
 
-    On a `mesh` of several devices each decodes its share of the rows, whose number must divide among them. Raises
-    ConfigError where prompt and completion together are longer than the model's context.
+    On a `mesh` each device decodes its share of the rows, so `rows` must be a multiple of the devices. Raises
+    ConfigError if `prompt_length` plus `max_tokens` is over the model's context.
     """
 
     def __init__(
@@ -78,17 +77,17 @@ class Generator:
         self._mesh = mesh
         self._divisor = 1 if mesh is None else mesh.size
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        # On CPU a lane for each thread that starts programs.
+        # On CPU one lane for each program thread.
         self._threads = program_threads(mesh, platform)[:rows]
         self.lanes = len(self._threads) or 1
         self._size = min(CPU_SLOTS, -(-rows // self.lanes)) if self._threads else rows
 
     def _on_mesh(self, program: Any) -> Any:
-        """A jitted function, with the mesh (if any) as its ambient mesh."""
+        """Wrap a jitted function to run with the mesh (if any) as ambient mesh."""
         return program if self._mesh is None else OnMesh(self._mesh, program)
 
     def _on_lane(self, lane: int, program: Any) -> Any:
-        """The same, started by the lane's own thread."""
+        """`_on_mesh`, started by the lane's own thread."""
         on_mesh = self._on_mesh(program)
         return partial(self._threads[lane].start, on_mesh) if self._threads else on_mesh
 
@@ -107,18 +106,18 @@ class Generator:
     def stream(
         self, params: Params, prompt: Sequence[int], seed: tuple[int, ...], every: int = 4
     ) -> Iterator[Completion]:
-        """The completion of one prompt as it grows, every few tokens; the last is what a call would return.
+        """Yield the growing completion of one prompt every few tokens; the last equals that of a plain call.
 
-        `truncated` is meaningful in the last one alone.
+        `truncated` is meaningful only in the last one.
         """
         self._check([prompt], [seed])
         for sample in self._decode(params, [prompt], [seed], every):
             yield _completion(sample, self.sampling.stop_ids)
 
     def programs(self, prompts: int) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-        """The programs of so many prompts and of a full lane with its longest ring: name, function, argument shapes.
+        """The programs for `prompts` prompts and a full lane with its longest ring: (name, function, argument shapes).
 
-        For estimates of memory: nothing is computed.
+        For memory estimates: nothing is computed.
         """
         abstract, config, sampling, size = shapes(self.config), self.config, self.sampling, self._size
         tokens = jax.ShapeDtypeStruct((prompts, self.prompt_length), jnp.int32)
@@ -148,12 +147,13 @@ class Generator:
     def _decode(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]], tokens: int = STRIDE
     ) -> Iterator[Sample]:
-        """Decode everything; yields a sample whenever it has more tokens, at most `tokens` since the last time."""
+        """Decode all samples; yield a sample each time it has up to `tokens` more tokens."""
         weights = self._on_mesh(decode_weights)(params, self.config, self.rows == 1)
         keys = sample_keys(seeds)
-        # By length, so that few columns are prefilled; equal prompts are together, so that each is prefilled once.
+        # Sorted by length, so that few columns are prefilled, and with equal prompts together, so that each is
+        # prefilled once.
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))
-        # Prompts for all slots at a time: a lane decodes while those of the next samples are prefilled.
+        # A batch has prompts for all slots: lanes decode while the prompts of the next samples are prefilled.
         slots = min(self.rows, self.lanes * self._size)
         batches = deque(order[first : first + slots] for first in range(0, len(order), slots))
         lanes = [
@@ -163,12 +163,12 @@ class Generator:
             for lane in range(self.lanes)
         ]
         waiting: deque[Sample] = deque()
-        left = len(prompts)
-        # Each lane has a program under way while the others are looked after, so on CPU two cores are busy.
-        while left or any(lane.active() for lane in lanes):
+        remaining = len(prompts)  # samples that no lane has started
+        # While the host handles one lane, the program of the other runs: on CPU two cores are busy.
+        while remaining or any(lane.active() for lane in lanes):
             for lane in lanes:
                 yield from lane.collect()
-                while left and lane.active() < self._size:
+                while remaining and lane.active() < self._size:
                     if not waiting:
                         members = batches.popleft()
                         tokens_UP, lengths_U, source_M = self._distinct([prompts[index] for index in members])
@@ -181,15 +181,15 @@ class Generator:
                         )
                     before = len(waiting)
                     lane.fill(prefilled, waiting)
-                    left -= before - len(waiting)
+                    remaining -= before - len(waiting)
                 if lane.active():
-                    lane.start(weights, left, tokens)
+                    lane.start(weights, remaining, tokens)
 
     def _distinct(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """The distinct prompts, right-aligned; their lengths; and for every sample the index of its prompt.
+        """Distinct prompts, right-aligned [U, P]; their lengths [U]; and for each prompt the index of its row.
 
-        Samples of one prompt share its prefill. The number of prompts is rounded up to a power of two, and the columns
-        to a quarter, a half or the whole of `prompt_length`, so that few shapes are compiled.
+        Samples of one prompt share its prefill. The rows are rounded up to a power of two, and the columns to a
+        quarter, a half or all of `prompt_length`, so that few shapes are compiled.
         """
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         count = min(self.rows, 1 << (len(distinct) - 1).bit_length())
