@@ -167,14 +167,14 @@ def repack(cache: Cache, source_B: Array, capacity: int) -> Cache:
 
     The last columns are copied, as many as both have: a longer row loses its start.
     """
-    columns = min(cache.columns, capacity)
+    count = min(cache.columns, capacity)  # columns to copy
     shift = -(cache.filled % cache.columns)
 
     def move_columns(cached: Array, axis: int) -> Array:
         # Unroll the ring into the order of writing, the latest column last.
         ordered = jnp.roll(cached[source_B], shift, axis=axis)
-        last = jax.lax.slice_in_dim(ordered, cache.columns - columns, cache.columns, axis=axis)
-        return jnp.pad(last, [(0, capacity - columns if axis == other else 0) for other in range(cached.ndim)])
+        last = jax.lax.slice_in_dim(ordered, cache.columns - count, cache.columns, axis=axis)
+        return jnp.pad(last, [(0, capacity - count if axis == other else 0) for other in range(cached.ndim)])
 
     blocks = tuple(
         BlockCache(
@@ -184,7 +184,7 @@ def repack(cache: Cache, source_B: Array, capacity: int) -> Cache:
         )
         for cached in cache.blocks
     )
-    return Cache(blocks, cache.start_B[source_B] - cache.filled + columns, jnp.asarray(columns, jnp.int32))
+    return Cache(blocks, cache.start_B[source_B] - cache.filled + count, jnp.asarray(count, jnp.int32))
 
 
 def _advance(

@@ -1,9 +1,9 @@
 """Continuous batching: a thread that fills free slots from a bounded queue and decodes all slots together.
 
-Each iteration prefills the prompts of the next requests, a few at a time, then writes up to `STRIDE` tokens in every
-slot. A request that is complete or cancelled leaves its slot at once, and the next one takes it. A sample depends only
-on its prompt, its seed and its settings, never on other requests: it is the sample of `model.decoding.generate`
-(the same uniform numbers decide its tokens).
+Each iteration prefills the prompts of the next requests, a few at a time, then decodes up to `STRIDE` tokens in every
+slot. A request that is complete or cancelled frees its slot at once for the next one. A sample depends only on its
+prompt, its seed and its settings, never on other requests: it equals the sample of `model.decoding.generate`, which
+uses the same uniform numbers.
 """
 
 import logging
@@ -34,18 +34,18 @@ from model.decoding.slots import PrefillScores, slot_settings
 
 logger = logging.getLogger(__name__)
 
-STRIDE = 4  # tokens between two looks at the queue: a program's start costs 0.2 ms, a small model's token 1 ms
-ROWS = 4  # prompts that one program prefills, and slots that one program fills
+STRIDE = 4  # tokens per program; the queue is read in between. Starting one costs 0.2 ms, a small model's token 1 ms
+ROWS = 4  # prompts prefilled by one program, and slots filled by one program
 
 
 Listener = Callable[[list[tuple[Handle, EngineEvent]]], None]
 
 
 class Engine:
-    """Decodes as many samples at once as there are slots, with up to `queue` more waiting.
+    """Decodes as many samples at once as there are slots; up to `queue` more may wait.
 
-    The listener runs in the engine's thread. `_changed` guards what callers change: the queue, the stop flag and
-    cancellations. Only the engine's thread writes to `_active` and calls the programs.
+    The listener runs in the engine's thread. `_changed` guards the state that callers change: the queue, the stop flag
+    and cancellations. Only the engine's thread writes to `_active` and calls the programs.
     """
 
     def __init__(self, programs: SlotPrograms, queue: int) -> None:
@@ -57,7 +57,7 @@ class Engine:
         self._waiting: deque[Handle] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._mean_seconds = 1.0  # from a request's submission to its end; recent requests weigh more
+        self._mean_seconds = 1.0  # moving average of the time from a request's submission to its end
         self.ready = threading.Event()
         self.failure: str | None = None
         self.tokens = 0
@@ -65,14 +65,14 @@ class Engine:
         self._listener: Listener = lambda events: None
 
     def start(self, listener: Listener) -> None:
-        """Start the thread: it compiles the programs, sets `ready`, and then serves requests."""
+        """Start the thread, which compiles the programs, sets `ready` and then serves requests."""
         self._listener = listener
         self._thread.start()
 
     def close(self) -> bool:
-        """Reject new requests, drop the present ones, and end the thread.
+        """Reject new requests, fail the present ones, and stop the thread. Returns whether it has stopped.
 
-        False while it compiles: that cannot be interrupted, and the thread ends after the present program.
+        Compilation cannot be interrupted: then this returns False, and the thread ends after the current program.
         """
         with self._changed:
             self._stopping = True
@@ -85,7 +85,7 @@ class Engine:
         return True
 
     def submit(self, requests: Sequence[DecodeRequest]) -> list[Handle]:
-        """Queue all of them or none. Raises `QueueFull`, `EngineStopped`, or `ConfigError` where one does not fit."""
+        """Queue all requests or none. Raises `QueueFull`, `EngineStopped`, or `ConfigError` if one does not fit."""
         for request in requests:
             self._check(request)
         handles = [Handle(request) for request in requests]
@@ -101,14 +101,14 @@ class Engine:
         return handles
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """Stop work on these: their slots are free in the next iteration."""
+        """Cancel requests: their slots are free in the next iteration."""
         with self._changed:
             for handle in handles:
                 handle.cancelled = True
             self._changed.notify()
 
     def load(self) -> tuple[int, int]:
-        """How many samples are in slots, and how many are waiting."""
+        """The number of samples in slots, and of those waiting."""
         with self._changed:
             active = sum(handle is not None and not handle.cancelled for handle in self._active)
             return active, sum(not handle.cancelled for handle in self._waiting)
@@ -134,7 +134,7 @@ class Engine:
             )
 
     def _run(self) -> None:
-        """The engine's thread."""
+        """The main function of the engine's thread."""
         try:
             self._programs.start()
             self._compile()
@@ -143,13 +143,13 @@ class Engine:
             while self._wait_for_work():
                 self._iterate()
             self._fail_all("the server is stopping")
-        except Exception as error:  # whatever it is, every waiting client must get an answer
+        except Exception as error:  # any error: every waiting client must get an answer
             logger.exception("the engine failed")
             cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._fail_all(f"the model cannot go on ({cause}); start the server again")
+            self._fail_all(f"the engine has failed ({cause}); restart the server")
 
     def _compile(self) -> None:
-        """Run every program once on empty input, except those that score prompts, which many servers never need."""
+        """Compile the programs by running each on empty input, except the rarely used ones that score prompts."""
         for length in self._programs.lengths:
             for rows in (1, ROWS):
                 if self._stopping:
@@ -159,14 +159,14 @@ class Engine:
         self._programs.advance(np.zeros(self.capacity, bool), STRIDE)
 
     def _wait_for_work(self) -> bool:
-        """Block until there is a request; returns False when the engine must stop."""
+        """Wait for a request; return False when the engine must stop."""
         with self._changed:
             while not (self._stopping or self._waiting or any(self._active)):
                 self._changed.wait()
             return not self._stopping
 
     def _iterate(self) -> None:
-        """Free the slots of cancelled requests, admit waiting ones, decode a stride, and report the events."""
+        """Free the slots of cancelled requests, admit waiting requests, decode a stride, and report the events."""
         events: list[tuple[Handle, EngineEvent]] = []
         with self._changed:
             self._active = [None if handle and handle.cancelled else handle for handle in self._active]
@@ -180,8 +180,8 @@ class Engine:
     def _admit(self) -> list[list[Handle]]:
         """Take the next requests from the queue, in order, in groups that one program can prefill.
 
-        A group has at most `ROWS` different prompts, all scored or none. The number of groups is limited, so that those
-        that are decoding are not held up by a long queue.
+        A group has at most `ROWS` distinct prompts, either all scored or none. The number of groups is limited, so that
+        a long queue does not delay the samples being decoded.
         """
         free, groups = self._active.count(None), []
         limit = max(1, self.capacity // ROWS)
@@ -195,7 +195,7 @@ class Engine:
                 prompts = {other.request.prompt for other in [*group, handle]}
                 if len(prompts) > ROWS or (group and handle.request.score_prompt != group[0].request.score_prompt):
                     break
-                # A prompt that is only scored needs no slot.
+                # A request that only scores its prompt needs no slot.
                 if handle.request.max_tokens:
                     if not free:
                         break
@@ -207,7 +207,7 @@ class Engine:
         return groups
 
     def _start_group(self, group: list[Handle]) -> list[tuple[Handle, EngineEvent]]:
-        """Prefill the prompts of a group, each once, and put the requests that want tokens into slots."""
+        """Prefill the distinct prompts of a group, and put the requests that generate tokens into slots."""
         rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(handle.request.prompt for handle in group))}
         longest = max(map(len, rows))
         length = next((size for size in self._programs.lengths if size >= longest), longest)
@@ -216,10 +216,10 @@ class Engine:
         free = [slot for slot, handle in enumerate(self._active) if handle is None]
         for first in range(0, len(decoding), ROWS):
             batch = decoding[first : first + ROWS]
-            into = free[first : first + len(batch)]
+            slots = free[first : first + len(batch)]
             requests = [handle.request for handle in batch]
-            self._fill(prefilled, requests, [rows[request.prompt] for request in requests], into)
-            for slot, handle in zip(into, batch, strict=True):
+            self._fill(prefilled, requests, [rows[request.prompt] for request in requests], slots)
+            for slot, handle in zip(slots, batch, strict=True):
                 self._active[slot] = handle
                 handle.mask = handle.request.constraint.begin() if handle.request.constraint else None
         if scores is None:
@@ -228,7 +228,10 @@ class Engine:
         return [(handle, _prompt_scores(handle.request, arrays, rows[handle.request.prompt])) for handle in group]
 
     def _prefill(self, rows: dict[tuple[int, ...], int], length: int, score: bool) -> tuple[Any, PrefillScores | None]:
-        """Prefill prompts in their rows, right-aligned in `length` columns; 1 or `ROWS` rows, where shapes are few."""
+        """Prefill prompts in their `rows`, right-aligned in `length` columns.
+
+        A runtime that compiles per shape (one with `lengths`) gets 1 or `ROWS` rows.
+        """
         count = len(rows) if not self._programs.lengths else 1 if len(rows) == 1 else ROWS
         tokens_BP, lengths_B = np.zeros((count, length), np.int32), np.ones(count, np.int32)
         for prompt, row in rows.items():
@@ -236,25 +239,25 @@ class Engine:
             lengths_B[row] = len(prompt)
         return self._programs.prefill(tokens_BP, lengths_B, score)
 
-    def _fill(self, prefilled: Any, requests: list[DecodeRequest], source: list[int], into: list[int]) -> None:
-        """Start `requests[r]` in slot `into[r]` from prompt row `source[r]`; the unused rows have no slot."""
+    def _fill(self, prefilled: Any, requests: list[DecodeRequest], source: list[int], slots: list[int]) -> None:
+        """Start `requests[r]` in slot `slots[r]` from prompt row `source[r]`; padding rows get no slot."""
         unused = ROWS - len(requests)
         source_R = np.array(source + [0] * unused, np.int32)
-        into_R = np.array(into + [self.capacity] * unused, np.int32)
-        self._programs.fill(prefilled, source_R, into_R, slot_settings(requests, unused))
+        slots_R = np.array(slots + [self.capacity] * unused, np.int32)
+        self._programs.fill(prefilled, source_R, slots_R, slot_settings(requests, unused))
 
     def _decode(self) -> list[tuple[Handle, EngineEvent]]:
-        """Write up to `STRIDE` tokens in every slot, and free the slots of completed samples.
+        """Decode up to `STRIDE` tokens in every slot, and free the slots of completed samples.
 
-        While a sample is held to a schema it is one token in every slot, because what may follow depends on it.
+        With a constrained sample in any slot it is one token, because the next mask depends on it.
         """
         events, allowed_BW = self._masks()
-        kept_B = np.array([handle is not None for handle in self._active])
-        output = self._programs.advance(kept_B, STRIDE if allowed_BW is None else 1, allowed_BW)
+        occupied_B = np.array([handle is not None for handle in self._active])
+        output = self._programs.advance(occupied_B, STRIDE if allowed_BW is None else 1, allowed_BW)
         counts, active, ids_TB, logprobs_TB = map(np.asarray, output[:4])
-        # The alternatives are large: they are copied from the device only if a request wants them.
-        wanted = any(handle and handle.request.alternatives for handle in self._active)
-        alternatives = tuple(map(np.asarray, output[4:])) if wanted else ()
+        # The alternatives are large: copy them from the device only if a request asks for them.
+        has_alternatives = any(handle and handle.request.alternatives for handle in self._active)
+        alternatives = tuple(map(np.asarray, output[4:])) if has_alternatives else ()
         for slot, handle in enumerate(self._active):
             if handle is None:
                 continue
@@ -268,13 +271,15 @@ class Engine:
                 handle.mask.accept(ids[-1])
             self.tokens += len(ids)
             number = handle.request.alternatives
-            best = _pairs(*(part[: counts[slot], slot, :number] for part in alternatives)) if number else []
-            events.append((handle, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
+            likeliest = _pairs(*(part[: counts[slot], slot, :number] for part in alternatives)) if number else []
+            events.append((handle, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), likeliest, finish)))
         return events
 
     def _masks(self) -> tuple[list[tuple[Handle, EngineEvent]], np.ndarray | None]:
-        """The tokens that may come next in every slot, None if all may; and the failures of samples that cannot go on,
-        whose slots are free again."""
+        """The failures of constrained samples, whose slots are then free, and the masks of all slots [B, W].
+
+        The masks are None if no sample is constrained.
+        """
         if not any(handle and handle.mask for handle in self._active):
             return [], None
         failures: list[tuple[Handle, EngineEvent]] = []
@@ -292,22 +297,24 @@ class Engine:
         """Report `RequestFailed` for every request in a slot or in the queue."""
         with self._changed:
             self.failure = reason
-            left = [handle for handle in [*self._active, *self._waiting] if handle and not handle.cancelled]
+            handles = [handle for handle in [*self._active, *self._waiting] if handle and not handle.cancelled]
             self._waiting.clear()
             self._active = [None] * self.capacity
-        if left:
-            self._listener([(handle, RequestFailed(reason)) for handle in left])
+        if handles:
+            self._listener([(handle, RequestFailed(reason)) for handle in handles])
 
 
 def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:
-    """The scores of one prompt, cut from its right-aligned row."""
+    """The scores of one prompt, from its right-aligned row."""
     first = scores.logprobs.shape[1] - (len(request.prompt) - 1)
     number = request.alternatives
-    best = _pairs(scores.top_ids[row, first:, :number], scores.top_logprobs[row, first:, :number]) if number else []
-    return PromptScores(scores.logprobs[row, first:].tolist(), best)
+    likeliest = (
+        _pairs(scores.top_ids[row, first:, :number], scores.top_logprobs[row, first:, :number]) if number else []
+    )
+    return PromptScores(scores.logprobs[row, first:].tolist(), likeliest)
 
 
 def _pairs(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:
-    """(id, log p) of the alternatives at each position, without those that a mask forbade."""
+    """(id, log p) of the alternatives at each position, without those excluded by a mask."""
     rows = zip(ids_TN.tolist(), logprobs_TN.tolist(), strict=True)
     return [[(token, value) for token, value in zip(*row, strict=True) if value > -math.inf] for row in rows]

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.decoding.cache import decode_weights
-from model.decoding.lane import STRIDE, Lane, Sample, advance, idle, prefill_prompts
+from model.decoding.lane import STRIDE, Lane, Sample, advance, empty_lane, prefill_prompts
 from model.decoding.sampling import Sampling, sample_keys
 from model.layers.common import Params
 from model.nautile import shapes
@@ -125,7 +125,7 @@ class Generator:
         yield "weights for decoding", decode_weights, (abstract, config, self.rows == 1)
         yield "prefill", prefill_prompts, (abstract, tokens, lengths, config, self.prompt_length)
         capacity = self.prompt_length + sampling.max_tokens
-        state = jax.eval_shape(lambda: idle(config, sampling, size, self.prompt_length, capacity))
+        state = jax.eval_shape(lambda: empty_lane(config, sampling, size, self.prompt_length, capacity))
         weights = jax.eval_shape(partial(decode_weights, config=config, transposed=self.rows == 1), abstract)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         yield "decode", advance, (weights, state, count, count, config, sampling)

@@ -1,10 +1,9 @@
-"""A lane: a batch of slots that decode together, each with a sample of its own age; a slot whose sample ended is filled
-again. `model.decoding.generate` drives lanes.
+"""A lane: a batch of slots that decode together, where a new sample replaces one that has ended.
 
-A call of `advance` writes tokens in every active slot until enough of them have ended. Then new samples take their
-slots: the prefilled columns of their prompts are copied to just before the next column, so that all slots keep writing
-to one column. With nothing left to begin, a lane shrinks with its samples, because on CPU a token costs as much for an
-idle slot as for an active one. The ring of columns grows and shrinks with the longest sample.
+`model.decoding.generate` drives lanes. A call of `advance` decodes tokens in every active slot until enough samples
+have ended. Then new samples take their slots: the prefilled columns of their prompts are copied to just before the next
+column, so that all slots keep writing to the same column. When no samples are waiting, a lane shrinks, because on CPU
+an idle slot costs as much per token as an active one. The ring of columns grows and shrinks with the longest sample.
 
 Letters, in addition to those of `model.decoding.cache`: B slots, U distinct prompts, P prompt columns, T tokens of a
 call, N tokens of the longest completion.
@@ -31,9 +30,9 @@ from model.loss import masked_logits
 from model.sharding import everywhere, split_rows
 
 FIRST_GROWTH = 128  # tokens of a completion at which the ring of columns first grows
-STRIDE = 64  # tokens that one call may write; it ends earlier when slots are to be filled
-SMALLEST = 8  # slots that a lane shrinks to, at least
-REFILLED = 8  # of so many slots, one must have ended before a lane stops to be filled
+STRIDE = 64  # most tokens of one call, which ends earlier to refill slots
+SMALLEST_LANE = 8  # slots below which a lane does not shrink
+REFILL_SHARE = 8  # a lane stops to be refilled when one in this many of its slots has ended
 
 
 class Prompts(NamedTuple):
@@ -45,7 +44,7 @@ class Prompts(NamedTuple):
 
 
 class LaneState(NamedTuple):
-    """What a lane has on the device."""
+    """The state of a lane on the device."""
 
     cache: Cache
     hidden_BD: Array  # of the last token
@@ -68,7 +67,10 @@ class Written(NamedTuple):
 
 @dataclass
 class Sample:
-    """A sample on its way: its place among the caller's prompts, its prompt among the prefilled ones, its key."""
+    """A sample being decoded.
+
+    place: index of its prompt in the caller's list. source: row of its prompt in the prefilled batch. key: random key.
+    """
 
     place: int
     source: int
@@ -82,7 +84,10 @@ class Sample:
 
 
 class Lane:
-    """`size` slots and the host's record of what is in them. `on_mesh` wraps each program; `divisor` divides sizes."""
+    """`size` slots and the host's record of their samples.
+
+    `on_mesh` wraps each program; the lane's sizes are multiples of `divisor`, the number of devices.
+    """
 
     def __init__(
         self, config: ModelConfig, sampling: Sampling, size: int, prompt_length: int, on_mesh: Any, divisor: int
@@ -90,19 +95,19 @@ class Lane:
         self._config, self._sampling, self._on_mesh = config, sampling, on_mesh
         self._capacities = [prompt_length + end for end in length_buckets(sampling.max_tokens, FIRST_GROWTH)]
         self._sizes = [size]
-        while (smaller := self._sizes[-1] // 4) >= SMALLEST and smaller % divisor == 0:
+        while (smaller := self._sizes[-1] // 4) >= SMALLEST_LANE and smaller % divisor == 0:
             self._sizes.append(smaller)
         self._slots: list[Sample | None] = [None] * size
         self._capacity = self._capacities[0]
-        self._state: LaneState = on_mesh(idle)(config, sampling, size, prompt_length, self._capacity)
+        self._state: LaneState = on_mesh(empty_lane)(config, sampling, size, prompt_length, self._capacity)
         self._written: Written | None = None
 
     def active(self) -> int:
-        """How many samples are not complete."""
+        """The number of incomplete samples."""
         return sum(sample is not None for sample in self._slots)
 
     def fill(self, prompts: Prompts, waiting: deque[Sample]) -> None:
-        """Start waiting samples of these prompts in the free slots."""
+        """Start waiting samples of these prompts in free slots."""
         free = [slot for slot, sample in enumerate(self._slots) if sample is None][: len(waiting)]
         size = len(self._slots)
         source_B, fresh_B, keys_B2 = np.zeros(size, np.int32), np.zeros(size, bool), np.zeros((size, 2), np.uint32)
@@ -112,22 +117,22 @@ class Lane:
         self._state = self._on_mesh(fill)(self._state, prompts, source_B, fresh_B, keys_B2)
 
     def start(self, weights: DecodeWeights, waiting: int, tokens: int = STRIDE) -> None:
-        """Begin a call of `advance`, of at most `tokens` tokens; it stops early for the `waiting` samples to begin."""
+        """Start a call of `advance` for at most `tokens` tokens, which ends early if `waiting` samples can start."""
         active = self.active()
         size, floor = self._plan(active, waiting)
         longest = max(sample.prompt_length + sample.written for sample in self._slots if sample)
-        # A ring with room for a few tokens, so that lanes do not move at every call.
+        # Room for some more tokens, so that the lane is not resized at every call.
         room = min(self._capacities[-1], longest + max(1, FIRST_GROWTH // 8))
         capacity = next(capacity for capacity in self._capacities if capacity >= room)
         if (size, capacity) != (len(self._slots), self._capacity):
-            self._move(size, capacity)
+            self._resize(size, capacity)
         steps = min(tokens, STRIDE, capacity - longest)
         self._state, self._written = self._on_mesh(advance)(
             weights, self._state, np.int32(steps), np.int32(floor), self._config, self._sampling
         )
 
     def collect(self) -> list[Sample]:
-        """Wait for the call that `start` began; returns the samples it continued, those complete no longer active."""
+        """Wait for the call that `start` began; return the samples it continued. Complete ones are not `active`."""
         if self._written is None:
             return []
         ids_TB, logprobs_TB, count_B, active_B, forced_B = map(np.asarray, self._written)
@@ -147,44 +152,44 @@ class Lane:
         return continued
 
     def _plan(self, active: int, waiting: int) -> tuple[int, int]:
-        """The lane's next size, and how many samples may be left active when a call of `advance` ends early."""
+        """The lane's next size, and the number of active samples at which a call of `advance` ends early."""
         size = len(self._slots)
         if waiting:
-            return size, max(0, active - max(1, size // REFILLED))
+            return size, max(0, active - max(1, size // REFILL_SHARE))
         size = min(other for other in self._sizes if other >= active)
         return size, max((other for other in self._sizes if other < size), default=0)
 
-    def _move(self, size: int, capacity: int) -> None:
-        """Go on in a lane of another size and ring, its active samples first."""
-        kept = [slot for slot, sample in enumerate(self._slots) if sample][:size]
+    def _resize(self, size: int, capacity: int) -> None:
+        """Move the samples into a lane of another size and ring capacity, active samples first."""
+        source_slots = [slot for slot, sample in enumerate(self._slots) if sample][:size]
         if size == len(self._slots):
-            kept = list(range(size))
-        source_B = np.array(kept + [kept[-1]] * (size - len(kept)), np.int32)
-        real_B = np.arange(size) < len(kept)
-        self._state = self._on_mesh(moved)(self._state, source_B, real_B, capacity)
-        self._slots = [*(self._slots[slot] for slot in kept), *[None] * (size - len(kept))]
+            source_slots = list(range(size))
+        source_B = np.array(source_slots + [source_slots[-1]] * (size - len(source_slots)), np.int32)
+        real_B = np.arange(size) < len(source_slots)
+        self._state = self._on_mesh(resize_lane)(self._state, source_B, real_B, capacity)
+        self._slots = [*(self._slots[slot] for slot in source_slots), *[None] * (size - len(source_slots))]
         self._capacity = capacity
 
 
 @partial(jax.jit, static_argnames=("config", "columns"))
 def prefill_prompts(params: Params, tokens_UP: Array, lengths_U: Array, config: ModelConfig, columns: int) -> Prompts:
-    """Prefill right-aligned prompts, and pad them on the left to `columns`, the P of every lane."""
+    """Prefill right-aligned prompts, padded on the left to `columns`, the prompt columns of every lane."""
     hidden_UPD, cache = prefill(params, config, tokens_UP, lengths_U, tokens_UP.shape[1])
     missing = (columns - tokens_UP.shape[1], 0)
     blocks = tuple(
         BlockCache(
-            held.sca,
-            jnp.pad(held.keys_BGHS, ((0, 0), (0, 0), (0, 0), missing)),
-            jnp.pad(held.values_BGSH, ((0, 0), (0, 0), missing, (0, 0))),
+            cached.sca,
+            jnp.pad(cached.keys_BGHS, ((0, 0), (0, 0), (0, 0), missing)),
+            jnp.pad(cached.values_BGSH, ((0, 0), (0, 0), missing, (0, 0))),
         )
-        for held in cache.blocks
+        for cached in cache.blocks
     )
     return jax.tree.map(everywhere, Prompts(blocks, hidden_UPD[:, -1], lengths_U))
 
 
 @partial(jax.jit, static_argnames=("config", "sampling", "size", "columns", "capacity"))
-def idle(config: ModelConfig, sampling: Sampling, size: int, columns: int, capacity: int) -> LaneState:
-    """A lane of free slots whose next column is number `columns`."""
+def empty_lane(config: ModelConfig, sampling: Sampling, size: int, columns: int, capacity: int) -> LaneState:
+    """A lane of `size` free slots whose next column is number `columns`."""
     dtype = compute_dtype(config)
     history = jnp.zeros((size, config.convolution - 1, projection_width(config)), dtype)
     state = SCAState(empty_state(size, config.memory_heads, config.head_dim, config.spectral_samples), history)
@@ -209,46 +214,46 @@ def idle(config: ModelConfig, sampling: Sampling, size: int, columns: int, capac
 
 @partial(jax.jit, donate_argnames="state")
 def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, keys_B2: Array) -> LaneState:
-    """Start a sample of prompt `source_B[b]` with the key `keys_B2[b]` in every slot b that is `fresh_B`."""
+    """Start a sample of prompt `source_B[b]` with key `keys_B2[b]` in every slot b where `fresh_B[b]`."""
     cache, columns = state.cache, prompts.blocks[0].keys_BGHS.shape[3]
-    first = (cache.filled - columns) % cache.columns  # the place in the ring of the prompts' first column
+    first = (cache.filled - columns) % cache.columns  # index in the ring of the prompts' first column
     within_S = (jnp.arange(cache.columns) - first) % cache.columns < columns
 
-    def chosen(new: Array, held: Array) -> Array:
-        return jnp.where(fresh_B.reshape(-1, *[1] * (held.ndim - 1)), new, held)
+    def select_fresh(new: Array, cached: Array) -> Array:
+        return jnp.where(fresh_B.reshape(-1, *[1] * (cached.ndim - 1)), new, cached)
 
-    def into_ring(part: Array, held: Array, axis: int) -> Array:
-        # Turned and selected whole: XLA on CPU writes to single columns in a loop.
+    def into_ring(part: Array, cached: Array, axis: int) -> Array:
+        # Rolled and selected as a whole: XLA on CPU would write single columns in a loop.
         free = [(0, cache.columns - columns if axis == other else 0) for other in range(part.ndim)]
-        turned = jnp.roll(jnp.pad(part, free), first, axis=axis)[source_B]
+        rolled = jnp.roll(jnp.pad(part, free), first, axis=axis)[source_B]
         inside = within_S.reshape(-1, *[1] * (part.ndim - 1 - axis))
-        return jnp.where(inside, chosen(turned, held), held)
+        return jnp.where(inside, select_fresh(rolled, cached), cached)
 
-    def put(held: BlockCache, prompt: BlockCache) -> BlockCache:
+    def put(cached: BlockCache, prompt: BlockCache) -> BlockCache:
         return BlockCache(
-            jax.tree.map(lambda old, new: chosen(new[source_B], old), held.sca, prompt.sca),
-            into_ring(prompt.keys_BGHS, held.keys_BGHS, 3),
-            into_ring(prompt.values_BGSH, held.values_BGSH, 2),
+            jax.tree.map(lambda old, new: select_fresh(new[source_B], old), cached.sca, prompt.sca),
+            into_ring(prompt.keys_BGHS, cached.keys_BGHS, 3),
+            into_ring(prompt.values_BGSH, cached.values_BGSH, 2),
         )
 
-    blocks = tuple(put(held, prompt) for held, prompt in zip(cache.blocks, prompts.blocks, strict=True))
-    start_B = chosen(cache.filled - prompts.lengths_U[source_B], cache.start_B)
+    blocks = tuple(put(cached, prompt) for cached, prompt in zip(cache.blocks, prompts.blocks, strict=True))
+    start_B = select_fresh(cache.filled - prompts.lengths_U[source_B], cache.start_B)
     return _by_rows(
         LaneState(
             cache=Cache(blocks, start_B, cache.filled),
-            hidden_BD=chosen(prompts.hidden_UD[source_B], state.hidden_BD),
-            uniforms_BN=chosen(uniforms(keys_B2, state.uniforms_BN.shape[1]), state.uniforms_BN),
-            index_B=chosen(0, state.index_B),
+            hidden_BD=select_fresh(prompts.hidden_UD[source_B], state.hidden_BD),
+            uniforms_BN=select_fresh(uniforms(keys_B2, state.uniforms_BN.shape[1]), state.uniforms_BN),
+            index_B=select_fresh(0, state.index_B),
             active_B=state.active_B | fresh_B,
             thinking_B=state.thinking_B | fresh_B,
-            forced_B=chosen(-1, state.forced_B),
+            forced_B=select_fresh(-1, state.forced_B),
         )
     )
 
 
 @partial(jax.jit, static_argnames="capacity")
-def moved(state: LaneState, source_B: Array, real_B: Array, capacity: int) -> LaneState:
-    """A lane with a ring of `capacity` columns; its slot b is slot `source_B[b]`, idle unless `real_B[b]`."""
+def resize_lane(state: LaneState, source_B: Array, real_B: Array, capacity: int) -> LaneState:
+    """A lane with a ring of `capacity` columns, whose slot b is slot `source_B[b]`, idle unless `real_B[b]`."""
     rows = jax.tree.map(lambda part: part[source_B], state._replace(cache=()))
     return _by_rows(rows._replace(cache=repack(state.cache, source_B, capacity), active_B=rows.active_B & real_B))
 
@@ -257,7 +262,7 @@ def moved(state: LaneState, source_B: Array, real_B: Array, capacity: int) -> La
 def advance(
     weights: DecodeWeights, state: LaneState, steps: Array, floor: Array, config: ModelConfig, sampling: Sampling
 ) -> tuple[LaneState, Written]:
-    """Write up to `steps` tokens in every active slot, until no more than `floor` slots are active."""
+    """Decode up to `steps` tokens in every active slot, until at most `floor` slots are active."""
     size = state.hidden_BD.shape[0]
     written = Written(
         ids_TB=jnp.zeros((STRIDE, size), jnp.int32),
@@ -286,26 +291,26 @@ def advance(
         )
 
     _, state, written = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state, written))
-    return state, jax.tree.map(everywhere, written)  # whole on every host, which all decide the same from it
+    return state, jax.tree.map(everywhere, written)  # replicated: every host makes its decisions from it
 
 
 def _one_token(
     weights: DecodeWeights, state: LaneState, config: ModelConfig, sampling: Sampling
 ) -> tuple[LaneState, Array, Array]:
-    """Draw the next token of every slot from its hidden state, and run it through the model."""
+    """Sample the next token of every slot from its hidden state, and run it through the model."""
     logits_BV = masked_logits(state.hidden_BD, weights.embedding, config.vocabulary)
     uniform_B = jnp.take_along_axis(state.uniforms_BN, state.index_B[:, None], axis=1, mode="clip")[:, 0]
     ids_B = draw(logits_BV, uniform_B, sampling)
     thinking_B, forced_B = state.thinking_B, state.forced_B
     if sampling.thinking_budget is not None:
-        # A sample that still thinks when its budget is spent gets `think_end` in place of the drawn token.
+        # A sample that still thinks when its budget is spent gets `think_end` instead of the sampled token.
         force_B = thinking_B & (state.index_B >= sampling.thinking_budget) & (ids_B != sampling.think_end)
         ids_B = jnp.where(force_B, sampling.think_end, ids_B)
         forced_B = jnp.where(force_B & state.active_B, state.index_B, forced_B)
         thinking_B = thinking_B & (ids_B != sampling.think_end)
     chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
-    warm = sampling.temperature or 1.0
-    logprobs_B = chosen_B / warm - jax.nn.logsumexp(logits_BV / warm, axis=-1)
+    temperature = sampling.temperature or 1.0
+    logprobs_B = chosen_B / temperature - jax.nn.logsumexp(logits_BV / temperature, axis=-1)
     ended_B = state.index_B + 1 >= sampling.max_tokens
     if sampling.stop_ids:
         ended_B |= jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32))
@@ -322,5 +327,5 @@ def _one_token(
 
 
 def _by_rows(state: LaneState) -> LaneState:
-    """The lane with its slots split over the devices."""
+    """Constrain the slots of a lane to be split over the devices."""
     return jax.tree.map(lambda part: split_rows(part) if part.ndim else part, state)

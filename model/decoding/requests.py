@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class QueueFull(RuntimeError):
-    """The queue is full; there should be room `retry_after` seconds from now."""
+    """The queue is full; retry after about `retry_after` seconds."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests are waiting, and the queue holds no more; try again in {retry_after} s")
@@ -23,12 +23,12 @@ class EngineStopped(RuntimeError):
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """One sample to decode, or with `max_tokens` 0 a prompt that is only scored.
+    """A request for one sample, or with `max_tokens` 0 for the scores of a prompt.
 
     seed: identifies the sample, as in `model.decoding.generate`.
     score_prompt: also return the log-probabilities of the prompt's tokens.
-    alternatives: how many of the likeliest tokens to return at each position.
-    constraint: what the answer is held to; log-probabilities are then those under its masks.
+    alternatives: number of likeliest tokens to return at each position.
+    constraint: grammar of the answer; log-probabilities are then those under its masks.
     """
 
     prompt: tuple[int, ...]
@@ -45,7 +45,7 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class PromptScores:
-    """log p of each prompt token after the first, given those before it, and the likeliest (id, log p) there."""
+    """log p of each prompt token after the first, and the likeliest alternatives (id, log p) at its position."""
 
     logprobs: list[float]
     alternatives: list[list[tuple[int, float]]]

@@ -1,7 +1,7 @@
 """Summed log-probabilities of continuations, in batches.
 
-Sequences are padded on the right to the bucket of their length, so that short texts are not padded to the longest one;
-each (rows, length) compiles once per process.
+Sequences are padded on the right to their length bucket, so that short texts are not padded to the longest; each
+(rows, length) compiles once per process.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def continuation_logprobs(
             (i for i, (ids, _) in enumerate(sequences) if floor < len(ids) <= length),
             key=lambda i: len(sequences[i][0]),
         )
-        floor = length
+        floor = length  # the lengths of the next bucket are above this
         for start in range(0, len(members), rows):
             batch = members[start : start + rows]
             tokens_BL = np.zeros((rows, length), np.int32)

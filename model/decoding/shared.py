@@ -1,7 +1,7 @@
-"""Sampling by all processes of a computation: each decodes its share of the prompts on its own devices.
+"""Sampling distributed over processes: each decodes its share of the prompts on its own devices.
 
-The processes do not wait for each other between tokens, and one that is done early only waits at the end. A sample
-depends on its prompt, its seed and the parameters alone, so it does not matter which process draws it.
+Processes wait for each other only at the end, not between tokens. A sample depends only on its prompt, its seed and the
+parameters, so it does not matter which process draws it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,35 +19,35 @@ MakeGenerator = Callable[[int, Mesh | None], Generator]
 
 
 class SharedGenerator:
-    """As `Generator`, for all processes to call together with the same prompts; each gets every completion.
+    """A `Generator` that all processes call together with the same prompts; each gets all completions.
 
-    `make(rows, mesh)` makes the generator of one process, for its part of the `rows` completions at a time. The
-    parameters are those on `mesh`, of which each process gathers a copy for its own devices.
+    `make(rows, mesh)` creates the generator of one process, for its share of the `rows` completions at a time. Each
+    process copies the parameters, which are sharded on `mesh`, to its own devices.
     """
 
     def __init__(self, make: MakeGenerator, rows: int, mesh: Mesh | None) -> None:
-        self._mesh, self._own = mesh, mesh
+        self._mesh, self._local_mesh = mesh, mesh
         if mesh is not None and jax.process_count() > 1:
-            self._own = own_mesh(mesh, jax.process_index())
-        self._generate = make(rows // jax.process_count(), self._own)
+            self._local_mesh = own_mesh(mesh, jax.process_index())
+        self._generate = make(rows // jax.process_count(), self._local_mesh)
 
     def __call__(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
     ) -> list[Completion]:
         """One completion per prompt, in order."""
-        if self._mesh is None or self._own is None or jax.process_count() == 1:
+        if self._mesh is None or self._local_mesh is None or jax.process_count() == 1:
             return self._generate(params, prompts, seeds)
-        whole = whole_on_hosts(params, self._mesh)
-        own = jax.device_put(whole, parameter_shardings(whole, self._own))
+        gathered_params = whole_on_hosts(params, self._mesh)
+        local_params = jax.device_put(gathered_params, parameter_shardings(gathered_params, self._local_mesh))
         part = share_of(len(prompts))
-        completions = self._generate(own, prompts[part], seeds[part])
+        completions = self._generate(local_params, prompts[part], seeds[part])
         most = -(-len(prompts) // jax.process_count())
-        gathered = rows_of_each(_packed(completions, most, self._generate.sampling.max_tokens))
-        return _unpacked(gathered, len(prompts))
+        gathered = rows_of_each(_to_arrays(completions, most, self._generate.sampling.max_tokens))
+        return _from_arrays(gathered, len(prompts))
 
 
-def _packed(completions: Sequence[Completion], rows: int, width: int) -> dict[str, np.ndarray]:
-    """Completions as arrays of `rows` rows, those after the last empty (`used` 0)."""
+def _to_arrays(completions: Sequence[Completion], rows: int, width: int) -> dict[str, np.ndarray]:
+    """Completions as arrays of `rows` rows, where `used` is 0 for padding rows."""
     arrays = {name: np.zeros((rows, width), kind) for name, kind in (("ids", np.int32), ("logprobs", np.float32))}
     arrays |= {name: np.zeros(rows, np.int32) for name in ("used", "length", "truncated", "forced")}
     for row, completion in enumerate(completions):
@@ -58,7 +58,8 @@ def _packed(completions: Sequence[Completion], rows: int, width: int) -> dict[st
     return arrays
 
 
-def _unpacked(arrays: dict[str, np.ndarray], count: int) -> list[Completion]:
+def _from_arrays(arrays: dict[str, np.ndarray], count: int) -> list[Completion]:
+    """The inverse of `_to_arrays`, for the concatenated rows of all processes."""
     rows = np.flatnonzero(arrays["used"])
     assert len(rows) == count
     return [

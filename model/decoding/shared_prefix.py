@@ -1,13 +1,13 @@
-"""Log-probabilities of continuations of texts that begin alike: what they share is computed once.
+"""Log-probabilities of continuations of texts with common prefixes, each of which is computed once.
 
-The texts form a radix tree. Its nodes are run from the root down, in batches of nodes at one depth: each row continues
-the state that its parent's run left. For an SCA layer that state has a fixed size and is copied to the children; keys
-and values stay in the batch that computed them, and a program collects those of a row's ancestors for one block at a
-time. The first token of a continuation is scored from its context's last hidden state, for all continuations at once;
-only what follows it is run for each.
+The texts form a radix tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row
+continues the state of its parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in
+the batch that computed them, and a program collects those of a row's ancestors for one block at a time. The first
+tokens of all continuations of a context are scored from its last hidden state; only later tokens are run for each.
 
-Depth first by batches: in memory are the states of at most `rows` nodes at each depth. A run is padded on the right to
-the bucket of its length and a batch to a single row or to `rows`; each combination compiles once per process.
+The tree is traversed depth first, batch by batch, so at each depth the states of at most `rows` nodes are in memory. A
+run is padded on the right to its length bucket, and a batch to one row or `rows`; each combination compiles once per
+process.
 
 Letters, in addition to those of `model.nautile`: U rows of an earlier batch, A columns of all ancestors, C
 continuations of a context.
@@ -34,26 +34,26 @@ from model.layers.sca import SCAState, projection_width, sca
 from model.loss import masked_logits, token_logprobs
 from model.nautile import embed, sca_names
 
-SHORTEST_RUN = 4  # tokens that a run is padded to, at least; and continuations of a context
+SHORTEST_RUN = 4  # smallest bucket, of the tokens of a run and of the distinct first tokens of a context
 
 Group = tuple[Sequence[int], Sequence[Sequence[int]]]
 Item = TypeVar("Item")
 
 
 class PrefixBatch(NamedTuple):
-    """The prefixes that a batch of runs ends, and the runs' own keys and values. Stacked over blocks where noted."""
+    """The states after a batch of runs, and the runs' own keys and values."""
 
     sca: tuple[SCAState, ...]  # [blocks, U, ...] each
     keys: Array  # [blocks, U, T, kv heads, H]
     values: Array
-    segments_UT: Array  # 1 for the run's tokens
-    parent_U: Array  # the row of the batch before that each continues
-    length_U: Array  # tokens from the root on
+    segments_UT: Array  # 1: token, 0: padding
+    parent_U: Array  # row in the previous batch of the path that each row continues
+    length_U: Array  # tokens since the root
     hidden_UD: Array  # of the last token
 
 
 class _Continuation(NamedTuple):
-    """A continuation to score: its group and its place there, and the row of its context."""
+    """A continuation to score: its group and its index there, the row of its context, its ids."""
 
     group: int
     place: int
@@ -62,7 +62,7 @@ class _Continuation(NamedTuple):
 
 
 class SharedPrefixScorer:
-    """Scores continuations, `rows` at a time. The state after a beginning is kept until another is given."""
+    """Scores continuations, `rows` at a time. The state after the last `beginning` is cached."""
 
     def __init__(self, params: Params, config: ModelConfig, rows: int) -> None:
         self._params, self._config = cast_matrices(params, config), config
@@ -75,8 +75,8 @@ class SharedPrefixScorer:
     def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
         """Σ log p(continuation | beginning + context) in nats for each group = (context, continuations).
 
-        One float64 array [C] a group, in order. Contexts of one call that begin alike are computed once as far as they
-        do. Raises `ConfigError` for a text over the model's context, or a continuation with nothing before it.
+        Returns a float64 array [C] per group, in order. Common prefixes of the contexts are computed once. Raises
+        `ConfigError` for a text over the model's context, or a continuation with nothing before it.
         """
         for number, (context, continuations) in enumerate(groups):
             before = len(beginning) + len(context)
@@ -98,18 +98,18 @@ class SharedPrefixScorer:
         groups: Sequence[Group],
         sums: list[np.ndarray],
     ) -> None:
-        """Run nodes, each after its row of the last batch of `path`, and add the scores at and below them to `sums`."""
+        """Run nodes, each after its row in the last batch of `path`, and add the scores of their subtrees to `sums`."""
         for batch in self._batches(nodes, [len(node.tokens) for node, _ in nodes]):
             extended = (*path, self._run(path, batch))
-            scored = [
+            continuations = [
                 _Continuation(group, place, row, ids)
                 for row, (node, _) in enumerate(batch)
                 for group in node.members
                 for place, ids in enumerate(groups[group][1])
                 if len(ids)
             ]
-            if scored:
-                self._score(extended, scored, sums)
+            if continuations:
+                self._score(extended, continuations, sums)
             children = [(child, row) for row, (node, _) in enumerate(batch) for child in node.children]
             self._descend(extended, children, groups, sums)
 
@@ -117,42 +117,42 @@ class SharedPrefixScorer:
         source_B, lengths_B, tokens_BT = self._padded([(node.tokens, row) for node, row in batch])
         return _run(self._params, self._config, path, source_B, tokens_BT, lengths_B)
 
-    def _score(self, path: tuple[PrefixBatch, ...], scored: list[_Continuation], sums: list[np.ndarray]) -> None:
+    def _score(self, path: tuple[PrefixBatch, ...], continuations: list[_Continuation], sums: list[np.ndarray]) -> None:
         """Add the log-probabilities of continuations of the contexts in the last batch of `path`."""
-        # All programs are started before the first result is waited for.
-        columns: list[dict[int, int]] = [{} for _ in path[-1].parent_U]  # of each row's distinct first tokens
-        for item in scored:
+        # Start all programs before waiting for the first result. First tokens: the distinct ones of each row.
+        columns: list[dict[int, int]] = [{} for _ in path[-1].parent_U]
+        for item in continuations:
             columns[item.row].setdefault(item.ids[0], len(columns[item.row]))
         targets_UC = np.zeros((len(columns), _bucket(self._first_counts, max(map(len, columns)))), np.int32)
         for row, distinct in enumerate(columns):
             targets_UC[row, : len(distinct)] = list(distinct)
         firsts_UC = _first_logprobs(self._params, self._config, path[-1].hidden_UD, targets_UC)
-        longer = [item for item in scored if len(item.ids) > 1]
-        rest = []
+        longer = [item for item in continuations if len(item.ids) > 1]
+        later = []
         for batch in self._batches(longer, [len(item.ids) - 1 for item in longer]):
             source_B, lengths_B, tokens_BT = self._padded([(item.ids[:-1], item.row) for item in batch])
             _, _, targets_BT = self._padded([(item.ids[1:], item.row) for item in batch])
-            rest.append(
-                (batch, _rest_logprobs(self._params, self._config, path, source_B, tokens_BT, targets_BT, lengths_B))
+            later.append(
+                (batch, _later_logprobs(self._params, self._config, path, source_B, tokens_BT, targets_BT, lengths_B))
             )
-        known_UC = np.asarray(firsts_UC)
-        for item in scored:
-            sums[item.group][item.place] += known_UC[item.row, columns[item.row][item.ids[0]]]
-        for batch, values_B in rest:
+        first_logprobs_UC = np.asarray(firsts_UC)
+        for item in continuations:
+            sums[item.group][item.place] += first_logprobs_UC[item.row, columns[item.row][item.ids[0]]]
+        for batch, values_B in later:
             for item, value in zip(batch, np.asarray(values_B)[: len(batch)], strict=True):
                 sums[item.group][item.place] += value
 
     def _batches(self, items: list[Item], lengths: list[int]) -> Iterator[list[Item]]:
-        """Items whose lengths have the same bucket, in order, at most as many as there are rows."""
+        """Batches of items in the same length bucket, at most the scorer's `rows` in each."""
         members: dict[int, list[Item]] = {}
         for item, length in zip(items, lengths, strict=True):
             members.setdefault(_bucket(self._lengths, length), []).append(item)
         most = self._sizes[-1]
-        for _, alike in sorted(members.items()):
-            yield from (alike[start : start + most] for start in range(0, len(alike), most))
+        for _, bucket in sorted(members.items()):
+            yield from (bucket[start : start + most] for start in range(0, len(bucket), most))
 
     def _padded(self, runs: list[tuple[Sequence[int], int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of runs = (tokens, row of the parent): the parents' rows [B], the lengths [B] and the tokens [B, T]."""
+        """Arrays of runs (tokens, row of the parent): rows of the parents [B], lengths [B] and padded tokens [B, T]."""
         size = _bucket(self._sizes, len(runs))
         source_B, lengths_B = np.zeros(size, np.int32), np.zeros(size, np.int32)
         tokens_BT = np.zeros((size, _bucket(self._lengths, max(len(tokens) for tokens, _ in runs))), np.int32)
@@ -162,19 +162,22 @@ class SharedPrefixScorer:
 
 
 def _bucket(sizes: Sequence[int], needed: int) -> int:
+    """The smallest size that is enough; `sizes` are in increasing order."""
     return next(size for size in sizes if size >= needed)
 
 
 def _root(config: ModelConfig) -> PrefixBatch:
-    """The empty text, which all others continue."""
+    """The batch of the empty text, which all others continue."""
     dtype = compute_dtype(config)
-    mixed = empty_state(1, config.memory_heads, config.head_dim, config.spectral_samples)
-    state = SCAState(mixed, jnp.zeros((1, config.convolution - 1, projection_width(config)), dtype))
+    mix_state = empty_state(1, config.memory_heads, config.head_dim, config.spectral_samples)
+    state = SCAState(mix_state, jnp.zeros((1, config.convolution - 1, projection_width(config)), dtype))
     stacked = jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
-    none = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
+    no_columns = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
     zero = jnp.zeros(1, jnp.int32)
     hidden = jnp.zeros((1, config.width), dtype)
-    return PrefixBatch((stacked,) * config.sca_per_block, none, none, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden)
+    return PrefixBatch(
+        (stacked,) * config.sca_per_block, no_columns, no_columns, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden
+    )
 
 
 def _hidden(
@@ -185,7 +188,7 @@ def _hidden(
     tokens_BT: Array,
     lengths_B: Array,
 ) -> tuple[Array, PrefixBatch]:
-    """The residual stream [B, T, D] of runs after rows `source_B` of the last batch of `path`; and their own batch."""
+    """Run tokens after rows `source_B` of the last batch of `path`: the residual stream [B, T, D], and their batch."""
     last = path[-1]
     rows = [source_B]  # in each batch of the path, the row that a run descends from
     for batch in reversed(path[1:]):
@@ -193,28 +196,28 @@ def _hidden(
     columns_T = jnp.arange(tokens_BT.shape[1])
     segments_BT = (columns_T < lengths_B[:, None]).astype(jnp.int32)
     positions_BT = last.length_U[source_B][:, None] + columns_T
-    seen_BA = jnp.concatenate([batch.segments_UT[row] for batch, row in zip(path, rows, strict=True)], axis=1)
+    segments_BA = jnp.concatenate([batch.segments_UT[row] for batch, row in zip(path, rows, strict=True)], axis=1)
 
     def of_ancestors(parts: tuple[Array, ...]) -> Array:
         return jnp.concatenate([part[row] for part, row in zip(parts, rows, strict=True)], axis=1)
 
     def block(x_BTD: Array, stacked: tuple) -> tuple[Array, tuple]:
-        layers, starts, keys, values = stacked
+        layers, parent_states, keys, values = stacked
         states = []
-        for name, start in zip(sca_names(config), starts, strict=True):
-            before = jax.tree.map(lambda part: part[source_B], start)
-            x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, before)
+        for name, parent_state in zip(sca_names(config), parent_states, strict=True):
+            initial = jax.tree.map(lambda part: part[source_B], parent_state)
+            x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, initial)
             states.append(state)
-        early = (of_ancestors(keys), of_ancestors(values), seen_BA)
-        x_BTD, own = attention(layers["attention"], config, x_BTD, segments_BT, positions_BT, early)
-        return x_BTD, (tuple(states), *own)
+        prefix = (of_ancestors(keys), of_ancestors(values), segments_BA)
+        x_BTD, keys_values = attention(layers["attention"], config, x_BTD, segments_BT, positions_BT, prefix)
+        return x_BTD, (tuple(states), *keys_values)
 
-    earlier = (last.sca, tuple(batch.keys for batch in path), tuple(batch.values for batch in path))
-    hidden_BTD, made = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], *earlier))
-    # A run of no tokens ends with its parent's last.
+    inputs = (last.sca, tuple(batch.keys for batch in path), tuple(batch.values for batch in path))
+    hidden_BTD, states = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], *inputs))
+    # The last hidden state of an empty run is that of its parent.
     ends_BTD = jnp.concatenate([last.hidden_UD[source_B][:, None], hidden_BTD], axis=1)
     final_BD = jnp.take_along_axis(ends_BTD, lengths_B[:, None, None], axis=1)[:, 0]
-    return hidden_BTD, PrefixBatch(*made, segments_BT, source_B, last.length_U[source_B] + lengths_B, final_BD)
+    return hidden_BTD, PrefixBatch(*states, segments_BT, source_B, last.length_U[source_B] + lengths_B, final_BD)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -231,14 +234,14 @@ def _run(
 
 @partial(jax.jit, static_argnames="config")
 def _first_logprobs(params: Params, config: ModelConfig, hidden_UD: Array, targets_UC: Array) -> Array:
-    """log p of each target [U, C] as the next token."""
+    """log p of each target [U, C] as the next token after hidden states [U, D]."""
     logits_UV = masked_logits(hidden_UD, params["embedding"], config.vocabulary)
     chosen_UC = jnp.take_along_axis(logits_UV, targets_UC, axis=1)
     return chosen_UC - jax.nn.logsumexp(logits_UV, axis=1, keepdims=True)
 
 
 @partial(jax.jit, static_argnames="config")
-def _rest_logprobs(
+def _later_logprobs(
     params: Params,
     config: ModelConfig,
     path: tuple[PrefixBatch, ...],
@@ -247,7 +250,7 @@ def _rest_logprobs(
     targets_BT: Array,
     lengths_B: Array,
 ) -> Array:
-    """Σ log p(target) [B] over the `lengths_B` tokens of runs."""
+    """Σ log p(target) [B] over the first `lengths_B` targets of each run."""
     hidden_BTD, _ = _hidden(params, config, path, source_B, tokens_BT, lengths_B)
     logprobs_BT, _ = token_logprobs(params, config, hidden_BTD, targets_BT)
     return jnp.sum(jnp.where(jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None], logprobs_BT, 0.0), axis=1)

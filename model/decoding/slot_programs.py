@@ -1,7 +1,7 @@
-"""What decodes slots: the interface that the batching engine drives, and its form in JAX.
+"""The interface between the batching engine and the runtime that decodes its slots, and the JAX implementation.
 
-The engine decides which request is in which slot; the programs keep the slots' state, prefill prompts, fill slots and
-write tokens. The samples are the same whatever computes the logits, for all draw with `model.decoding.slots`.
+The engine decides which request is in which slot; the programs hold the slots' state, prefill prompts, fill slots and
+decode tokens. All runtimes sample with `model.decoding.slots`, so equal logits give equal samples.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from model.layers.common import Params
 class SlotPrograms(Protocol):
     """Protocol of a runtime's slots.
 
-    count: how many there are. stops: ids that end a sample. lengths: the columns that prompts are padded to; empty if
-    any will do.
+    count: number of slots. stops: ids that end a sample. lengths: column counts that prompts are padded to; empty if
+    the runtime takes any length.
     """
 
     config: ModelConfig
@@ -38,24 +38,24 @@ class SlotPrograms(Protocol):
     lengths: Sequence[int]
 
     def start(self) -> None:
-        """Allocate the slots. Called once, by the thread that calls the others."""
+        """Allocate the slots. Called once, in the thread that calls the other methods."""
         ...
 
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
-        """Prefill right-aligned prompts; `score`: with the log-probabilities of their tokens."""
+        """Prefill right-aligned prompts; with `score` also return the log-probabilities of their tokens."""
         ...
 
-    def fill(self, prefilled: Any, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
-        """Start a sample of prompt `source_R[r]` in slot `into_R[r]`; drop rows without such a slot."""
+    def fill(self, prefilled: Any, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
+        """Start a sample of prompt `source_R[r]` in slot `slots_R[r]`; ignore rows whose slot does not exist."""
         ...
 
-    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
-        """Write up to `stride` tokens in every slot that is active and kept, of those whose bits are set if given."""
+    def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+        """Decode up to `stride` tokens in every active slot that is occupied, among those allowed by the masks."""
         ...
 
 
 class JaxSlots:
-    """`SlotPrograms` over the programs of `model.decoding.slots`."""
+    """`SlotPrograms` with the JAX programs of `model.decoding.slots`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class JaxSlots:
         count: int,
         longest: int | None = None,
     ) -> None:
-        """`longest`: of the prompts, in tokens; None: the context."""
+        """`longest`: the longest prompt in tokens; None: the context."""
         self.config, self.count, self.stops = config, count, stops
         buckets = length_buckets(config.context)
         self.lengths = buckets[: 1 + next(i for i, n in enumerate(buckets) if n >= (longest or config.context))]
@@ -79,11 +79,11 @@ class JaxSlots:
     def prefill(self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool) -> tuple[Any, PrefillScores | None]:
         return prefill_prompts(self._params, jnp.asarray(tokens_BP), jnp.asarray(lengths_B), self.config, score)
 
-    def fill(self, prefilled: Any, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
-        self._slots = fill_slots(self._slots, prefilled, source_R, into_R, settings)
+    def fill(self, prefilled: Any, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
+        self._slots = fill_slots(self._slots, prefilled, source_R, slots_R, settings)
 
-    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+    def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         self._slots, output = advance(
-            self._weights, self._slots, kept_B, self.config, self.stops, self._think_end, stride, allowed_BW
+            self._weights, self._slots, occupied_B, self.config, self.stops, self._think_end, stride, allowed_BW
         )
         return output

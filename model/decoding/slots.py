@@ -1,9 +1,9 @@
-"""Continuous batching on the device: a fixed number of slots, each with a sample of its own age, decoded together.
+"""Programs of continuous batching: a fixed number of slots, decoded together, each at its own position.
 
-Three programs: `prefill_prompts` prefills a few prompts of one length bucket, `fill_slots` copies the result into free
-slots, and `advance` writes some tokens in every slot. The shapes of `advance` depend on the number of slots and the
-context alone, so it compiles once. A slot's prompt begins at column 0, so a sample does not depend on when it joins,
-nor on the other slots.
+There are three: `prefill_prompts` prefills a few prompts of one length bucket, `fill_slots` copies the result into free
+slots, and `advance` decodes some tokens in every slot. The shapes of `advance` depend only on the number of slots and
+the context, so it compiles once. A slot's prompt starts at column 0, so a sample depends neither on when it joins nor
+on the other slots.
 
 Letters: B slots (or rows of prompts), R rows to fill, P prompt columns, S positions of the context, T tokens of a
 stride, N alternatives, and those of `model.decoding.cache`.
@@ -28,9 +28,9 @@ from model.layers.sca import SCAState, projection_width
 from model.loss import chunks, join_chunks, masked_logits
 from model.nautile import sca_names
 
-MAX_ALTERNATIVES = 20  # for each generated token; OpenAI's limit
-MAX_PROMPT_ALTERNATIVES = 5  # for each scored prompt token
-SCORE_CHUNK = 64  # columns whose logits are held at once while a prompt is scored
+MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
+MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token
+SCORE_CHUNK = 64  # columns whose logits are in memory at a time while a prompt is scored
 
 
 class SlotSettings(NamedTuple):
@@ -42,7 +42,7 @@ class SlotSettings(NamedTuple):
     top_p_B: Array
     max_tokens_B: Array
     thinking_budget_B: Array
-    alternatives_B: Array  # whether they are wanted
+    alternatives_B: Array  # whether to return alternatives
 
 
 class Slots(NamedTuple):
@@ -70,7 +70,7 @@ class SlotOutput(NamedTuple):
 
 
 class DrawnTokens(NamedTuple):
-    """A token of every slot, log p of it, and the likeliest N with theirs."""
+    """The next token of every slot and its log p, and the N likeliest tokens and theirs."""
 
     ids_B: Array
     logprobs_B: Array
@@ -79,7 +79,7 @@ class DrawnTokens(NamedTuple):
 
 
 class PrefilledPrompts(NamedTuple):
-    """The last hidden states of prompts, and their caches of a whole context, from column 0 on."""
+    """The last hidden states of prompts, and their caches with columns for the whole context, starting at column 0."""
 
     blocks: tuple[BlockCache, ...]
     hidden_BD: Array
@@ -87,7 +87,7 @@ class PrefilledPrompts(NamedTuple):
 
 
 class PrefillScores(NamedTuple):
-    """log p of each prompt token after the first, right-aligned [B, P-1], and the likeliest there [B, P-1, N]."""
+    """log p of each prompt token after the first, right-aligned [B, P-1], and the likeliest tokens [B, P-1, N]."""
 
     logprobs: Array
     top_ids: Array
@@ -95,7 +95,7 @@ class PrefillScores(NamedTuple):
 
 
 def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSettings:
-    """Sampling settings of the given requests, then of `unused` rows that have no slot."""
+    """Sampling settings of the requests, padded with `unused` rows that have no slot."""
     rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
     budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
     return SlotSettings(
@@ -129,7 +129,7 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
 
 @partial(jax.jit, static_argnames=("config", "count"))
 def slots_without_caches(config: ModelConfig, count: int) -> Slots:
-    """`count` free slots whose caches another runtime keeps; their hidden states have width 0."""
+    """`count` free slots for a runtime that holds the caches itself; hidden states have width 0."""
     zeros_B, false_B = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
     settings = SlotSettings(
         keys_B2=jnp.zeros((count, 2), jnp.uint32),
@@ -156,18 +156,18 @@ def slots_without_caches(config: ModelConfig, count: int) -> Slots:
 def prefill_prompts(
     params: Params, tokens_BP: Array, lengths_B: Array, config: ModelConfig, score: bool
 ) -> tuple[PrefilledPrompts, PrefillScores | None]:
-    """Prefill right-aligned prompts (`lengths_B` >= 1); `score`: with the log-probabilities of their tokens."""
+    """Prefill right-aligned prompts (`lengths_B` >= 1); with `score` also return the scores of their tokens."""
     x_BPD, cache = prefill(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
 
-    def left_aligned(held: Array, axis: int) -> Array:
-        """P columns at `axis` to S: each row cut from its prompt's first column on, after padding to the right."""
-        padded = jnp.pad(held, [(0, config.context if axis == other else 0) for other in range(held.ndim)])
+    def left_aligned(cached: Array, axis: int) -> Array:
+        """P columns at `axis` to S: pad each row on the right, and cut it at its prompt's first column."""
+        padded = jnp.pad(cached, [(0, config.context if axis == other else 0) for other in range(cached.ndim)])
         cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=config.context, axis=axis - 1)
         return jax.vmap(cut)(padded, cache.start_B)
 
     blocks = tuple(
-        held._replace(keys_BGHS=left_aligned(held.keys_BGHS, 3), values_BGSH=left_aligned(held.values_BGSH, 2))
-        for held in cache.blocks
+        cached._replace(keys_BGHS=left_aligned(cached.keys_BGHS, 3), values_BGSH=left_aligned(cached.values_BGSH, 2))
+        for cached in cache.blocks
     )
     prefilled = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)
     return prefilled, _scores(params, config, x_BPD, tokens_BP) if score else None
@@ -175,17 +175,17 @@ def prefill_prompts(
 
 @partial(jax.jit, donate_argnames="slots")
 def fill_slots(
-    slots: Slots, prefilled: PrefilledPrompts, source_R: Array, into_R: Array, settings: SlotSettings
+    slots: Slots, prefilled: PrefilledPrompts, source_R: Array, slots_R: Array, settings: SlotSettings
 ) -> Slots:
-    """Start a sample of prompt `source_R[r]` with `settings[r]` in slot `into_R[r]`; drop rows without such a slot."""
+    """Start a sample of prompt `source_R[r]` with `settings[r]` in slot `slots_R[r]`; ignore unknown slots."""
 
-    def put(held: Array, new_R: Array) -> Array:
-        return held.at[into_R].set(new_R.astype(held.dtype), mode="drop")
+    def put(cached: Array, new_R: Array) -> Array:
+        return cached.at[slots_R].set(new_R.astype(cached.dtype), mode="drop")
 
-    def put_prompt(held: Array, prompts: Array) -> Array:
-        return put(held, prompts[source_R])
+    def put_prompt(cached: Array, prompts: Array) -> Array:
+        return put(cached, prompts[source_R])
 
-    zeros_R, true_R = jnp.zeros_like(into_R), jnp.ones_like(into_R, dtype=bool)
+    zeros_R, true_R = jnp.zeros_like(slots_R), jnp.ones_like(slots_R, dtype=bool)
     return Slots(
         blocks=jax.tree.map(put_prompt, slots.blocks, prefilled.blocks),
         hidden_BD=put_prompt(slots.hidden_BD, prefilled.hidden_BD),
@@ -202,19 +202,19 @@ def fill_slots(
 def advance(
     weights: DecodeWeights,
     slots: Slots,
-    kept_B: Array,
+    occupied_B: Array,
     config: ModelConfig,
     stops: tuple[int, ...],
     think_end: int,
     stride: int,
     allowed_BW: Array | None = None,
 ) -> tuple[Slots, SlotOutput]:
-    """Write up to `stride` tokens in every slot that is active and kept; a slot stops after a stop id.
+    """Decode up to `stride` tokens in every active slot that is occupied; a slot stops after a stop id.
 
-    allowed_BW: the bits of the tokens that may be drawn (`only_allowed`), the same at each of the `stride` tokens.
+    allowed_BW: bit masks of the tokens that may be sampled (`only_allowed`), the same for all `stride` tokens.
     """
     count, alternatives = slots.positions_B.shape[0], min(MAX_ALTERNATIVES, config.vocabulary)
-    slots = slots._replace(active_B=slots.active_B & kept_B)
+    slots = slots._replace(active_B=slots.active_B & occupied_B)
     output = SlotOutput(
         count_B=jnp.zeros(count, jnp.int32),
         active_B=slots.active_B,
@@ -226,7 +226,7 @@ def advance(
 
     def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
         step, slots, output = carry
-        # Idle slots compute as well, because the program has one shape; their tokens are never counted.
+        # Idle slots compute too, because the program has one shape; their tokens are not counted.
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
         if allowed_BW is not None:
             logits_BV = only_allowed(logits_BV, allowed_BW)
@@ -254,13 +254,13 @@ def advance(
 def draw_tokens(
     slots: Slots, logits_BV: Array, config: ModelConfig, stops: tuple[int, ...], think_end: int
 ) -> tuple[DrawnTokens, Slots]:
-    """Draw the next token of every slot; and the slots after it, but for their caches and hidden states.
+    """Sample the next token of every slot; return it and the updated slots, except caches and hidden states.
 
-    A slot stops after a stop id or its last token.
+    A slot stops after a stop id or after `max_tokens`.
     """
     count, alternatives = slots.positions_B.shape[0], min(MAX_ALTERNATIVES, config.vocabulary)
     ids_B, thinking_B = _next_ids(slots, logits_BV, think_end)
-    # The log-probability, and the alternatives if any active slot wants them, because selecting them is expensive.
+    # The log-probability, and the alternatives only if an active slot needs them, because selecting them is expensive.
     total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
     chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
     values_BN, top_ids_BN = jax.lax.cond(
@@ -269,11 +269,11 @@ def draw_tokens(
         lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
     )
     ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.settings.max_tokens_B)
-    # An idle slot writes nothing, so its counters stay.
-    moved_B = slots.active_B.astype(jnp.int32)
+    # The counters of an idle slot do not advance.
+    steps_B = slots.active_B.astype(jnp.int32)
     after = slots._replace(
-        positions_B=slots.positions_B + moved_B,
-        index_B=slots.index_B + moved_B,
+        positions_B=slots.positions_B + steps_B,
+        index_B=slots.index_B + steps_B,
         active_B=slots.active_B & ~ended_B,
         thinking_B=thinking_B,
     )
@@ -281,7 +281,7 @@ def draw_tokens(
 
 
 def _next_ids(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Array]:
-    """Draw the next id of every slot, `think_end` where the thinking budget is spent; and whether it still thinks."""
+    """Sample the next id of every slot (`think_end` once the thinking budget is spent), and whether it still thinks."""
     settings = slots.settings
     uniform_B = jnp.take_along_axis(slots.uniforms_BS, slots.index_B[:, None], axis=1)[:, 0]
     ids_B = draw_each(logits_BV, uniform_B, settings.temperature_B, settings.top_k_B, settings.top_p_B)
@@ -291,7 +291,7 @@ def _next_ids(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Ar
 
 
 def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array) -> PrefillScores:
-    """log p of each token given those before it; columns before a prompt's second token have no meaning."""
+    """log p of each token given those before it; columns before a prompt's second token are meaningless."""
 
     def score(part: tuple[Array, Array]) -> PrefillScores:
         hidden_BCD, targets_BC = part
@@ -302,5 +302,5 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
         return PrefillScores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
 
     length = tokens_BP.shape[1] - 1
-    scored = jax.lax.map(score, (chunks(x_BPD[:, :-1], SCORE_CHUNK), chunks(tokens_BP[:, 1:], SCORE_CHUNK)))
-    return jax.tree.map(lambda array: join_chunks(array, length), scored)
+    scores = jax.lax.map(score, (chunks(x_BPD[:, :-1], SCORE_CHUNK), chunks(tokens_BP[:, 1:], SCORE_CHUNK)))
+    return jax.tree.map(lambda array: join_chunks(array, length), scores)

@@ -1,9 +1,9 @@
-"""A JSON schema as a grammar in which the strings that it marks with `x-span` can only be parts of a text.
+"""A grammar for a JSON schema in which strings marked with `x-span` can only be parts of a given text.
 
-`llguidance` compiles a schema as a whole, and has parts of a text as an operator of its own (`substring_chunks`). So
-the objects, lists and alternatives above a marked string are written here as rules of its dialect of Lark, and
-everything without such strings is left to its compiler of schemas. A part of a text is written as in a JSON string,
-each character with its escape being a chunk that is taken whole.
+`llguidance` compiles a schema as a whole, and parts of a text with a separate operator (`substring_chunks`). So the
+objects, arrays and alternatives that contain a marked string are written here as rules in its dialect of Lark, and
+everything else is left to its schema compiler. The text is escaped as in a JSON string, one chunk per character, so
+that no escape sequence is split.
 """
 
 import json
@@ -23,20 +23,20 @@ KEYWORDS = {
     "string": {"minLength", "maxLength"},
     "array": {"items", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties"},
-}  # what the rules of a type express
+}  # keywords of each type that the rules here can express
 
 
 def document_grammar(schema: Schema) -> str:
-    """The grammar of an answer: a document of the schema between the line breaks of the chat template."""
-    return f'start: "\\n" document "\\n"?\ndocument: {_compiled(schema, schema)}\n'
+    """The grammar of an answer: a document of the schema, between the line breaks of the chat template."""
+    return f'start: "\\n" document "\\n"?\ndocument: {_json_rule(schema, schema)}\n'
 
 
 class SpanGrammar:
     """The grammar of an answer whose marked strings are parts of `text`.
 
-    grammar: None where no document of the schema can hold to the text. unheld: JSON pointers of the parts of the schema
-    whose marked strings are not held to it (those under a keyword that the rules do not express), and only checked.
-    An object that contains marked strings has no members but those that the schema names.
+    grammar: the text of the grammar; None if no document can satisfy it. unheld: JSON pointers to the parts of the
+    schema whose marked strings the grammar does not constrain, because the rules here cannot express a keyword. An
+    object with marked strings gets only the members that the schema names.
     """
 
     def __init__(self, schema: Schema, text: str) -> None:
@@ -46,9 +46,9 @@ class SpanGrammar:
         self._refs: dict[str, str | None] = {}
         self.unheld: list[str] = []
         document = self._node(schema, "")
-        self.grammar = None if document is None else self._written(document)
+        self.grammar = None if document is None else self._grammar_text(document)
 
-    def _written(self, document: str) -> str:
+    def _grammar_text(self, document: str) -> str:
         lines = [f'start: "\\n" {document} "\\n"?', *self._lines]
         if self._spans:
             chunks = [json.dumps(character, ensure_ascii=False)[1:-1] for character in self._text]
@@ -59,14 +59,15 @@ class SpanGrammar:
         return "\n".join(lines) + "\n"
 
     def _rule(self, body: str) -> str:
+        """Add a rule and return its name."""
         name = f"r{len(self._lines)}"
         self._lines.append(f"{name}: {body}")
         return name
 
     def _node(self, schema: Any, path: str) -> str | None:
-        """The rule of a part of the schema; None where nothing meets it."""
+        """The name of the rule for a part of the schema; None if no value can meet it."""
         if not has_spans(schema, self._root):
-            return self._rule(_compiled(schema, self._root))
+            return self._rule(_json_rule(schema, self._root))
         keywords = schema.keys() - IGNORED
         kinds = schema.get("type")
         if keywords == {"$ref"} and schema["$ref"].startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
@@ -74,8 +75,8 @@ class SpanGrammar:
         if keywords == {"anyOf"}:
             return self._choice([self._node(part, f"{path}/anyOf/{i}") for i, part in enumerate(schema["anyOf"])])
         if "enum" in keywords and schema.get(SPAN) is True:
-            kept = [value for value in schema["enum"] if not isinstance(value, str) or value in self._text]
-            return self._rule(_compiled({**schema, "enum": kept}, self._root)) if kept else None
+            possible = [value for value in schema["enum"] if not isinstance(value, str) or value in self._text]
+            return self._rule(_json_rule({**schema, "enum": possible}, self._root)) if possible else None
         if isinstance(kinds, list) and keywords <= {"type"}.union(*KEYWORDS.values()):
             return self._choice(
                 [
@@ -92,10 +93,10 @@ class SpanGrammar:
                 case "object" if self._has_named_members(schema):
                     return self._object(schema, path)
         self.unheld.append(path or "/")
-        return self._rule(_compiled(schema, self._root))
+        return self._rule(_json_rule(schema, self._root))
 
     def _has_named_members(self, schema: Schema) -> bool:
-        """Whether its required members are named, and none that is not named may have a marked string."""
+        """Whether all required members are named, and members that are not named cannot have marked strings."""
         others = schema.get("additionalProperties", True)
         named = set(schema.get("required", ())) <= schema.get("properties", {}).keys()
         return named and not has_spans(others, self._root)
@@ -104,26 +105,30 @@ class SpanGrammar:
         if least > len(self._text) or (most is not None and most < least):
             return None
         if most == 0:
-            return self._rule(_quoted('""'))
+            return self._rule(_literal('""'))
         return self._spans.setdefault((least, most), f"SPAN{len(self._spans)}")
 
     def _choice(self, parts: Sequence[str | None]) -> str | None:
-        known = [part for part in parts if part is not None]
-        return self._rule(" | ".join(known)) if known else None
+        possible = [part for part in parts if part is not None]
+        return self._rule(" | ".join(possible)) if possible else None
 
     def _array(self, schema: Schema, path: str) -> str | None:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         item = self._node(schema.get("items", True), f"{path}/items")
         if item is None or most == 0:
             return None if least else self._rule('"[]"')
-        further = f"({_quoted(ITEM_SEPARATOR)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        further = f"({_literal(ITEM_SEPARATOR)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
         items = item if most == 1 else f"{item} {further}"  # the dialect has no {0,0}
         return self._rule(f'"[" {items} "]"' if least else f'"[" ({items})? "]"')
 
     def _object(self, schema: Schema, path: str) -> str | None:
-        """Members in the order of the schema: what follows a member is a rule, with and without one before it."""
+        """Members in the order of the schema, built from the last to the first.
+
+        Two rules for the remaining members: `first` if no member precedes them, `following` if one does, which starts
+        with a separator.
+        """
         first: str | None = self._rule('""')
-        rest: str | None = first
+        following: str | None = first
         for name, part in reversed(schema.get("properties", {}).items()):
             value = self._node(part, f"{path}/properties/{name.replace('~', '~0').replace('/', '~1')}")
             required = name in schema.get("required", ())
@@ -132,26 +137,29 @@ class SpanGrammar:
                 return None
             if value is None:
                 continue
-            member, after = f"{_quoted(key)} {value} {rest}", f"{_quoted(ITEM_SEPARATOR + key)} {value} {rest}"
+            member, after = (
+                f"{_literal(key)} {value} {following}",
+                f"{_literal(ITEM_SEPARATOR + key)} {value} {following}",
+            )
             first = self._rule(member if required else f"{member} | {first}")
-            rest = self._rule(after if required else f"{after} | {rest}")
+            following = self._rule(after if required else f"{after} | {following}")
         return self._rule(f'"{{" {first} "}}"')
 
     def _ref(self, ref: str) -> str | None:
-        """The rule of a definition, which may contain itself."""
+        """The rule of a definition, which may be recursive."""
         if ref not in self._refs:
             name = f"d{len(self._refs)}"
             self._refs[ref] = name
             target = self._node(resolved(ref, self._root), ref[1:])
-            # What refers to a definition that nothing meets is a part of it, and not reached.
-            self._lines.append(f"{name}: {target or _quoted('')}")
+            # If no value can meet the definition, only its own rules refer to it, and nothing reaches them.
+            self._lines.append(f"{name}: {target or _literal('')}")
             self._refs[ref] = name if target else None
         return self._refs[ref]
 
 
 def has_spans(schema: Any, root: Schema) -> bool:
-    """Whether a part of a schema, or a definition that it refers to, marks strings that must stand in the text."""
-    seen: set[str] = set()
+    """Whether a part of a schema, or a definition that it refers to, has strings marked with `x-span`."""
+    visited: set[str] = set()
 
     def marked(part: Any) -> bool:
         if not isinstance(part, dict):
@@ -160,16 +168,16 @@ def has_spans(schema: Any, root: Schema) -> bool:
             return True
         children: list[Any] = []
         with_parts({name: value for name, value in part.items() if name not in DEFINITIONS}, children.append)
-        if isinstance(ref := part.get("$ref"), str) and ref not in seen:
-            seen.add(ref)
+        if isinstance(ref := part.get("$ref"), str) and ref not in visited:
+            visited.add(ref)
             children.append(resolved(ref, root))
         return any(marked(child) for child in children)
 
     return marked(schema)
 
 
-def _compiled(schema: Any, root: Schema) -> str:
-    """A part of a schema for the library's own compiler, with the definitions of the whole."""
+def _json_rule(schema: Any, root: Schema) -> str:
+    """A rule body that leaves a part of a schema to the library's compiler, with the definitions of the root."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     definitions = {name: root[name] for name in DEFINITIONS if name in root}
@@ -178,6 +186,6 @@ def _compiled(schema: Any, root: Schema) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': STYLE})}"
 
 
-def _quoted(words: str) -> str:
-    """A literal of the grammar."""
+def _literal(words: str) -> str:
+    """Quote a literal for the grammar."""
     return json.dumps(words, ensure_ascii=False)

@@ -174,11 +174,11 @@ class OnnxSlots:
         scores = _scores(logits_BWV, padded_BP, lengths_B) if score else None
         return PromptState(logits_BWV[:, -1], state, lengths_B), scores
 
-    def fill(self, prefilled: PromptState, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
-        kept = into_R < self.count
-        self.place(prefilled, source_R[kept], into_R[kept])
+    def fill(self, prefilled: PromptState, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
+        kept = slots_R < self.count
+        self.place(prefilled, source_R[kept], slots_R[kept])
         rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
-        self._slots = fill_slots(self._slots, rows, source_R, into_R, settings)
+        self._slots = fill_slots(self._slots, rows, source_R, slots_R, settings)
 
     def place(self, prefilled: PromptState, source: np.ndarray, into: np.ndarray) -> None:
         """Copy the logits and the state of prompt `source[r]` to slot `into[r]`."""
@@ -194,8 +194,8 @@ class OnnxSlots:
             else:
                 self._turns[0].past[name][:, into] = array[:, source]
 
-    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
-        slots = self._slots._replace(active_B=self._slots.active_B & kept_B)
+    def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+        slots = self._slots._replace(active_B=self._slots.active_B & occupied_B)
         steps, moved = [], np.zeros(self.count, np.int32)
         while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
             positions_B = np.asarray(slots.positions_B)

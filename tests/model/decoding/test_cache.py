@@ -54,8 +54,8 @@ def test_prefill_and_steps_equal_forward(params, changes):
 def test_a_single_row_writes_into_its_cache_in_place(config):
     """XLA on CPU would copy all of it twice a token, in the product that reads it and in the result."""
     weights, slots = jax.eval_shape(lambda: (decode_weights(initialise(config, 0), config), empty_slots(config, 1)))
-    kept_B = jax.ShapeDtypeStruct((1,), bool)
-    program = advance.lower(weights, slots, kept_B, config, (), 0, 4).compile().as_text()
+    occupied_B = jax.ShapeDtypeStruct((1,), bool)
+    program = advance.lower(weights, slots, occupied_B, config, (), 0, 4).compile().as_text()
     for held in slots.blocks[0][1:]:
         shape = ",".join(map(str, held.shape))
         assert f"[{shape}]" in program

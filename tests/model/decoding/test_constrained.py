@@ -144,7 +144,7 @@ def test_a_grammar_that_outgrows_the_limits_fails_its_reply_alone():
     mask = Constraint(TOKENIZER, {"type": "integer"}).begin()
     mask.accept(TOKENIZER.think_end)
     mask.accept(TOKENIZER.im_start)  # which the mask forbids
-    with pytest.raises(MaskFailed, match="held to its schema"):
+    with pytest.raises(MaskFailed, match="grammar of the reply's schema has failed"):
         mask.write(np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32))
 
 
