@@ -1,9 +1,10 @@
 """Log-probabilities of continuations of texts with common prefixes, each of which is computed once.
 
 The texts form a radix tree, whose nodes are run from the root down, in batches of nodes at one depth. Each row
-continues the state of its parent. An SCA layer's state has a fixed size and is copied to the children; keys and values stay in
-the batch that computed them, and a program collects those of a row's ancestors for one block at a time. The first
-tokens of all continuations of a context are scored from its last hidden state; only later tokens are run for each.
+continues the state of its parent. An SCA layer's state has a fixed size and is copied to the children; keys and values
+stay in the batch that computed them, and a program collects those of a row's ancestors for one block at a time. The
+first tokens of all continuations of a context are scored from its last hidden state; only later tokens are run for
+each.
 
 The tree is traversed depth first, batch by batch, so at each depth the states of at most `rows` nodes are in memory. A
 run is padded on the right to its length bucket, and a batch to one row or `rows`; each combination compiles once per
@@ -119,7 +120,7 @@ class SharedPrefixScorer:
 
     def _score(self, path: tuple[PrefixBatch, ...], continuations: list[_Continuation], sums: list[np.ndarray]) -> None:
         """Add the log-probabilities of continuations of the contexts in the last batch of `path`."""
-        # Start all programs before waiting for the first result. First tokens: the distinct ones of each row.
+        # Start all programs before waiting for the first result. `columns` numbers each row's distinct first tokens.
         columns: list[dict[int, int]] = [{} for _ in path[-1].parent_U]
         for item in continuations:
             columns[item.row].setdefault(item.ids[0], len(columns[item.row]))
