@@ -1,6 +1,6 @@
-"""A graph under construction: operators appended in order, small constants inside it, weights in a file beside it.
+"""Builders of ONNX graphs: operators appended in order, small constants inside, weights in a separate file.
 
-Two graphs of one model share their weights: `WeightFile` writes each array once, and both refer to it by its offset.
+The two graphs of a model share their weights: `WeightFile` writes each array once, and both refer to it by its offset.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model.exports.onnx.quantise import LEAST_BLOCK, Quantised, quantise
 
-PAGE = 4096  # a runtime can map an array into memory where it begins at a page
+PAGE = 4096  # arrays start at a page, so that a runtime can map them into memory
 OPSET, CONTRIB = 20, "com.microsoft"
-INLINE = 1024  # bytes; what is smaller stays in the graph
+INLINE = 1024  # bytes; smaller arrays are stored in the graph
 
 
 class Stored(NamedTuple):
@@ -29,16 +29,16 @@ class Stored(NamedTuple):
 
 
 class WeightFile:
-    """The arrays of a model in one file, each at the beginning of a page. Use it as a context.
+    """The arrays of a model in one file, each at the start of a page. Use it as a context manager.
 
-    bits: 32, or how many a number of a matrix has (8, 4); then it is stored as `NAME.levels`, `NAME.scales` and, at 4
-    bits, `NAME.zero_points`, by `quantise(weight_NI, bits, block)`.
+    bits: 32, or 8 or 4 bits per number of a matrix. A quantised matrix is stored as `NAME.levels`, `NAME.scales` and,
+    at 4 bits, `NAME.zero_points`, computed by `quantise(weight_NI, bits, block)`.
     """
 
     def __init__(self, path: Path, bits: int, quantise: Callable[[np.ndarray, int, int], Quantised] = quantise) -> None:
         self.name, self.bits = path.name, bits
         self._path, self._quantise = path, quantise
-        self._places: dict[str, TensorProto] = {}
+        self._tensors: dict[str, TensorProto] = {}
         self.matrices: dict[str, Stored] = {}
 
     def __enter__(self) -> Self:
@@ -49,9 +49,9 @@ class WeightFile:
         self._file.close()
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Write an array under a name that is not in the file yet."""
+        """Write an array under a new name."""
         if array.nbytes < INLINE:
-            self._places[name] = numpy_helper.from_array(array, name)
+            self._tensors[name] = numpy_helper.from_array(array, name)
             return
         self._file.write(bytes(-self._file.tell() % PAGE))
         tensor = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
@@ -59,10 +59,10 @@ class WeightFile:
         for key, value in (("location", self.name), ("offset", self._file.tell()), ("length", array.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
         self._file.write(np.ascontiguousarray(array).data)
-        self._places[name] = tensor
+        self._tensors[name] = tensor
 
     def add_matrix(self, name: str, weight_IO: np.ndarray, bits: int, block: int) -> None:
-        """Write a matrix that `Layers.linear` multiplies by: with `bits`, in blocks of at most `block` inputs."""
+        """Write a matrix for `Layers.linear`, with `bits` per number in blocks of at most `block` inputs."""
         if bits == 32:
             self.add(name, weight_IO)
             return
@@ -74,61 +74,61 @@ class WeightFile:
                 self.add(f"{name}.{part}", array)
 
     def tensor(self, name: str) -> TensorProto:
-        """The reference of a graph to an array of the file."""
-        return self._places[name]
+        """The tensor by which a graph refers to an array of the file."""
+        return self._tensors[name]
 
     def add_view(self, name: str, of: str, shape: tuple[int, ...]) -> None:
-        """Name an array of the file once more, in another shape."""
+        """Add another name for an array of the file, with another shape."""
         tensor = TensorProto()
-        tensor.CopyFrom(self._places[of])
+        tensor.CopyFrom(self._tensors[of])
         tensor.name = name
         tensor.dims[:] = shape
-        self._places[name] = tensor
+        self._tensors[name] = tensor
 
 
 class Graph:
-    """Operators in the order in which they are appended; every value is known by its name."""
+    """A graph under construction. Operators run in the order in which they are appended; values are names."""
 
     def __init__(self, weights: WeightFile) -> None:
         self.weights = weights
         self._nodes: list[onnx.NodeProto] = []
-        self._used: dict[str, TensorProto] = {}
+        self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[tuple, str] = {}
 
     def input(self, name: str, dtype: Any, shape: tuple[int | str, ...]) -> str:
-        """Declare an input; a dimension that is a name may have any size."""
+        """Declare an input; a dimension given by a name has any size."""
         self._inputs.append(
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
         )
         return name
 
     def output(self, name: str, shape: tuple[int | str, ...]) -> str:
-        """Declare a float32 output, which some operator writes under this name."""
+        """Declare a float32 output; some operator must write a value of this name."""
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return name
 
     def op(self, kind: str, *inputs: str, domain: str = "", into: str | None = None, **attributes: Any) -> str:
         """Append an operator with one output, and return that output's name."""
-        return self.ops(kind, *inputs, into=(into or self._fresh(kind),), domain=domain, **attributes)[0]
+        return self.ops(kind, *inputs, into=(into or self._new_name(kind),), domain=domain, **attributes)[0]
 
     def ops(
         self, kind: str, *inputs: str, into: tuple[str, ...] = (), count: int = 0, domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
-        """Append an operator with several outputs: those named in `into`, or `count` new ones."""
-        names = into or tuple(f"{self._fresh(kind)}.{index}" for index in range(count))
+        """Append an operator with several outputs, named by `into`, or `count` new names; return them."""
+        names = into or tuple(f"{self._new_name(kind)}.{index}" for index in range(count))
         self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
         return names
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """A small constant; the same value twice is stored once."""
+        """A small constant; equal constants are stored once."""
         array = np.asarray(value, dtype)
         key = (array.shape, array.dtype.str, array.tobytes())
         if key not in self._constants:
             name = f"constant.{len(self._constants)}"
             self._constants[key] = name
-            self._used[name] = numpy_helper.from_array(array, name)
+            self._initializers[name] = numpy_helper.from_array(array, name)
         return self._constants[key]
 
     def indices(self, *values: int) -> str:
@@ -136,16 +136,16 @@ class Graph:
         return self.constant(values, np.int64)
 
     def weight(self, name: str) -> str:
-        """An array of the weight file."""
-        self._used.setdefault(name, self.weights.tensor(name))
+        """Refer to an array of the weight file."""
+        self._initializers.setdefault(name, self.weights.tensor(name))
         return name
 
     def reshape(self, value: str, *shape: int) -> str:
-        """0 keeps a dimension, -1 takes what is left."""
+        """Reshape: 0 keeps a dimension, -1 is inferred."""
         return self.op("Reshape", value, self.indices(*shape))
 
     def cut(self, value: str, start: int, stop: int, axis: int) -> str:
-        """A slice of one axis."""
+        """Slice one axis from `start` to `stop`."""
         return self.op("Slice", value, self.indices(start), self.indices(stop), self.indices(axis))
 
     def split(self, value: str, sizes: list[int], axis: int = -1) -> tuple[str, ...]:
@@ -155,10 +155,10 @@ class Graph:
         return self.op("Mul", value, self.op("Sigmoid", value))
 
     def model(self, name: str) -> onnx.ModelProto:
-        """The finished graph."""
-        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._used.values()))
+        """Build the ONNX model from the graph."""
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._initializers.values()))
         imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=9, producer_name="nautile")
 
-    def _fresh(self, kind: str) -> str:
+    def _new_name(self, kind: str) -> str:
         return f"{kind.lower()}.{len(self._nodes)}"

@@ -1,4 +1,4 @@
-"""The two graphs of a model: a prompt from the beginning, and one more token (`signature` has inputs and outputs)."""
+"""The two ONNX graphs of a model: one reads prompts, one a further token. `signature` lists inputs and outputs."""
 
 import numpy as np
 import onnx
@@ -22,16 +22,16 @@ from model.nautile import sca_names
 
 
 def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_hidden: bool = False) -> onnx.ModelProto:
-    """The graph that reads whole prompts. `with_hidden`: it also gives the residual stream after the last block."""
+    """The graph that reads whole prompts. `with_hidden`: also output the residual stream after the last block."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
     tokens, lengths, wanted = (graph.input(name, np.int64, shape) for name, shape in token_shapes("prompt").items())
+    # Pad the columns to whole chunks: -L mod CHUNK columns are missing (the result of Mod has the divisor's sign).
     missing = graph.op("Mod", graph.op("Neg", graph.op("Shape", tokens, start=1)), graph.indices(CHUNK))
-    # The result has the divisor's sign.
     tokens = graph.op("Pad", tokens, graph.op("Concat", graph.indices(0, 0, 0), missing, axis=0))
     columns = graph.op("Shape", tokens, start=1)
     last = graph.op("Sub", lengths, graph.indices(1))
-    seen = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
+    attended = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
     chunks = _chunk_values(graph, config, columns, lengths)
     stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
@@ -40,7 +40,7 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
             stream, state = layers.sca_prompt(stream, f"block_{block}.{name}", chunks)
             states.append(state)
         into = (f"keys.{block}", f"values.{block}")
-        stream = layers.attention(stream, f"block_{block}.attention", ("", ""), seen, into)
+        stream = layers.attention(stream, f"block_{block}.attention", ("", ""), attended, into)
     x = graph.op("Add", *stream)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
@@ -50,11 +50,11 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     parts = [(state.sums, state.z, *state.history) for state in states]
     for index, name in enumerate(sca_shapes(config)):
         graph.op("Concat", *(part[index] for part in parts), into=name, axis=0)
-    return _finished(graph, config, "prompt")
+    return _build(graph, config, "prompt")
 
 
 def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.ModelProto:
-    """The graph that adds one token to every row."""
+    """The graph that reads one more token of every row."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
     tokens, positions = (graph.input(name, np.int64, shape) for name, shape in token_shapes("step").items())
@@ -65,7 +65,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     past_history = [PAST + name for name in history]
     past = layers.step_past(names, [PAST + name for name in SUMS], past_history) if names else []
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
-    seen = (
+    attended = (
         graph.op("Cast", positions, to=onnx.TensorProto.INT32),
         graph.op("Cast", longest, to=onnx.TensorProto.INT32),
     )
@@ -78,14 +78,15 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
             states.append(state)
         parts = (f"keys.{block}", f"values.{block}")
         before = (PAST + parts[0], PAST + parts[1])
-        stream = layers.attention(stream, f"block_{block}.attention", before, seen, parts)
+        stream = layers.attention(stream, f"block_{block}.attention", before, attended, parts)
     layers.logits(graph.op("Add", *stream), "logits")
     if states:
         layers.step_state(states, history, past_history)
-    return _finished(graph, config, "step")
+    return _build(graph, config, "step")
 
 
 def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str) -> ChunkValues:
+    """The values that depend only on the number of columns and the prompts' lengths."""
     zero, single = graph.constant(0, np.int64), graph.constant(1, np.int64)
     count = graph.op("Squeeze", columns)
     column_L = graph.op("Range", zero, count, single)
@@ -98,20 +99,20 @@ def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str)
     distance_NN = graph.op("Sub", graph.op("Sub", to_N1, single), from_1N)
     before_NN = graph.op("GreaterOrEqual", distance_NN, zero)
 
-    def wide(value: str) -> str:
+    def to_float(value: str) -> str:
         return graph.op("Cast", value, to=onnx.TensorProto.FLOAT)
 
     return ChunkValues(
-        positions=graph.op("Unsqueeze", wide(column_L), graph.indices(0)),
+        positions=graph.op("Unsqueeze", to_float(column_L), graph.indices(0)),
         recent=graph.op("Unsqueeze", recent, graph.indices(-1)),
-        last=graph.op("Unsqueeze", wide(last_BL), graph.indices(1, 2)),
-        distance=wide(graph.op("Max", distance_NN, zero)),
-        before=wide(before_NN),
+        last=graph.op("Unsqueeze", to_float(last_BL), graph.indices(1, 2)),
+        distance=to_float(graph.op("Max", distance_NN, zero)),
+        before=to_float(before_NN),
     )
 
 
-def _finished(graph: Graph, config: ModelConfig, name: str) -> onnx.ModelProto:
-    """Declare the outputs."""
+def _build(graph: Graph, config: ModelConfig, name: str) -> onnx.ModelProto:
+    """Declare the outputs and build the model."""
     graph.output("logits", logits_shape(config, name))
     for part, shape in state_shapes(config).items():
         graph.output(part, shape)

@@ -1,10 +1,10 @@
 """The layers of the model as ONNX operators, for whole prompts and for one token.
 
-They compute what `model.layers` computes, in float32, with two rearrangements. The axes H and M of the mixing are
-exchanged, [K, M, H], so that operators broadcast over the long one. And a prompt's sums are two products with decay
-weights, inside chunks of 32 columns and between them, whose exponents are never positive: nothing overflows.
+They compute the same as `model.layers`, in float32, with two differences. The axes H and M of the mixing are swapped,
+[K, M, H], so that operators broadcast over the long one. And the sums of a prompt are two products with decay weights,
+inside chunks of 32 columns and between chunks, whose exponents are never positive: nothing overflows.
 
-Prompts are padded on the right: what follows a prompt's last token does not reach back to it.
+Prompts are padded on the right, where padding cannot affect earlier columns, since all layers are causal.
 Letters as in `model.layers`; N chunks, C columns of a chunk, J = M·H.
 """
 
@@ -23,7 +23,7 @@ from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width
 
 
 class SCAValues(NamedTuple):
-    """The state of one SCA layer after a prompt, as in `signature` but for the layers: [1, B, …]."""
+    """The state of one SCA layer after a prompt, as in `signature` with a single layer: [1, B, …]."""
 
     sums: str
     z: str
@@ -31,11 +31,11 @@ class SCAValues(NamedTuple):
 
 
 class StepPast(NamedTuple):
-    """What one SCA layer of a step takes from the tokens before."""
+    """What one SCA layer of a step needs of the previous tokens."""
 
     sums: str  # decayed, real and imaginary, [1, B, K, 1, 2, M, H]
     z: str  # decayed, [1, B, K, 1, 1, 1, 1]
-    convolved: str  # their part of the convolution, [1, B, 1, C]; empty if it has a single tap
+    convolved: str  # their part of the convolution, [1, B, 1, C]; "" if it has a single tap
 
 
 class StepValues(NamedTuple):
@@ -47,14 +47,14 @@ class StepValues(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """The residual stream, [B, L, D]: x, and a branch that is still to be added. The next norm adds it."""
+    """The residual stream [B, L, D]: x, and a branch that the next norm will add to it."""
 
     x: str
     branch: str = ""
 
 
 class ChunkValues(NamedTuple):
-    """What all SCA layers of a prompt's graph share."""
+    """Values shared by all SCA layers of the prompt graph."""
 
     positions: str  # of the columns, float32 [1, L]
     recent: str  # the last T-1 columns of each row, in the padded inputs of the convolution, int64 [B, T-1, 1]
@@ -65,9 +65,9 @@ class ChunkValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Layers:
-    """Appends layers of `config` to a graph.
+    """Appends the layers of `config` to a graph.
 
-    accuracy: what the products with quantised matrices compute in; 1: float32, 4: int8 for the activations as well.
+    accuracy: `accuracy_level` of products with quantised matrices; 1: float32, 4: activations are quantised to int8.
     """
 
     graph: Graph
@@ -75,7 +75,7 @@ class Layers:
     accuracy: int
 
     def linear(self, x: str, name: str) -> str:
-        """x · W."""
+        """x · W, with a quantised W if the weights are quantised."""
         graph = self.graph
         if graph.weights.bits == 32:
             return graph.op("MatMul", x, graph.weight(name))
@@ -87,14 +87,14 @@ class Layers:
         )  # fmt: skip
 
     def norm(self, x: str, name: str, epsilon: float) -> str:
-        """RMS norm with a learned scale, as the pattern of operators that onnxruntime computes as one."""
+        """RMS norm with a learned scale, in the operator pattern that onnxruntime fuses."""
         graph = self.graph
         square = graph.op("ReduceMean", graph.op("Pow", x, graph.constant(2.0)), graph.indices(-1), keepdims=1)
         root = graph.op("Sqrt", graph.op("Add", square, graph.constant(epsilon)))
         return graph.op("Mul", graph.op("Div", x, root), graph.weight(name))
 
     def norm_of(self, stream: Stream, name: str, epsilon: float) -> tuple[str, str]:
-        """The stream with its branch added, and the norm of that."""
+        """Add the branch to the stream, and return the sum and its norm."""
         if not stream.branch:
             return stream.x, self.norm(stream.x, name, epsilon)
         normed, _, _, x = self.graph.ops(
@@ -104,7 +104,7 @@ class Layers:
         return x, normed
 
     def embed(self, tokens: str) -> str:
-        """Rows of the table that the head uses as well: [B, L] to [B, L, D]."""
+        """Look up ids in the table, which the head shares: [B, L] to [B, L, D]."""
         graph = self.graph
         if graph.weights.bits == 32:
             return graph.op("Gather", graph.weight("embedding"), tokens, axis=0)
@@ -127,16 +127,16 @@ class Layers:
     def attention(
         self, stream: Stream, name: str, past: tuple[str, str], lengths: tuple[str, str], into: tuple[str, str]
     ) -> Stream:
-        """One Transformer layer, [B, L, D]; `past` and `into`: keys and values before and after it, [B, G, S, H].
+        """One Transformer layer, [B, L, D]; `past` and `into` name keys and values before and after, [B, G, S, H].
 
         lengths: positions of each row's last token, int32 [B], and the number of columns. The norm of queries and keys
-        has no weights and so commutes with the rotation, which the operator does.
+        has no weights, so it commutes with the rotation inside the attention operator.
         """
         graph, config = self.graph, self.config
         x, normed = self.norm_of(stream, f"{name}.norm1", config.norm_epsilon)
-        shared = config.kv_heads * config.attention_head_dim
-        both, v = graph.split(self.linear(normed, f"{name}.qkv_proj"), [config.width + shared, shared])
-        q, k = graph.split(self._head_norm(both) if config.qk_norm else both, [config.width, shared])
+        kv_width = config.kv_heads * config.attention_head_dim
+        both, v = graph.split(self.linear(normed, f"{name}.qkv_proj"), [config.width + kv_width, kv_width])
+        q, k = graph.split(self._head_norm(both) if config.qk_norm else both, [config.width, kv_width])
         mixed, _, _ = graph.ops(
             "GroupQueryAttention", q, k, v, *past, *lengths, graph.weight("rope.cosine"), graph.weight("rope.sine"),
             into=(f"{name}.mixed", *into), domain=CONTRIB, num_heads=config.attention_heads,
@@ -154,76 +154,83 @@ class Layers:
         """One SCA layer over padded prompts, [B, L, D] with L a multiple of 32, and the state after each last token."""
         graph, config = self.graph, self.config
         heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
-        each = head_dim * samples
+        joined = head_dim * samples  # J
         x, normed = self.norm_of(stream, f"{name}.norm", config.sca_norm_epsilon)
         inputs = self.linear(normed, f"{name}.in_proj")
         reach = config.convolution - 1
         padded = graph.op("Pad", inputs, graph.indices(0, reach, 0, 0, 0, 0)) if reach else inputs
-        summed = inputs  # times the last tap, which is 1
+        # Step 1: the convolution. The last tap is 1 (see `weights`).
+        summed = inputs
         for tap in range(reach):
             product = graph.op("Mul", graph.cut(padded, tap, tap - reach, 1), graph.weight(f"{name}.conv.{tap}"))
             summed = graph.op("Add", summed, product)
+        # The state's part: the last inputs of each row.
         recent = graph.op("GatherND", padded, chunks.recent, batch_dims=1) if reach else ""
         history = graph.split(recent, [1] * reach, axis=1) if reach else ()
         keys, gates, queries = self._operands(graph.silu(summed), name, chunks.positions)
         q_re, q_im = (graph.op("Squeeze", q, graph.indices(3)) for q in graph.split(queries, [1, 1], axis=3))
-        # [B, L, K, ...] to [B, K, L, ...].
+        # Heads before columns: [B, L, K, ...] to [B, K, L, ...].
         keys = graph.op("Unsqueeze", graph.op("Transpose", keys, perm=[0, 2, 1, 3]), graph.indices(3))
         gates = graph.op("Transpose", gates, perm=[0, 2, 1])
-        q_re, q_im = (self._shared(graph.op("Transpose", q, perm=[0, 2, 1, 3, 4]), 1) for q in (q_re, q_im))
-        scaled = graph.op("Mul", keys, self._wide(f"{name}.phase_scale"))
-        phase = graph.op("Mul", graph.op("Softsign", scaled), self._wide(f"{name}.grid"))
+        q_re, q_im = (self._repeat_queries(graph.op("Transpose", q, perm=[0, 2, 1, 3, 4]), 1) for q in (q_re, q_im))
+        # Step 3: the encoding.
+        scaled = graph.op("Mul", keys, self._with_column_axis(f"{name}.phase_scale"))
+        phase = graph.op("Mul", graph.op("Softsign", scaled), self._with_column_axis(f"{name}.grid"))
         sine, cosine = graph.op("Sin", phase), graph.op("Cos", phase)
         gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(3, 4)))
         columns = [
-            graph.reshape(graph.op("Mul", gated, wave), 0, heads, -1, CHUNK, each) for wave in (cosine, sine)
+            graph.reshape(graph.op("Mul", gated, wave), 0, heads, -1, CHUNK, joined) for wave in (cosine, sine)
         ]  # [B, K, N, C, J]
         values = graph.op("Concat", *columns, graph.reshape(gates, 0, heads, -1, CHUNK, 1), axis=-1)
+        # Step 4: sums inside each chunk, then the totals of earlier chunks, decayed to each position.
         inside = graph.op("MatMul", graph.weight(f"{name}.within"), values)
         totals = graph.op("Squeeze", graph.cut(inside, CHUNK - 1, CHUNK, 3), graph.indices(3))
         rate = graph.weight(f"{name}.rate")  # -λ·C, [K, 1, 1]
         between = graph.op("Mul", graph.op("Exp", graph.op("Mul", chunks.distance, rate)), chunks.before)
         before = graph.op("Unsqueeze", graph.op("MatMul", between, totals), graph.indices(3))
         sums = graph.op("Add", inside, graph.op("Mul", before, graph.weight(f"{name}.carry")))
-        sums = graph.reshape(sums, 0, heads, -1, 2 * each + 1)
-        # Exactly one weight is 1 and the others 0, so this picks the last token's sums as they are.
+        sums = graph.reshape(sums, 0, heads, -1, 2 * joined + 1)
+        # The weights are 1 at the last token and 0 elsewhere, so this selects its sums exactly.
         last = graph.op("MatMul", chunks.last, sums)
-        parts = [2 * each, 1]
+        parts = [2 * joined, 1]
         last_sums, last_z = graph.split(last, parts)
         state = SCAValues(
             graph.reshape(last_sums, 1, -1, heads, 1, 2, samples, head_dim),
             graph.reshape(last_z, 1, -1, heads, 1, 1, 1, 1),
             [graph.op("Transpose", part, perm=[1, 0, 2]) for part in history],
         )
+        # Steps 5 and 6.
         all_sums, z = graph.split(sums, parts)
-        re, im = (graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [each, each]))
+        re, im = (
+            graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [joined, joined])
+        )
         out_re, out_im = self._readout(re, im, z, name, (q_re, q_im))
         both = graph.op("Transpose", graph.op("Concat", out_re, out_im, axis=-1), perm=[0, 2, 1, 3])
-        fused = self._gated(normed, graph.reshape(both, 0, 0, -1), name)
+        fused = self._gated_norm(normed, graph.reshape(both, 0, 0, -1), name)
         by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, 2 * head_dim), perm=[0, 2, 1, 3])
         read = graph.op("Transpose", graph.op("MatMul", by_head, self._readout_weights(name)), perm=[0, 2, 1, 3])
         hidden = config.readout_expand * head_dim
-        return Stream(x, self._merged(graph.split(read, [hidden, hidden]), 0, name)), state
+        return Stream(x, self._project_heads(graph.split(read, [hidden, hidden]), 0, name)), state
 
     def step_past(self, names: list[str], past: list[str], history: list[str]) -> list[StepPast]:
-        """What each SCA layer of `names` takes from the past state, computed for all layers at once.
+        """What each SCA layer of `names` needs of the past state, computed for all layers at once.
 
-        past: the names of `sums` and `sums_z`. An operator on the few numbers of a layer takes about as long as on
-        those of all.
+        past: the names of `sums` and `sums_z`. An operator takes about as long on one layer's few numbers as on those
+        of all layers.
         """
         graph, config = self.graph, self.config
         count, heads = len(names), config.memory_heads
         sums, z = past
 
         def stacked(part: str, *shape: int) -> str:
-            """The layers' weights of one kind, as one; computed as the graph is loaded."""
-            every = graph.op("Concat", *(graph.weight(f"{name}.{part}") for name in names), axis=0)
-            return graph.reshape(every, count, *shape)
+            """The weights of one kind of all layers, stacked; computed when the graph is loaded."""
+            weights = graph.op("Concat", *(graph.weight(f"{name}.{part}") for name in names), axis=0)
+            return graph.reshape(weights, count, *shape)
 
-        kept = stacked("kept", 1, heads, 1, 1, 1, 1)
-        sums = graph.op("Mul", sums, kept)
-        # With the least number that is not 0: where no gate was open the sums are 0, and then so is what is read.
-        z = graph.op("Add", graph.op("Mul", z, kept), graph.constant(TINY))
+        retention = stacked("kept", 1, heads, 1, 1, 1, 1)
+        sums = graph.op("Mul", sums, retention)
+        # TINY avoids a division by 0: where no gate was open, the sums are 0, and so is the readout.
+        z = graph.op("Add", graph.op("Mul", z, retention), graph.constant(TINY))
         parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
         if not history:
             return [StepPast(*values, "") for values in zip(*parts, strict=True)]
@@ -235,7 +242,7 @@ class Layers:
         return [StepPast(*values) for values in zip(*parts, strict=True)]
 
     def step_state(self, values: list[StepValues], history: list[str], past_history: list[str]) -> None:
-        """Write the state after a step from that of each SCA layer; an input of the convolution moves by a place."""
+        """Write the state after a step from that of each SCA layer; the convolution inputs shift by one."""
         graph = self.graph
         for name, parts in zip(SUMS, ([v.sums for v in values], [v.z for v in values]), strict=True):
             graph.op("Concat", *parts, into=name, axis=0)
@@ -246,9 +253,9 @@ class Layers:
                      into=history[-1])  # fmt: skip
 
     def sca_step(self, stream: Stream, name: str, past: StepPast, positions: str) -> tuple[Stream, StepValues]:
-        """One SCA layer for one token, [B, 1, D], and its state after it.
+        """One SCA layer for one token, [B, 1, D], and the state after it.
 
-        Operators on so few numbers cost the time of a call, so real and imaginary parts share theirs.
+        With so few numbers an operator costs the time of its call, so real and imaginary parts share operators.
         """
         graph, config = self.graph, self.config
         heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
@@ -258,35 +265,35 @@ class Layers:
         keys, scores, queries = graph.split(graph.silu(summed), self._columns)
         keys = graph.reshape(keys, -1, heads, 1, 1, 1, head_dim)
         gates = graph.reshape(self._gates(scores, name, positions), -1, heads, 1, 1, 1, 1)
-        # Step 2: cos x = sin(x + π/2).
+        # Step 3, the encoding, with cos x = sin(x + π/2).
         scaled = graph.op("Mul", keys, graph.reshape(graph.weight(f"{name}.phase_scale"), heads, 1, 1, 1, 1))
         grid = graph.reshape(graph.weight(f"{name}.grid"), heads, 1, 1, samples, head_dim)
         quarter = graph.constant([[[math.pi / 2]], [[0.0]]])
         waves = graph.op("Sin", graph.op("Add", graph.op("Mul", graph.op("Softsign", scaled), grid), quarter))
-        # Step 3.
+        # Step 4.
         sums = graph.op("Add", past.sums, graph.op("Mul", graph.op("Mul", keys, gates), waves))
         z = graph.op("Add", past.z, gates)
-        # Step 5: re·q_re + im·q_im and im·q_re - re·q_im; beside (re, im) the queries are (re, im) and (-im, re).
-        queries = self._shared(graph.reshape(queries, -1, config.query_heads, 2, samples, head_dim), 1)
+        # Step 5: re·q_re + im·q_im and im·q_re - re·q_im, as products of (re, im) with (q_re, q_im) and (-q_im, q_re).
+        queries = self._repeat_queries(graph.reshape(queries, -1, config.query_heads, 2, samples, head_dim), 1)
         ordered = graph.op("Gather", queries, graph.constant([[0, 1], [1, 0]], np.int64), axis=2)
         shares = graph.reshape(graph.weight(f"{name}.shares"), heads, 1, 1, samples, head_dim)
         signed = graph.op("Mul", shares, graph.constant(np.reshape([1.0, 1.0, -1.0, 1.0], (2, 2, 1, 1))))
         products = graph.op("Mul", sums, graph.op("Mul", ordered, signed))
         read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=1)
         both = graph.op("Div", read, z)
-        fused = self._gated(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        read = self._read_token(graph.reshape(fused, 0, heads, 2 * head_dim), name)
-        return Stream(x, self._merged(read, 1, name)), StepValues(sums, z, inputs)
+        fused = self._gated_norm(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
+        read = self._readout_token(graph.reshape(fused, 0, heads, 2 * head_dim), name)
+        return Stream(x, self._project_heads(read, 1, name)), StepValues(sums, z, inputs)
 
     @property
     def _columns(self) -> list[int]:
-        """Columns of the input projection that are keys, scores and queries."""
+        """Numbers of columns of the input projection: keys, scores, queries."""
         config = self.config
         fixed = config.memory_heads * config.head_dim
         return [fixed, config.memory_heads, projection_width(config) - fixed - config.memory_heads]
 
     def _head_norm(self, x: str) -> str:
-        """RMS norm of each head's slice, without a scale."""
+        """RMS norm of each head, without a scale."""
         graph, head_dim = self.graph, self.config.attention_head_dim
         by_head = graph.reshape(x, 0, 0, -1, head_dim)
         return graph.reshape(self.norm(by_head, "ones", self.config.norm_epsilon), 0, 0, -1)
@@ -308,31 +315,33 @@ class Layers:
         if config.decay == "window":
             distance = graph.op("Max", graph.op("Sub", graph.constant(config.context - 1), positions),
                                 graph.constant(0.0))  # fmt: skip
-            faded = graph.op("Mul", graph.op("Unsqueeze", distance, graph.indices(-1)), graph.weight(f"{name}.window"))
-            gates = graph.op("Clip", graph.op("Mul", gates, graph.op("Exp", faded)),
+            exponent = graph.op(
+                "Mul", graph.op("Unsqueeze", distance, graph.indices(-1)), graph.weight(f"{name}.window")
+            )
+            gates = graph.op("Clip", graph.op("Mul", gates, graph.op("Exp", exponent)),
                              graph.constant(WINDOW_FLOOR), graph.constant(WINDOW_CEILING))  # fmt: skip
         return gates
 
-    def _shared(self, queries: str, axis: int) -> str:
-        """Queries repeated for the memory heads that share them."""
+    def _repeat_queries(self, queries: str, axis: int) -> str:
+        """Repeat queries for the memory heads that share them."""
         share = self.config.memory_heads // self.config.query_heads
         if share == 1:
             return queries
         order = np.repeat(np.arange(self.config.query_heads), share)
         return self.graph.op("Gather", queries, self.graph.indices(*order.tolist()), axis=axis)
 
-    def _wide(self, name: str) -> str:
-        """A weight [K, M, H] with an axis for columns after the heads."""
+    def _with_column_axis(self, name: str) -> str:
+        """A weight [K, M, H] as [K, 1, M, H], to broadcast over columns."""
         return self.graph.op("Unsqueeze", self.graph.weight(name), self.graph.indices(1))
 
     def _readout(self, re: str, im: str, z: str, name: str, queries: tuple[str, str]) -> tuple[str, str]:
-        """Step 5 of whole rows: [B, K, L, M, H] twice and Z [B, K, L, 1] to [B, K, L, H] twice."""
+        """Step 5 of whole rows: S, re and im [B, K, L, M, H], and Z [B, K, L, 1] to re and im [B, K, L, H]."""
         graph = self.graph
         tiny = graph.constant(TINY)
         # 1 / Z, and 0 where Z is 0.
         inverse = graph.op("Where", graph.op("GreaterOrEqual", z, tiny),
                            graph.op("Reciprocal", graph.op("Max", z, tiny)), graph.constant(0.0))  # fmt: skip
-        shares = self._wide(f"{name}.shares")  # ω / √H
+        shares = self._with_column_axis(f"{name}.shares")  # ω / √H
         q_re, q_im = (graph.op("Mul", q, shares) for q in queries)
         sums = (
             graph.op("Add", graph.op("Mul", re, q_re), graph.op("Mul", im, q_im)),
@@ -343,25 +352,25 @@ class Layers:
         )
         return out_re, out_im
 
-    def _gated(self, normed: str, both: str, name: str) -> str:
+    def _gated_norm(self, normed: str, both: str, name: str) -> str:
         """The gated RMS norm of step 6: [B, L, K·2H]."""
         gated = self.graph.op("Mul", both, self.graph.silu(self.linear(normed, f"{name}.gate_proj")))
         return self.norm(gated, f"{name}.gated_norm", self.config.norm_epsilon)
 
-    def _merged(self, read: tuple[str, ...], length: int, name: str) -> str:
-        """The rest of step 6: value and gate of each head, [B, L, K, hidden] or [B, K, hidden], to [B, L, D].
+    def _project_heads(self, read: tuple[str, ...], length: int, name: str) -> str:
+        """The end of step 6: value and gate of each head, [B, L, K, hidden] or [B, K, hidden], to [B, L, D].
 
-        length: L; 0: as they have it.
+        length: L; 0: that of the inputs.
         """
         graph, (value, gate) = self.graph, read
         inner = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, length, -1)
         return self.linear(inner, f"{name}.out_proj")
 
-    def _read_token(self, by_head: str, name: str) -> tuple[str, ...]:
+    def _readout_token(self, by_head: str, name: str) -> tuple[str, ...]:
         """Each head times its readout, for one token: [B, K, 2H] to value and gate [B, K, hidden].
 
-        A product with quantised weights costs the time of reading them, and a call; so some heads share one, which
-        multiplies each by the readouts of all of them, and what is wanted is picked from the results.
+        A product with quantised weights costs the time to read them, and a call. So some heads share a product, which
+        multiplies each of them by the readouts of all; each head's own results are then selected.
         """
         graph, heads = self.graph, self.config.memory_heads
         hidden = self.config.readout_expand * self.config.head_dim
@@ -371,12 +380,12 @@ class Layers:
         count = heads_at_once(heads)
         groups = graph.split(by_head, [count] * (heads // count), axis=1)
         products = [self.linear(group, f"{name}.readout.{index}") for index, group in enumerate(groups)]
-        every = graph.reshape(graph.op("Concat", *products, axis=1), 0, -1, hidden)
-        own = 2 * (np.arange(heads) * count + np.arange(heads) % count)
-        return tuple(graph.op("Gather", every, graph.indices(*(own + part).tolist()), axis=1) for part in (0, 1))
+        results = graph.reshape(graph.op("Concat", *products, axis=1), 0, -1, hidden)
+        places = 2 * (np.arange(heads) * count + np.arange(heads) % count)
+        return tuple(graph.op("Gather", results, graph.indices(*(places + part).tolist()), axis=1) for part in (0, 1))
 
     def _readout_weights(self, name: str) -> str:
-        """The readouts [K, 2H, 2·hidden] in float32; of quantised ones computed once, as the graph is loaded."""
+        """The readouts [K, 2H, 2·hidden] in float32; quantised ones are expanded once, when the graph is loaded."""
         graph, heads = self.graph, self.config.memory_heads
         if graph.weights.bits == 32:
             return graph.weight(f"{name}.readout")

@@ -1,7 +1,7 @@
-"""What a graph file holds, read before onnxruntime opens it: a folder from elsewhere may hold any graph.
+"""Check of an ONNX file before onnxruntime opens it, because an untrusted folder may hold any graph.
 
-A graph of ours has operators of a few kinds, none with a graph inside it (so no loops), and its large arrays are in the
-weight file beside it. The format is protobuf; the numbers are those of the fields in onnx.proto.
+An exported graph has operators of a few kinds, none with a subgraph (so no loops), and its large arrays are in the
+weight file next to it. The format is protobuf; the numbers below are the field numbers of onnx.proto.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
-LARGEST_GRAPH = 2**26  # bytes; the published model's have 0.3 MB
+LARGEST_GRAPH = 2**26  # bytes; the graphs of the published model have 0.3 MB
 OPERATORS = {
     "Add", "BitShift", "BitwiseAnd", "Cast", "Clip", "Concat", "Cos", "Div", "Equal", "Exp", "Gather",
     "GatherBlockQuantized", "GatherND", "Gemm", "GreaterOrEqual", "GroupQueryAttention", "Identity", "MatMul",
@@ -26,7 +26,7 @@ _EXTERNAL = 13  # of TensorProto
 
 
 def check_graph(path: Path, weights: str) -> None:
-    """Raise ConfigError unless `path` is a graph of such operators whose external arrays are in the file `weights`."""
+    """Raise ConfigError unless `path` has only the operators of an export, and external arrays only in `weights`."""
     size = path.stat().st_size
     if size > LARGEST_GRAPH:
         raise ConfigError(f"{path}: has {size:,} bytes, more than any exported graph; export the checkpoint again")
@@ -74,7 +74,7 @@ def _check_array(array: memoryview, weights: str) -> None:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The numbers and values of a message's fields; ValueError where it is cut or is none."""
+    """The field numbers and values of a protobuf message. Raises ValueError if it is truncated or no message."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -83,6 +83,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             value, position = _varint(message, position)
             yield key >> 3, value
             continue
+        # Wire types: 0 varint, 1 fixed 64 bits, 2 length-delimited, 5 fixed 32 bits.
         if kind not in (1, 2, 5):
             raise ValueError("it is no protobuf message")
         size, position = _varint(message, position) if kind == 2 else (8 if kind == 1 else 4, position)

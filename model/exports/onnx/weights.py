@@ -1,4 +1,4 @@
-"""The parameters of a checkpoint as the graphs need them: unstacked, rearranged, spectra computed, quantised."""
+"""Writes the parameters of a checkpoint as the graphs need them: unstacked, rearranged, spectra computed, quantised."""
 
 import math
 
@@ -12,22 +12,22 @@ from model.layers.common import Params
 from model.layers.sca import spectrum
 from model.nautile import sca_names
 
-# At 4 bits the table, which is embedding and head at once, and the readouts lose most.
+# The table (embedding and head) and the readouts lose most accuracy at 4 bits, so they keep 8.
 TABLE_BITS = READOUT_BITS = 8
-# Inputs that share a scale, by bits. Large blocks are faster, and cost nothing at 8 bits. At 4 bits the input
-# projections, which hold the queries, lose most, and so have finer blocks.
+# Inputs that share a scale, by bits. Large blocks are faster, and lose nothing at 8 bits. At 4 bits the input
+# projections, which contain the queries, lose most, so their blocks are finer.
 BLOCKS = {32: 0, 8: 256, 4: 128}
 FINE_BLOCK = 64
-LEAST_TAP = 1e-12  # in place of a last tap of 0
+LEAST_TAP = 1e-12  # replaces a last tap of 0, by which other taps are divided
 
 
 def heads_at_once(heads: int) -> int:
-    """How many heads have their readouts in one quantised matrix: a product reads it once for up to four rows."""
+    """Number of heads whose readouts share a quantised matrix: a product reads it once for up to four rows."""
     return math.gcd(heads, 4)
 
 
 def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None:
-    """Write everything; the rows of the table that only pad the vocabulary are left out."""
+    """Write all parameters, without the rows of the table that only pad the vocabulary."""
     table_VD = np.asarray(params["embedding"], np.float32)[: config.vocabulary]
     if file.bits == 32:
         file.add("embedding", table_VD)
@@ -45,7 +45,7 @@ def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None
 
 
 def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
-    """Cosine and sine of the angles of every position, from float64, also of those that pad the longest prompt."""
+    """Write cosine and sine of the RoPE angles of all positions, from float64, up to the longest padded prompt."""
     half = config.attention_head_dim // 2
     angles_SH = np.arange(-(-config.context // CHUNK) * CHUNK)[:, None] * config.rope_base ** (-np.arange(half) / half)
     file.add("rope.cosine", np.cos(angles_SH).astype(np.float32))
@@ -54,12 +54,12 @@ def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
 
 def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> None:
     heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
-    # The columns of the queries from [2, Q, H, M], real and imaginary, to [Q, 2, M, H].
+    # Permute the query columns from [2, Q, H, M], real and imaginary, to [Q, 2, M, H].
     fixed, query = heads * (head_dim + 1), config.query_heads * head_dim * samples
     order = np.arange(2 * query).reshape(2, config.query_heads, head_dim, samples).transpose(1, 0, 3, 2).ravel()
     columns = np.concatenate([np.arange(fixed), fixed + order])
     file.add(f"{name}.norm", layer["norm"])
-    # The convolution's inputs are scaled so that its last tap is 1, and one operator less is needed.
+    # Scale the input projection so that the convolution's last tap is 1, which saves an operator.
     *earlier_TC, last_C = layer["conv"][:, columns]
     last_C = np.where(np.abs(last_C) < LEAST_TAP, np.float32(LEAST_TAP), last_C)
     in_proj_DC = layer["in_proj"][:, columns] * last_C
@@ -73,9 +73,10 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     file.add(f"{name}.score_scale", layer["score_scale"])
     file.add(f"{name}.score_bias", layer["score_bias"])
     if config.decay == "window":
-        # The decay is in the gates; the sums keep everything.
+        # The decay is in the gates, and the sums do not decay.
         file.add(f"{name}.window", _single(-decay_K))
         decay_K = np.zeros_like(decay_K)
+    # Decay weights: of a step (kept), inside a chunk (within), of the state before it (carry), between chunks (rate).
     column_C = np.arange(CHUNK)
     distance_CS = column_C[:, None] - column_C
     within_KCS = np.where(distance_CS >= 0, np.exp(-decay_K[:, None, None] * np.maximum(distance_CS, 0)), 0)
