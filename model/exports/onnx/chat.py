@@ -20,18 +20,15 @@ question = " ".join(sys.argv[1:]) or "What is 2 + 2?"
 head, tail = chat["prompt"].split("{query}")
 ids = tokenizer.encode(head + question.replace("<|", "< |") + tail).ids
 
-# Read the prompt. `wanted` are the columns whose logits are computed: only the last.
-lengths = np.array([len(ids)])
+lengths = np.array([len(ids)])  # `wanted` below: the columns whose logits to compute, only the last one
 outputs = prompt.run(names, {"tokens": np.array([ids]), "lengths": lengths, "wanted": lengths[:, None] - 1})
 state = dict(zip(names, outputs, strict=True))
-# Pad keys and values to the whole context: the step graph then writes into them instead of growing them.
 for name in names:
-    if name.startswith(("keys", "values")):
+    if name.startswith(("keys", "values")):  # pad to the whole context: the step graph then writes in place
         room = max(0, context - state[name].shape[2])
         state[name] = np.pad(state[name], ((0, 0), (0, 0), (0, room), (0, 0)))
 
-# Decode greedily, one token at a time, until a stop token or the end of the context.
-for position in range(len(ids), context):
+for position in range(len(ids), context):  # greedy decoding, up to the end of the context
     token = int(state.pop("logits")[0, -1].argmax())
     sys.stdout.write(tokenizer.decode([token], skip_special_tokens=False))
     sys.stdout.flush()
