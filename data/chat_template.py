@@ -1,9 +1,9 @@
-"""Render and parse the chat and think template; no other module does.
+"""The chat template with reasoning: encode prompts and turns, parse completions. No other module writes its markers.
 
     <|im_start|>user\n{query}\n<|im_end|><|im_start|>assistant\n<|think_start|>{reasoning}<|think_end|>\n{answer}\n<|im_end|>
 
-The markers are ids, never text: a query that spells `<|im_end|>` stays a query. A prompt ends with `<|think_start|>`,
-so the model's completion begins with its reasoning.
+The markers are token ids, never text: a query that contains the string `<|im_end|>` is encoded as ordinary text. A
+prompt ends with `<|think_start|>`, so the model's completion begins with its reasoning.
 """
 
 import re
@@ -21,7 +21,10 @@ END = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The parts of a completion. `answer` is None if the reasoning never ended; `finished`: it has an end marker."""
+    """The parts of a completion.
+
+    `answer` is None, and `finished_thinking` False, if the reasoning never ended; `finished`: an end marker was there.
+    """
 
     reasoning: str
     answer: str | None
@@ -30,7 +33,7 @@ class ParsedReply:
 
 
 def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
-    """Ids of the template up to `<|think_start|>`, which is the last of them."""
+    """Token ids of the template with a query, up to and including `<|think_start|>`."""
     return [
         tokenizer.im_start,
         *tokenizer.encode(f"user\n{query}\n"),
@@ -42,14 +45,17 @@ def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
 
 
 def encode_prompt_start(tokenizer: Tokenizer, shared: str) -> list[int]:
-    """Ids that prompts begin with whose queries all begin with `shared`, which is empty or ends in a line break."""
+    """Token ids of the common beginning of prompts whose queries begin with `shared`.
+
+    `shared` is empty or ends in a line break, so that the tokenizer does not merge across its end.
+    """
     return [tokenizer.im_start, *tokenizer.encode(f"user\n{shared}")]
 
 
-def encode_prompt_end(tokenizer: Tokenizer, rest: str) -> list[int]:
-    """Ids of the rest of a query and of an empty reasoning: after `encode_prompt_start`, all but the answer."""
+def encode_prompt_end(tokenizer: Tokenizer, query_end: str) -> list[int]:
+    """Token ids of the end of a query and an empty reasoning; they follow `encode_prompt_start`, the answer follows."""
     return [
-        *tokenizer.encode(f"{rest}\n"),
+        *tokenizer.encode(f"{query_end}\n"),
         tokenizer.im_end,
         tokenizer.im_start,
         *tokenizer.encode("assistant\n"),
@@ -59,18 +65,19 @@ def encode_prompt_end(tokenizer: Tokenizer, rest: str) -> list[int]:
 
 
 def encode_direct_reply(tokenizer: Tokenizer, answer: str) -> list[int]:
-    """Ids of an answer after `encode_prompt_end`, with the end marker."""
+    """Token ids of an answer that follows `encode_prompt_end`, with the end marker."""
     return [*tokenizer.encode(f"\n{answer}\n"), tokenizer.im_end]
 
 
 def encode_turns(
     tokenizer: Tokenizer, turns: Iterable[tuple[str, str, str]], threads: int = 1
 ) -> tuple[list[np.ndarray], list[int], list[int]]:
-    """Ids of whole turns (query, reasoning, answer), encoded on `threads` threads.
+    """Encode whole turns (query, reasoning, answer) on `threads` threads.
 
-    Returns arrays that concatenate to the ids of all turns, then for each turn its number of ids and how many of these
-    belong to the prompt, which the model does not learn to write.
+    Returns (pieces, lengths, prompts): uint32 arrays that concatenate to the ids of all turns; the number of ids of
+    each turn; how many of these belong to its prompt, which is not trained on.
     """
+    # All texts go through the tokenizer in one call, three per turn.
     texts = [text for query, reasoning, answer in turns for text in (f"user\n{query}\n", reasoning, f"\n{answer}\n")]
     encoded = tokenizer.encode_arrays(texts, threads)
     start = np.array([tokenizer.im_start], np.uint32)
@@ -91,7 +98,7 @@ def encode_turns(
 def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
     """Split ids sampled after a prompt into reasoning and answer. Only marker ids count, not text that spells one.
 
-    A marker id in another place is left out of both: its name would be a marker again where the text is sent on.
+    Other marker ids are dropped from both parts: decoded to text, they could be read as markers by another model.
     """
     ids = [int(token) for token in ids]
     ends = [i for i, token in enumerate(ids) if token in (tokenizer.im_end, tokenizer.end_of_text)]
@@ -101,24 +108,24 @@ def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
     if tokenizer.think_end not in ids:
         reasoning = tokenizer.decode(ids, specials=False)
         return ParsedReply(reasoning.strip(), None, finished_thinking=False, finished=finished)
-    cut = ids.index(tokenizer.think_end)
-    reasoning, answer = (tokenizer.decode(part, specials=False) for part in (ids[:cut], ids[cut + 1 :]))
+    split = ids.index(tokenizer.think_end)
+    reasoning, answer = (tokenizer.decode(part, specials=False) for part in (ids[:split], ids[split + 1 :]))
     return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=finished)
 
 
 def parse_text(text: str) -> ParsedReply:
-    """Split a reply that came as text, from this model or from one that writes `<think>…</think>`.
+    """Split a reply given as text into reasoning and answer; `<think>…</think>` of other models is understood too.
 
-    Text without any think marker is all answer. `finished` is assumed unless the reasoning was left open: endpoints
-    strip the end marker, and report a cut reply by their finish reason.
+    Text without think markers is all answer. `finished` is True unless the reasoning has no end: endpoints strip the
+    end marker, and report a truncated reply by their finish reason.
     """
     text = END.split(text, maxsplit=1)[0]
-    opened = THINK_START.match(text)
-    body = text[opened.end() :] if opened else text
-    closed = THINK_END.search(body)
-    if closed:
-        reasoning, answer = body[: closed.start()], body[closed.end() :]
+    opening = THINK_START.match(text)
+    body = text[opening.end() :] if opening else text
+    closing = THINK_END.search(body)
+    if closing:
+        reasoning, answer = body[: closing.start()], body[closing.end() :]
         return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
-    if opened:
+    if opening:
         return ParsedReply(body.strip(), None, finished_thinking=False, finished=False)
     return ParsedReply("", body.strip(), finished_thinking=True, finished=True)

@@ -1,7 +1,7 @@
-"""JSON schemas of replies: refuse one that is none, check a document against one, and bound how short one can be.
+"""JSON schemas of structured replies: validate a schema, validate documents against it, and find its shortest document.
 
-A `$ref` may only point into the schema itself: `model.decoding.constrained` refuses others before anything could be
-fetched.
+A `$ref` may only point into the schema itself; `model.decoding.constrained` rejects other references before anything
+could be fetched.
 """
 
 import json
@@ -17,7 +17,7 @@ from common.errors import ConfigError
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
-SPAN = "x-span"  # true: the string must stand in the text that the document is made from
+SPAN = "x-span"  # true: the string must be a substring of the text that the document is extracted from
 # Keywords whose value is a schema, a list of schemas, or an object of schemas by name.
 _SCHEMAS = {
     *("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames"),
@@ -28,9 +28,9 @@ _BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "def
 
 
 def schema_validator(schema: Any, name: str) -> Validator:
-    """What checks documents against `schema` (Draft 2020-12, or the draft that `$schema` names).
+    """The validator for `schema` (Draft 2020-12, or the draft that `$schema` names).
 
-    Raises ConfigError, which begins with `name`, where it is not a schema: the keyword at fault is in the message.
+    Raises `ConfigError`, beginning with `name`, if it is not a valid schema; the message names the faulty keyword.
     """
     if schema is False:
         raise ConfigError(f"{name}: the schema `false` allows no document at all")
@@ -48,10 +48,10 @@ def schema_validator(schema: Any, name: str) -> Validator:
 
 
 def shortest_document(schema: Any, name: str) -> str:
-    """A JSON text that is no longer than any document of the schema, written with our separators.
+    """A JSON text no longer than any document that meets the schema: a lower bound on the length of a reply.
 
-    It need not be a document itself: what does not bound a length (a pattern, a format) is left out. Raises ConfigError
-    where only endless documents would do, as for an object that must contain another of its own kind.
+    The text need not meet the schema itself, because keywords that do not bound a length (pattern, format) are ignored.
+    Raises `ConfigError` if no finite document can meet it, such as an object that must contain another of its kind.
     """
     try:
         text = _shortest(schema, schema, frozenset())
@@ -65,7 +65,7 @@ def shortest_document(schema: Any, name: str) -> str:
 
 
 def entity_schema(labels: Sequence[str]) -> Schema:
-    """The schema of what a checkpoint that was tuned on entities writes (`data.labelled.spans`)."""
+    """The schema of the reply of a checkpoint tuned on entities (see `data.labelled.spans.entity_json`)."""
     label: Schema = {"enum": list(labels)} if labels else {"type": "string", "maxLength": 60}
     entity = {
         "type": "object",
@@ -77,7 +77,7 @@ def entity_schema(labels: Sequence[str]) -> Schema:
 
 
 def with_parts(schema: Schema, change: Callable[[Any], Any]) -> Schema:
-    """The schema with `change` applied to each schema directly inside of it."""
+    """A copy of the schema with `change` applied to each direct subschema."""
     changed: Schema = {}
     for name, value in schema.items():
         if name in _BY_NAME and isinstance(value, dict):
@@ -90,7 +90,7 @@ def with_parts(schema: Schema, change: Callable[[Any], Any]) -> Schema:
 
 
 def with_spans(schema: Any) -> Any:
-    """The schema with `x-span` at every string that is neither an enumeration nor a constant."""
+    """A copy of the schema with `x-span` set on every string that is neither an enumeration nor a constant."""
     if not isinstance(schema, dict):
         return schema
     parts = with_parts(schema, with_spans)
@@ -101,17 +101,17 @@ def with_spans(schema: Any) -> Any:
 
 
 def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | None:
-    """The bound for a part of the schema; None where no finite document exists. `open_refs`: being resolved."""
+    """The shortest text for a subschema; None if no finite document exists. `open_refs`: references being resolved."""
     if not isinstance(schema, dict):
         return None if schema is False else "0"
-    # Every keyword must hold, so the longest of their bounds is the bound.
+    # A document must satisfy every keyword, so the longest of the lower bounds holds.
     bounds: list[str | None] = [_of_types(schema, root, open_refs)]
     if "const" in schema:
         bounds.append(json.dumps(schema["const"], ensure_ascii=False))
     if "enum" in schema:
         bounds.append(_least([json.dumps(value, ensure_ascii=False) for value in schema["enum"]]))
     if (ref := schema.get("$ref")) is not None:
-        target = None if ref in open_refs else resolved(ref, root)
+        target = None if ref in open_refs else resolve_ref(ref, root)
         bounds.append(None if target is None else _shortest(target, root, open_refs | {ref}))
     for name in ("anyOf", "oneOf"):
         if name in schema:
@@ -121,7 +121,7 @@ def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | Non
 
 
 def _of_types(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
-    """The bound that the schema's own `type` gives."""
+    """The shortest text that the keyword `type` allows."""
     if (types := schema.get("type")) is None:
         return "0"  # any type will do
     bounds: list[str | None] = []
@@ -140,7 +140,7 @@ def _of_types(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | 
 
 
 def _number(schema: Schema) -> str:
-    """As many digits as the bound that is nearest to 0 has."""
+    """The allowed number nearest to 0, which has the fewest digits."""
     lowest = max((schema[key] for key in ("minimum", "exclusiveMinimum") if key in schema), default=-math.inf)
     highest = min((schema[key] for key in ("maximum", "exclusiveMaximum") if key in schema), default=math.inf)
     if lowest <= 0 <= highest:
@@ -149,13 +149,14 @@ def _number(schema: Schema) -> str:
 
 
 def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
-    first, rest = schema.get("prefixItems", []), schema.get("items", True)
+    prefix_items, item_schema = schema.get("prefixItems", []), schema.get("items", True)
     items = []
     for index in range(schema.get("minItems", 0)):
-        if index > len(first) and items:
-            items.append(items[-1])  # the rest are alike
+        if index > len(prefix_items) and items:
+            items.append(items[-1])  # all items after the prefix have the same schema
         else:
-            items.append(_shortest(first[index] if index < len(first) else rest, root, open_refs))
+            part = prefix_items[index] if index < len(prefix_items) else item_schema
+            items.append(_shortest(part, root, open_refs))
         if items[-1] is None:
             return None
     return f"[{ITEM_SEPARATOR.join(item for item in items if item is not None)}]"
@@ -174,12 +175,12 @@ def _object(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | No
 
 
 def _least(bounds: Sequence[str | None]) -> str | None:
-    """The shortest of several that each would do; None if none does."""
+    """The shortest of several alternatives; None if none is possible."""
     return min((bound for bound in bounds if bound is not None), key=len, default=None)
 
 
-def resolved(ref: str, root: Schema) -> Any:
-    """The part of `root` that a JSON pointer names. True, which bounds nothing, for a reference of another form."""
+def resolve_ref(ref: str, root: Schema) -> Any:
+    """The subschema of `root` that a JSON pointer names; True, the schema that allows everything, if there is none."""
     part: Any = root
     for step in unquote(ref).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

@@ -1,8 +1,8 @@
 """The two record forms, in the schemas of the Hub: FineWeb-Edu's web document and SYNTH's exercise.
 
-A field that a stand-in cannot fill honestly is None, never an invented value. Rows travel in batches of columns: at
-corpus scale one Python object per row would cost more than the row's content. `RecordBatch.record` builds the few
-records that are needed whole.
+A field that a stand-in source does not have is None; no value is invented. Rows are passed on as batches of columns,
+because at corpus scale one Python object per row would cost more than the row's content. `RecordBatch.record` builds
+the few rows that are needed as objects.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ Record = WebRecord | SynthRecord
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that cannot become a record, and why. It is kept in the sequence, so that row numbers do not shift."""
+    """A row that cannot become a record, and why. It stays in the sequence, so that row numbers do not shift."""
 
     reason: RowRejectReason
 
@@ -64,9 +64,8 @@ class Rejected:
 class RecordBatch:
     """Consecutive rows of a source: the usable ones in `columns` and `record`, the others counted by reason.
 
-    columns: web has `text`; synth `query`, `synthetic_reasoning`, `synthetic_answer`, `exercise`, `constraints`; and
-    those that a filter needs. `record(i)` is the i-th usable row as a record, with the columns that were read.
-    `total`: rows of all batches together, where that is known.
+    columns: `TEXT_COLUMNS` of the form, and those that the source's filters need. `record(i)` is the i-th usable row as
+    a record, with the columns that were read. `total`: rows of all batches together, None where unknown.
     """
 
     form: RecordForm
@@ -80,7 +79,7 @@ class RecordBatch:
         return len(self.columns[REQUIRED_COLUMNS[self.form][0]])
 
     def texts(self) -> list[str]:
-        """All that training sees of each usable row as one string; the parts of an exercise are joined by NUL."""
+        """The trained text of each usable row as one string; the parts of an exercise are joined by NUL."""
         if self.form == "web":
             return self.columns["text"]
         return ["\x00".join(turn) for turn in self.turns()]
@@ -146,9 +145,10 @@ def to_dict(record: Record) -> dict[str, Any]:
 
 
 def from_dict(row: object, form: RecordForm) -> Record | Rejected:
-    """Check a row as read and turn it into a record; unknown columns are dropped.
+    """Validate a parsed row and turn it into a record; unknown columns are dropped.
 
-    The required text must be present, a string without lone surrogates, and of at most `MAX_CHARACTERS`.
+    The required texts must be present. Every text must be a string without lone surrogates, of at most
+    `MAX_CHARACTERS` characters.
     """
     if not isinstance(row, Mapping):
         return Rejected("not_an_object")

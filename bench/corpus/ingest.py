@@ -91,7 +91,7 @@ def write_web(path: Path, texts: list[str]) -> None:
 def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -> tuple[int, float]:
     """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
     unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
-    tokenise_file(read_parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, checks, unit)
+    tokenise_file(read_parquet_batches(file, plan.form, record_columns=("id", "url", "synth_id")), plan, checks, unit)
     find_copies([unit], (), folder / "settling", silent)
     pack_file(unit, 0, plan, mark, out)
     corpus = publish_tokens([unit], [mark], plan, out)

@@ -1,20 +1,20 @@
-"""Find the copies in a corpus of any size from the documents' signatures alone, on disk and in constant memory.
+"""Find exact and near copies in a corpus from the documents' signatures, on disk and in constant memory.
 
 The folder of a tokenised file holds, one value per document in the file's order:
 
     hashes.u8      uint64, little-endian: `data.screening.text_hash.text_hash`
     band-NN.u8     uint64, optional: a column of `data.screening.minhash.minhash_bands`
-    verdicts.u1    uint8, written here: 0 kept, else the reason why not (`REASONS`)
+    verdicts.u1    uint8, written here: 0 for a document that is kept, else the reason why it is dropped (`REASONS`)
 
-Documents with equal hashes are exact copies. Documents with an equal value in at least one band are near copies, and so
-are all that such pairs connect: a cluster. The first document of a cluster, in the order of the files, is kept; of a
-cluster that shares anything with `against` (signatures of other sources, the same files) none is.
+Documents with equal hashes are exact copies. Documents with an equal value in at least one band are near copies; the
+connected components of near copies are clusters. Of a cluster, the first document in the order of the files is kept, or
+none if any of its values occurs in `against` (signature files of other sources, in the same format).
 
-Each column of values (the hashes, then one band after the other) is one pass: it is cut into files by ranges of the
-value, each small enough to be sorted in memory. A frequent value cannot swell a range, because equal values within
-`BLOCK` documents are resolved before they are written. Sizes for 1.3 billion documents (FineWeb-Edu): hashes 10.4 GB
-and bands 146 GB in the folders; while it runs 15.6 GB of ranges, 5.2 GB of parents and 1.3 GB of verdicts; in memory
-some 200 MB, besides mapped pages that the system may take back.
+The algorithm makes one pass per column (the hashes, then each band): an external sort that distributes the values over
+files by range, each small enough to be sorted in memory. A frequent value cannot make a range too large, because equal
+values within `BLOCK` documents are merged before they are written. Sizes for 1.3 billion documents (FineWeb-Edu):
+hashes 10.4 GB and bands 146 GB in the folders; temporary files 15.6 GB of ranges, 5.2 GB of parents and 1.3 GB of
+verdicts; memory some 200 MB, not counting the page cache.
 """
 
 import json
@@ -44,9 +44,9 @@ REASONS = {
 BLOCK = 1 << 20  # documents read at once
 RANGE = 1 << 21  # values sorted at once
 MOST_RANGES = 512  # files open at once
-ELSEWHERE = 0  # the number of every document of `against`; our own are numbered from 1
+ELSEWHERE = 0  # document number of every document of `against`; our own are numbered from 1
 
-_TakePairs = Callable[[np.ndarray, np.ndarray], None]  # given (earlier, later): numbers of documents of equal value
+_OnPairs = Callable[[np.ndarray, np.ndarray], None]  # called with (earlier, later): numbers of documents of equal value
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,11 @@ class _Signatures:
 
 
 def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, emit: Emit) -> CopyReport:
-    """Write `verdicts.u1` into each of `folders`. `work`: a folder of this call's own, where a killed call is resumed.
+    """Write `verdicts.u1` into each of `folders`. A killed call resumes from the folder `work`, which is its own.
 
-    The same signatures give the same verdicts. Raises `ConfigError` for signature files that do not fit together.
+    The same signatures give the same verdicts. Raises `ConfigError` for signature files that do not match each other.
     """
+    # All files must have the same number of bands, as far as they have documents and bands at all.
     ours, others = [_open_signatures(folder) for folder in folders], [_open_signatures(folder) for folder in against]
     widths = {signatures.bands for signatures in ours if signatures.documents}
     if len(widths) > 1:
@@ -96,7 +97,7 @@ def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, em
     work.mkdir(parents=True, exist_ok=True)
     files = [[str(s.folder), s.documents, s.bands] for s in (*ours, *others)]
     marker, name = work / "units", fingerprint({"units": files}).encode()
-    if not marker.is_file() or marker.read_bytes() != name:  # the folder holds the work on other signatures
+    if not marker.is_file() or marker.read_bytes() != name:  # the folder is empty, or of other signatures
         shutil.rmtree(work)
         work.mkdir(parents=True)
         write_atomically(marker, name)
@@ -104,7 +105,7 @@ def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, em
 
 
 def read_verdicts(folder: Path) -> np.ndarray:
-    """[documents] uint8 after `find_copies`: 0 for a document that is kept, else a key of `REASONS`."""
+    """Read what `find_copies` wrote: uint8 [documents], 0 for a document that is kept, else a key of `REASONS`."""
     verdicts = np.fromfile(folder / VERDICTS, np.uint8)
     if len(verdicts) * 8 != file_size(folder / HASHES):
         raise ConfigError(f"signatures: {folder / VERDICTS} and {HASHES} differ in documents; {_REBUILD}")
@@ -112,21 +113,21 @@ def read_verdicts(folder: Path) -> np.ndarray:
 
 
 def publish_signatures(folders: Sequence[Path], out: Path) -> int:
-    """Write the signatures that later sources are compared with (`against`): each exact copy once, in order.
+    """Write the signatures that later sources are compared with (`against`), without exact copies, in order.
 
-    Returns how many documents they are of.
+    Returns the number of documents in them.
     """
     files = [_open_signatures(folder) for folder in folders]
     bands = min((signatures.bands for signatures in files if signatures.documents), default=0)
     names = {None: HASHES, **{band: band_file(band) for band in range(bands)}}
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        opened = {band: stack.enter_context((out / f".{name}.tmp").open("wb")) for band, name in names.items()}
+        out_files = {band: stack.enter_context((out / f".{name}.tmp").open("wb")) for band, name in names.items()}
         for signatures in files:
-            once = ~np.isin(read_verdicts(signatures.folder), (EXACT, EXACT_ELSEWHERE))
+            is_first = ~np.isin(read_verdicts(signatures.folder), (EXACT, EXACT_ELSEWHERE))
             for begin, end in _blocks(signatures.documents):
-                for band, file in opened.items():
-                    file.write(signatures.column(band, begin, end)[once[begin:end]].tobytes())
+                for band, file in out_files.items():
+                    file.write(signatures.column(band, begin, end)[is_first[begin:end]].tobytes())
     for name in names.values():
         (out / f".{name}.tmp").replace(out / name)
     return (out / HASHES).stat().st_size // 8
@@ -134,13 +135,13 @@ def publish_signatures(folders: Sequence[Path], out: Path) -> int:
 
 @dataclass
 class _CopySearch:
-    """One search, a pass per column. Its folder `work` holds, so that a killed search resumes at the pass it was in:
+    """A search for copies, one pass per column. A killed search resumes at its current pass from the folder `work`:
 
     verdicts       uint8 per document: exact copies
     parents        union-find over near copies: the number of an earlier document of the same cluster, or its own
-    pass-NN        an empty file for each pass that is done
-    ranges/        the values of the running pass, by range
-    settled.json   the report; the search is over
+    pass-NN        an empty marker file for each finished pass
+    ranges/        the values of the current pass, by range
+    settled.json   the report of a finished search
     """
 
     ours: list[_Signatures]
@@ -157,13 +158,13 @@ class _CopySearch:
         parents = self._mapped("parents", self._number_type, np.arange) if self.bands else None
 
         def mark_copies(earlier: np.ndarray, later: np.ndarray) -> None:
-            order = np.argsort(later)  # neighbours in the mapped file together
+            order = np.argsort(later)  # sequential access to the mapped file
             verdicts[later[order]] = np.where(earlier[order] == ELSEWHERE, EXACT_ELSEWHERE, EXACT)
 
-        for done, band in enumerate([None, *range(self.bands)]):
-            self.emit("progress", done=done, total=1 + self.bands, unit="passes", note="finding duplicates")
-            marker = self.work / f"pass-{done:02d}"
-            if marker.exists():  # a pass that was cut off runs again: it finds the same pairs and changes nothing
+        for number, band in enumerate([None, *range(self.bands)]):
+            self.emit("progress", done=number, total=1 + self.bands, unit="passes", note="finding duplicates")
+            marker = self.work / f"pass-{number:02d}"
+            if marker.exists():  # an unfinished pass runs again from its start, which is idempotent
                 continue
             if band is None:
                 self._pass(band, mark_copies)
@@ -184,7 +185,7 @@ class _CopySearch:
         return np.dtype("<u4" if sum(s.documents for s in self.ours) < 2**32 - 1 else "<u8")
 
     def _mapped(self, name: str, dtype: np.dtype, initial: Callable) -> np.memmap:
-        """A mapped file of one value per document and one for `ELSEWHERE`; created with `initial` values if missing."""
+        """A memory-mapped file with one value for `ELSEWHERE` and one per document; created by `initial` if missing."""
         path, count = self.work / name, 1 + sum(s.documents for s in self.ours)
         if not path.is_file():
             with (self.work / f".{name}.tmp").open("wb") as file:
@@ -194,28 +195,28 @@ class _CopySearch:
             (self.work / f".{name}.tmp").replace(path)
         return np.memmap(path, dtype, "r+")
 
-    def _pass(self, band: int | None, take_pairs: _TakePairs) -> None:
-        """Call `take_pairs` with all pairs of documents of equal value in a column, of which at least one is ours."""
+    def _pass(self, band: int | None, on_pairs: _OnPairs) -> None:
+        """Call `on_pairs` with all pairs of documents of equal value in a column, of which at least one is ours."""
         total = sum(s.documents for s in (*self.ours, *self.others))
-        bits = max(0, min(MOST_RANGES, -(-total // RANGE)) - 1).bit_length()  # the highest of a value: its range
+        bits = max(0, min(MOST_RANGES, -(-total // RANGE)) - 1).bit_length()  # a value's highest bits are its range
         folder = self.work / "ranges"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        # Distribute the values: each block is sorted, so a range is a slice of it. Copies within a block are resolved
-        # here, and only the first of them is written.
+        # 1. Distribute the values: each block is sorted, so a range is a slice of it. Copies within a block are
+        # reported here, and only the first of them is written.
         with ExitStack() as stack:
             files = [stack.enter_context((folder / f"{n:03d}").open("wb")) for n in range(1 << bits)]
             for values, numbers in self._column_blocks(band):
-                values, numbers = _distinct(values, numbers, take_pairs)
+                values, numbers = _distinct(values, numbers, on_pairs)
                 edges = np.searchsorted(values, np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits))
                 for file, (begin, end) in zip(files, pairwise([0, *edges.tolist(), len(values)]), strict=True):
                     entries = np.empty(end - begin, self._entry_type)
                     entries["value"], entries["number"] = values[begin:end], numbers[begin:end]
                     file.write(entries.tobytes())
-        # Equal values of different blocks are now in the same file, in the order of their documents.
+        # 2. Sort each range: equal values of different blocks are in the same file, in the order of their documents.
         for path in sorted(folder.iterdir()):
             entries = np.fromfile(path, self._entry_type)
-            _distinct(entries["value"].copy(), entries["number"].copy(), take_pairs)
+            _distinct(entries["value"].copy(), entries["number"].copy(), on_pairs)
         shutil.rmtree(folder)
 
     @property
@@ -223,7 +224,7 @@ class _CopySearch:
         return np.dtype([("value", "<u8"), ("number", self._number_type)])
 
     def _column_blocks(self, band: int | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(values, numbers) of a column block by block: the other sources first, then ours in their order."""
+        """(values, document numbers) of a column in blocks: the other sources first, then ours in order."""
         for signatures in self.others:
             if band is None or signatures.bands:
                 for begin, end in _blocks(signatures.documents):
@@ -236,7 +237,10 @@ class _CopySearch:
             first += signatures.documents
 
     def _write_verdicts(self, exact: np.ndarray, parents: np.ndarray | None) -> dict[str, int]:
-        """Write each folder's verdicts; an exact copy keeps that reason where it is a near copy too."""
+        """Write each folder's verdicts; a document that is both an exact and a near copy counts as exact.
+
+        Returns the number of dropped documents by reason.
+        """
         counts: Counter[int] = Counter()
         first = 1
         for signatures in self.ours:
@@ -252,30 +256,30 @@ class _CopySearch:
         return {reason: counts[code] for code, reason in REASONS.items() if counts[code]}
 
 
-def _distinct(values: np.ndarray, numbers: np.ndarray, take_pairs: _TakePairs) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each value with its number, by value; every later one goes to `take_pairs` with its predecessor."""
+def _distinct(values: np.ndarray, numbers: np.ndarray, on_pairs: _OnPairs) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values, sorted, with their first documents; `on_pairs` gets each later one and its predecessor."""
     order = np.argsort(values, kind="stable")  # stable: equal values stay in the order of their documents
     values, numbers = values[order], numbers[order]
     repeated = np.zeros(len(values), bool)
     repeated[1:] = values[1:] == values[:-1]
     later = np.flatnonzero(repeated & (numbers != ELSEWHERE))
     if len(later):
-        take_pairs(numbers[later - 1], numbers[later])
+        on_pairs(numbers[later - 1], numbers[later])
     return values[~repeated], numbers[~repeated]
 
 
 def _join(parents: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Merge the clusters of each pair. A parent is the smaller number, so a root is the first of its cluster."""
+    """Union-find: merge the clusters of each pair. A parent has the smaller number, a root is a cluster's first."""
     while len(left):
         left, right = _roots(parents, left), _roots(parents, right)
-        apart = left != right
-        left, right = left[apart], right[apart]
-        # Of several pairs with one root only the last is written; the others are still apart in the next round.
+        is_separate = left != right
+        left, right = left[is_separate], right[is_separate]
+        # If several pairs have the same root, numpy keeps only the last; the next round merges the others.
         parents[np.maximum(left, right)] = np.minimum(left, right)
 
 
 def _roots(parents: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The root of each number; its parent becomes that root, which shortens later searches."""
+    """Union-find: the root of each number. Each number's parent is set to its root (path compression)."""
     roots = parents[numbers]
     while True:
         above = parents[roots]
@@ -291,7 +295,10 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _open_signatures(folder: Path) -> _Signatures:
-    """Size up the signature files in `folder`. Raises `ConfigError` if they are missing or do not fit together."""
+    """Count the documents and bands of the signature files in `folder`.
+
+    Raises `ConfigError` if they are missing or their sizes differ.
+    """
     hashes = file_size(folder / HASHES)
     if hashes is None or hashes % 8:
         problem = "is missing" if hashes is None else f"has {hashes} bytes"

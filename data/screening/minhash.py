@@ -1,11 +1,12 @@
-"""MinHash signatures in bands: two texts with an equal value in any band count as near copies.
+"""MinHash signatures in bands (LSH): two texts with an equal value in any band count as near copies.
 
-Word 5-grams, 112 values in 14 bands of 8, as FineWeb (Penedo et al. 2024, arXiv:2406.17557, §3.4): two documents whose
-sets of 5-grams overlap by 0.75 share a band with a probability of 77 %, by 0.8 with 92 %, by 0.5 with 5 %.
+Word 5-grams and 112 values in 14 bands of 8, as for FineWeb (Penedo et al. 2024, arXiv:2406.17557, §3.4). Two documents
+whose sets of 5-grams have a Jaccard similarity of 0.75 share a band with a probability of 77 %; of 0.8, 92 %; of 0.5,
+5 %.
 
-The 5-grams are hashed here (`data.screening.words`); `rensa` computes R-MinHash values of the hashes, at 130 times the
-speed of `datasketch` (bench/corpus/deduplicate.py). A signature depends on its text alone; a version of rensa whose
-values differ has another `ALGORITHM_VERSION` and is refused. In a script without spaces a word is as long as a clause,
+The 5-grams are hashed by `data.screening.words`; `rensa` computes R-MinHash values of the hashes, 130 times as fast as
+`datasketch` (bench/corpus/deduplicate.py). A signature depends on its text alone. A version of rensa that computes
+other values has another `ALGORITHM_VERSION` and is rejected. In scripts without spaces a word is as long as a clause,
 so fewer near copies are found.
 """
 
@@ -22,17 +23,17 @@ ALGORITHM = 2  # of R-MinHash: rensa raises it when its values change
 
 
 def minhash_bands(texts: Sequence[str]) -> np.ndarray:
-    """[texts, BANDS] uint64: the value of each band of each text."""
+    """The value of each band of each text, uint64 [texts, BANDS]."""
     if RMinHash.ALGORITHM_VERSION != ALGORITHM:
         raise RuntimeError(f"rensa's R-MinHash is version {RMinHash.ALGORITHM_VERSION}, not {ALGORITHM}: pin rensa")
     signatures = np.empty((len(texts), BANDS), np.uint64)
-    done = 0
+    begin = 0  # the first text of the block
     for block in words_of(texts):
         counts = np.diff(block.first)
-        signatures[done : done + len(counts)] = _block_bands(block)
-        for wordless in done + np.flatnonzero(counts == 0):  # has no 5-grams: only an exact copy is a copy of it
+        signatures[begin : begin + len(counts)] = _block_bands(block)
+        for wordless in begin + np.flatnonzero(counts == 0):  # a text without words matches only exact copies
             signatures[wordless] = text_hash(texts[wordless])
-        done += len(counts)
+        begin += len(counts)
     return signatures
 
 
@@ -42,7 +43,7 @@ def facts() -> dict[str, object]:
 
 
 def _block_bands(block: WordArrays) -> np.ndarray:
-    """[texts of the block, BANDS]: each band's `ROWS` MinHash values mixed into one."""
+    """The bands of a block's texts, uint64 [texts, BANDS]: each band's `ROWS` MinHash values mixed into one."""
     shingles, offsets = _shingles(block)
     values = RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, BANDS * ROWS, SEED).to_rows()
     rows = np.array(values, np.uint64).reshape(-1, BANDS, ROWS)
@@ -53,12 +54,12 @@ def _block_bands(block: WordArrays) -> np.ndarray:
 
 
 def _shingles(block: WordArrays) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the 5-grams of all texts, one text after the other, and the offset of each text's first.
+    """Hashes of the 5-grams of all texts, concatenated, and the offset of each text's first.
 
-    The last four of a text are shorter than five words, so that a short text has some too.
+    An n-gram begins at every word; the last four of a text are padded, so that short texts have n-grams too.
     """
     counts = np.diff(block.first)
-    # Zeros between the texts keep a 5-gram from running over into the next text.
+    # Zeros between the texts, so that no 5-gram contains words of two texts.
     padding = WORDS - 1
     padded = np.zeros(len(block.values) + padding * len(counts), np.uint64)
     positions = np.arange(len(block.values)) + padding * np.repeat(np.arange(len(counts)), counts)

@@ -1,7 +1,7 @@
-"""The 64-bit hash of a text's content: exact deduplication and the validation split both use it.
+"""The 64-bit content hash of a text, used for exact deduplication and for the validation split.
 
-Two copies of a text, in one source or in two, are therefore always in the same split. The hash is XXH3, whose values
-its specification fixes for every platform and version.
+Copies of a text, in one source or in several, are therefore always in the same split. The hash is XXH3, whose values
+are specified for every platform and version.
 """
 
 import unicodedata
@@ -14,10 +14,10 @@ HASH_RANGE = 1 << 64
 
 
 def text_hash(text: str) -> int:
-    """64-bit hash of `text` without its case, Unicode form and white space.
+    """64-bit hash of `text` that ignores case, Unicode normalisation and white space.
 
-    "1 2" counts as "12": a document whose lines were only wrapped differently is a copy. The probability of a chance
-    collision among 100 million documents is 0.03 %.
+    White space is removed altogether ("1 2" equals "12"), so that documents that differ in line wrapping are copies.
+    The probability of a collision among 100 million documents is 0.03 %.
     """
     return xxhash.xxh3_64_intdigest(_normalise(text))
 
@@ -28,7 +28,7 @@ def _normalise_slowly(text: str) -> str:
 
 
 def _normalise_character(c: str) -> str | None:
-    """None for a character that may compose with its neighbours, or that composition alters."""
+    """What a character becomes in `_normalise_slowly`; None if that depends on its neighbours (NFC composition)."""
     if unicodedata.category(c)[0] == "M" or not unicodedata.is_normalized("NFC", c):
         return None
     return "" if c.isspace() else c.casefold()
@@ -38,5 +38,5 @@ _normalise = FastFolding(_normalise_character, _normalise_slowly)
 
 
 def in_validation(digest: int, share: float) -> bool:
-    """True if the record of this hash belongs to the validation split; about `share` of all records do."""
+    """Whether the record with this hash belongs to the validation split, as about `share` of all records do."""
     return digest < share * HASH_RANGE

@@ -1,11 +1,11 @@
-r"""The words of texts as arrays, a block of texts at a time: where each word is, and a 64-bit value for it.
+r"""Split texts into words as arrays, a block of texts at a time: the position and a 64-bit hash of each word.
 
-A word is a run of `\w` in the text's casefolded form, so case, punctuation and spacing do not count. Its value is
-computed from its length and its first and last eight bytes, which is all of most words; those over 16 bytes are hashed
-one by one. The values depend on the words alone: not on the platform, the version or the other texts of the block.
+A word is a run of `\w` in the casefolded text, so case, punctuation and spacing are ignored. Its hash is computed from
+its length and its first and last eight bytes, which cover most words; words over 16 bytes are hashed with XXH3. The
+hashes depend on the words alone: not on platform, versions or the other texts of the block.
 
-`FastFolding` is the per-character normalisation behind it (and behind `data.screening.text_hash`): a 256-entry byte
-table for ASCII, targeted replacements for the rest.
+`FastFolding` is the underlying per-character normalisation (also of `data.screening.text_hash`): a 256-entry byte table
+for ASCII, and replacements for the other characters.
 """
 
 import re
@@ -18,21 +18,21 @@ import numpy as np
 import xxhash
 
 MOST_REPLACEMENTS = 24  # distinct characters replaced one by one; with more of them the slow path is faster
-BLOCK = 1 << 20  # bytes worked on at once: more would leave the processor's cache
+BLOCK = 1 << 20  # bytes of a block: small enough for the processor's cache
 _ASCII = bytes(range(128))
-_COMMON = (range(0x80, 0x1100), range(0x1E00, 0xA000))  # Latin, Greek, Cyrillic, Arabic … punctuation, ideographs
+_COMMON = (range(0x80, 0x1100), range(0x1E00, 0xA000))  # Latin, Greek, Cyrillic, Arabic, …; punctuation, ideographs
 _WORD = re.compile(r"\w+")
 _NOT_A_WORD = re.compile(r"\W")
 _FIRST, _LAST, _LENGTH = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
-_MARGIN = b" " * 8  # so that eight bytes can be read at every position
+_MARGIN = b" " * 8  # around a block, so that eight bytes can be read at every position
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)  # the lowest n bytes
 
 
 class FastFolding:
-    """`fold(text)` is `whole(text)` in UTF-8, six times as fast for most text.
+    """A fast equivalent of the text normalisation `whole`: returns `whole(text)` in UTF-8.
 
-    `single(c)`: what `whole` turns a character into wherever it occurs, or None where that depends on its neighbours.
-    For ASCII it is at most one character of ASCII.
+    Six times as fast for most texts. `single(c)`: what `whole` turns the character `c` into, or None if that depends on
+    its neighbours. An ASCII character becomes at most one ASCII character.
     """
 
     def __init__(self, single: Callable[[str], str | None], whole: Callable[[str], str]) -> None:
@@ -44,19 +44,20 @@ class FastFolding:
     def __call__(self, text: str) -> bytes:
         raw = text.encode("utf-8", "replace")
         if not text.isascii():
+            # Replace the few distinct non-ASCII characters that change; fall back to `whole` if that is not possible.
             unaltered, altered = self._beyond_ascii
-            odd = set(raw.translate(None, _ASCII).decode()) - unaltered
-            if len(odd) <= MOST_REPLACEMENTS and odd <= altered.keys():
-                for character in odd:
+            changing = set(raw.translate(None, _ASCII).decode()) - unaltered
+            if len(changing) <= MOST_REPLACEMENTS and changing <= altered.keys():
+                for character in changing:
                     raw = raw.replace(*altered[character])
             else:
                 raw = self._whole(text).encode("utf-8", "replace")
-        # Bytes of multi-byte characters are 128 and above, which the table leaves alone.
+        # The table leaves the bytes of multi-byte characters, all of them 128 and above, unchanged.
         return raw.translate(self._table, self._deleted)
 
     @cached_property
     def _beyond_ascii(self) -> tuple[frozenset[str], dict[str, tuple[bytes, bytes]]]:
-        """Common characters outside ASCII that folding leaves alone; and for others, (bytes, replacement)."""
+        """Common non-ASCII characters that do not change; and (bytes, replacement) of those that do."""
         folded = {c: self._single(c) for c in map(chr, chain(*_COMMON))}
         altered = {c: (c.encode(), to.encode()) for c, to in folded.items() if to is not None and c != to}
         return frozenset(c for c, to in folded.items() if c == to), altered
@@ -68,7 +69,7 @@ fold_to_words = FastFolding(  # casefolded, everything that is not a word charac
 
 
 def _in_lower_case(c: str) -> str | None:
-    """None where it depends on the neighbours of a character, as a sigma does, or gives several, as İ does."""
+    """A character in lower case; None if that depends on its neighbours (Σ) or is several characters (İ)."""
     if _NOT_A_WORD.match(c):
         return " "
     return c.lower() if c != "Σ" and len(c.lower()) == 1 else None
@@ -78,15 +79,15 @@ _fold_to_lower_case = FastFolding(_in_lower_case, lambda text: " ".join(word.low
 
 
 def lower_words(text: str) -> list[bytes]:
-    r"""The runs of `\w` in a text, each in lower case and UTF-8: the words of short texts, to compare and to count."""
+    r"""The words (runs of `\w`) of a text in lower case, as UTF-8. For short texts; `words_of` is for large amounts."""
     return _fold_to_lower_case(text).split()
 
 
 @dataclass(frozen=True)
 class WordArrays:
-    """The words of a block of texts, in order: `content[starts[i]:ends[i]]` and `values[i]` are those of word i.
+    """The words of a block of texts, in order: word i is `content[starts[i]:ends[i]]`, and `values[i]` is its hash.
 
-    `first`: the number of the first word of each text, [texts + 1].
+    `first`: the number of the first word of each text, and at the end the number of words, [texts + 1].
     """
 
     content: bytes
@@ -96,7 +97,7 @@ class WordArrays:
     first: np.ndarray
 
     def text(self, begin: int, end: int) -> list[str]:
-        """Words number `begin` to `end` as strings."""
+        """Words `begin` to `end` (exclusive) as strings."""
         if begin >= end:
             return []
         return self.content[self.starts[begin] : self.ends[end - 1]].decode().split()
@@ -118,11 +119,11 @@ def words_of(texts: Sequence[str]) -> Iterator[WordArrays]:
 
 def _block_words(block: list[bytes]) -> WordArrays:
     content = _MARGIN + b" ".join(block) + _MARGIN
-    # A word begins and ends where the content changes between space and something else.
+    # Word boundaries: where the content changes between a space and another byte.
     inside = np.frombuffer(content, np.uint8) != ord(" ")
     edges = np.flatnonzero(inside[1:] != inside[:-1]) + 1
     starts, ends = edges[::2], edges[1::2]
-    # The value of a word of up to eight bytes is made of these and its length, of a longer one also of its last eight.
+    # Hash the length and the first eight bytes of each word, and the last eight of a longer one.
     eight = np.ndarray((len(content) - 7,), "<u8", content, strides=(1,))  # the eight bytes from each position on
     lengths = ends - starts
     values = (eight[starts] & _MASKS[np.minimum(lengths, 8)]) * _FIRST
@@ -130,35 +131,35 @@ def _block_words(block: list[bytes]) -> WordArrays:
     values ^= values >> np.uint64(32)
     long = np.flatnonzero(lengths > 8)
     values[long] += eight[ends[long] - 8] * _LAST
-    # Beyond 16 bytes those two leave out the middle, so the whole word is hashed.
+    # In words over 16 bytes that misses the middle, so the whole word is hashed instead.
     for n in np.flatnonzero(lengths > 16).tolist():
         values[n] = xxhash.xxh3_64_intdigest(content[starts[n] : ends[n]])
-    # A text ends before the space that follows it; the last one before the margin.
+    # A text ends at the space that separates it from the next, the last one at the margin.
     text_ends = len(_MARGIN) + np.cumsum([len(text) + 1 for text in block])
     first = np.concatenate([[0], np.searchsorted(starts, text_ends)])
     return WordArrays(content, starts, ends, values, first)
 
 
 def grams(values: np.ndarray, length: int) -> np.ndarray:
-    """A value for each `length` consecutive words, [words - length + 1]; the order of the words counts."""
+    """A hash of each `length` consecutive words, [words - length + 1]; it depends on the order of the words."""
     count = max(0, len(values) - length + 1)
     total = np.zeros(count, np.uint64)
-    for place in range(length):
-        total += values[place : place + count] * _multiplier(place)
+    for offset in range(length):
+        total += values[offset : offset + count] * _multiplier(offset)
     return mix_bits(total)
 
 
 def grams_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """`grams` of the words from `starts` on only, [starts]."""
+    """As `grams`, only for the n-grams that begin at `starts`, [starts]."""
     total = np.zeros(len(starts), np.uint64)
-    for place in range(length):
-        total += values[starts + place] * _multiplier(place)
+    for offset in range(length):
+        total += values[starts + offset] * _multiplier(offset)
     return mix_bits(total)
 
 
-def _multiplier(place: int) -> np.uint64:
-    """An odd factor for the word at a place of an n-gram, so that another order gives another sum."""
-    return np.uint64(pow(0x9E3779B97F4A7C15, place + 1, 1 << 64))
+def _multiplier(offset: int) -> np.uint64:
+    """An odd factor for the word at an offset of an n-gram, so that another order gives another sum."""
+    return np.uint64(pow(0x9E3779B97F4A7C15, offset + 1, 1 << 64))
 
 
 def mix_bits(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One interface over every kind of corpus: list its files, then read each as batches of rows, the same every time."""
+"""One interface over every kind of corpus: list its files, then read each as batches of rows in a fixed order."""
 
 import hashlib
 import itertools
@@ -33,14 +33,14 @@ ARTICLES_PER_FILE = 4096
 # Each item imports the generators (3 s) and generates the problems before its own (26 us each).
 PROBLEMS_PER_FILE = 32_768
 _FORMS = {"wikipedia": "web", "reasoning": "synth"}
-_SAMPLE_COLUMNS = ("id", "url", "synth_id")  # read only to be shown with samples
+_SAMPLE_COLUMNS = ("id", "url", "synth_id")  # not trained on; read only to identify the samples that are displayed
 
 
 def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile]:
-    """The files of `source` in their order; with `records`, those that hold its first `records` rows.
+    """List the files of `source` in order; if its `records` is set, only those with its first `records` rows.
 
-    Files that must be fetched to count their rows go to `folder`, and are removed. Raises `ConfigError` for what cannot
-    be read, `Retryable` for what may be readable later.
+    Files that must be downloaded to count their rows go to `folder` and are removed afterwards. Raises `ConfigError`
+    for a source that cannot be read, `Retryable` for a temporary failure.
     """
     expected = _FORMS.get(source.reader, source.form)
     if source.form != expected:
@@ -63,36 +63,43 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
         files = [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(paths)]
     if source.records is None:
         return files
-    return _first_records(files, source.records, lambda file: _count_rows(source, file, folder))
+
+    def count_rows(file: SourceFile) -> int:
+        if source.reader == "hub":
+            return count_hub_rows(source, file, folder)
+        return count_parquet_rows(Path(file.path)) if is_parquet(file.path) else count_jsonl_rows(Path(file.path))
+
+    return _first_records(files, source.records, count_rows)
 
 
 def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
-    """Read one file and apply the filters of `source`. A file of the Hub is fetched into `folder`, then removed.
+    """Read one file and apply the language and score filters of `source`; dropped rows are counted in the batches.
 
-    Rows in other languages or of a lower score, and those whose language or score is unknown, are dropped and counted.
-    Raises `ConfigError` for a file that cannot be read, `Retryable` for one that may be readable later.
+    A row whose language or score is unknown is dropped too. A file of the Hub is downloaded into `folder`, then
+    removed. Raises `ConfigError` for a file that cannot be read, `Retryable` for a temporary failure.
     """
     for batch in _batches(source, seed, file, folder):
         if source.languages:
             languages = batch.columns["language"]
             batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
-        if (least := source.minimum_score) is not None:
+        if (minimum := source.minimum_score) is not None:
             scores = batch.columns["score"]
-            batch = batch.select([i for i, score in enumerate(scores) if score is not None and score >= least], "score")
+            passing = [i for i, score in enumerate(scores) if score is not None and score >= minimum]
+            batch = batch.select(passing, "score")
         yield batch
 
 
 def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float = 0.0) -> SynthRecord:
-    """A generated problem in SYNTH's form, its task as the exercise.
+    """Turn a generated problem into a SYNTH record, with its task as the exercise.
 
-    About `worked_share` of them show all steps of the reasoning and `brief_share` the last one, as texts from many
-    hands do; the others give the answer alone. A hash of the question decides.
+    About `worked_share` of the problems keep the whole rationale and `brief_share` only its last step; the others have
+    the answer alone. This imitates documents by many authors. A hash of the question decides.
     """
-    drawn = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
-    steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if drawn < worked_share + brief_share else []
+    draw = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
+    steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if draw < worked_share + brief_share else []
     return SynthRecord(
         query=problem.question,
-        synthetic_reasoning=problem.rationale if drawn < worked_share else "".join(steps[-1:]),
+        synthetic_reasoning=problem.rationale if draw < worked_share else "".join(steps[-1:]),
         synthetic_answer=problem.answer,
         exercise=problem.task,
         synth_id=f"{problem.task}/{problem.index}",
@@ -105,13 +112,13 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
-        drawn = problems(source.tasks, seed + (source.seed_offset or 0), "train")
-        records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in drawn)
+        generated = problems(source.tasks, seed + (source.seed_offset or 0), "train")
+        records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in generated)
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:
             yield from _read_path(source, fetch_hub_file(source, file, folder), file.rows)
-        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
+        except ConfigError as error:  # name the dataset in the message, not the temporary path
             raise ConfigError(str(error).replace(str(folder), source.path)) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,17 +131,20 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
 
 def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
     if is_parquet(path.name):
-        carried = schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SAMPLE_COLUMNS]
-        filtered = [
+        # Exemplars for retrieval are stored with every field of the schema; other records need only their texts.
+        record_columns = (
+            schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SAMPLE_COLUMNS]
+        )
+        filter_columns = [
             *(["language"] if source.languages else []),
             *(["score"] if source.minimum_score is not None else []),
         ]
-        return read_parquet_batches(path, source.form, filtered, carried, rows)
+        return read_parquet_batches(path, source.form, filter_columns, record_columns, rows)
     return batched(itertools.islice(read_jsonl([path], source.form), rows), source.form)
 
 
 def _ranges(name: str, records: int, size: int) -> list[SourceFile]:
-    """Records that are not in files, as file entries of `size` records each."""
+    """File entries for records that are generated or come from a package, `size` records each."""
     starts = range(0, records, size)
     return [
         SourceFile(number, f"{name}[{first}:{min(first + size, records)}]", None, "", first, min(size, records - first))
@@ -143,8 +153,8 @@ def _ranges(name: str, records: int, size: int) -> list[SourceFile]:
 
 
 def _first_records(files: list[SourceFile], records: int, count: Callable[[SourceFile], int]) -> list[SourceFile]:
-    """The files that hold the first `records` rows. A file whose rows cannot be counted stays: reading it will fail."""
-    chosen: list[SourceFile] = []
+    """The files with the first `records` rows. A file that cannot be counted is included: reading it will fail."""
+    selected: list[SourceFile] = []
     for file in files:
         if records <= 0:
             break
@@ -153,12 +163,6 @@ def _first_records(files: list[SourceFile], records: int, count: Callable[[Sourc
         except ConfigError as error:
             log.warning("the rows of a file cannot be counted: %s", error)
             rows = 0
-        chosen.append(replace(file, rows=min(rows, records) if rows else records))
+        selected.append(replace(file, rows=min(rows, records) if rows else records))
         records -= rows
-    return chosen
-
-
-def _count_rows(source: SourceConfig, file: SourceFile, folder: Path) -> int:
-    if source.reader == "hub":
-        return count_hub_rows(source, file, folder)
-    return count_parquet_rows(Path(file.path)) if is_parquet(file.path) else count_jsonl_rows(Path(file.path))
+    return selected

@@ -1,7 +1,6 @@
-"""The list of a source's files: written once per ingest; every later step takes the files' numbers from it.
+"""The list of a source's files, written once per ingest; every later step takes the files' numbers from it.
 
-Each entry is one work item. Its number, and with it the names of the files written from it, depends on the source
-alone.
+Each entry is one work item. Its number, and so the names of the files written from it, depends on the source alone.
 """
 
 import json
@@ -14,10 +13,10 @@ from common.files import write_atomically
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source, or a stretch of the records of an offline package.
+    """One file of a source, or a range of the records of an offline package.
 
-    bytes, digest: as the Hub lists them ("sha256:…", or "git:…" of a small file); of a local file the size alone.
-    first, rows: the first row to read and how many; `rows` None: all that follow.
+    bytes, digest: as listed by the Hub ("sha256:…", or "git:…" for a small file); a local file has only its size.
+    first, rows: the first row to read and the number of rows; `rows` None: all that follow.
     """
 
     number: int

@@ -1,13 +1,13 @@
-"""Datasets of the Hugging Face Hub at a pinned commit: list their files once, fetch each whole, check its digest.
+"""Datasets of the Hugging Face Hub at a pinned commit: list the files, download each as a whole, check its digest.
 
-A file is fetched whole, not read over ranges: a file of FineWeb-Edu has some 700 row groups, so ranges would cost
-hundreds of requests, and there would be no digest to tell a cut or altered answer from data. It is on disk only while
-its work item runs. `hf_hub_download` resumes a broken transfer, waits as a 429 asks and checks the size; here the
-digest that the Hub lists is compared as well. Any other passing error (a 5xx, an outage) is `Retryable`, and the
-fan-out tries the work item again. The clients' caches are not trusted to hold the pinned commit.
+Files are downloaded, not read by HTTP ranges: a file of FineWeb-Edu has some 700 row groups, so ranges would cost
+hundreds of requests, and a truncated or altered answer could not be detected by a digest. A file is on disk only while
+its work item runs. `hf_hub_download` resumes a broken transfer, obeys the pause of a 429 and checks the size; this
+module also compares the digest that the Hub lists. Any other temporary error (a 5xx, an outage) is `Retryable`, and
+the fan-out tries the work item again. Nothing is taken from the clients' caches, which may hold another commit.
 
-`datasets` (1 s of processor time) and `huggingface_hub` (0.5 s) are imported inside functions, for every command that
-plans a run imports this module.
+`datasets` (1 s of processor time) and `huggingface_hub` (0.5 s) are imported inside functions, because every command
+that plans a run imports this module.
 """
 
 import errno
@@ -33,9 +33,9 @@ from data.sources.local_files import count_jsonl_rows
 log = logging.getLogger(__name__)
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# Listing is a few small requests, but a failed listing fails the stage. The Hub counts requests over five minutes.
+# A failed listing fails the whole stage, so it is retried at length. The Hub's rate limit covers five minutes.
 LISTING_BACKOFF = Backoff(attempts=5, first_s=1.0, longest_s=300.0, longest_retry_after_s=300.0)
-DOWNLOADS = 3  # of a file that arrives with another digest, before it is refused
+DOWNLOADS = 3  # attempts at a file that arrives with another digest
 PATHS_PER_REQUEST = 500
 TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
 OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class HubSplit(Protocol):
-    """A split of a dataset at a commit: the fields that sources and prompt sets have in common."""
+    """A split of a dataset at a commit: the configuration fields that sources and prompt sets have in common."""
 
     path: str
     subset: str
@@ -53,15 +53,15 @@ class HubSplit(Protocol):
 
     @property
     def label(self) -> str:
-        """The section that names it, for messages."""
+        """The configuration section it comes from, for messages."""
 
 
 class _DamagedFile(ConfigError):
-    """A file that is not Parquet; another reading of it may be."""
+    """A download that is not valid Parquet; it is retried, because the answer may have been truncated."""
 
 
 def list_hub_files(source: HubSplit) -> list[SourceFile]:
-    """The data files of the source's subset and split, in the Hub's order, with sizes and digests: few requests.
+    """List the data files of the source's subset and split, in the Hub's order, with sizes and digests.
 
     Raises `ConfigError` for a dataset, subset, split or revision that does not exist or that this user may not read;
     `Retryable` for an outage.
@@ -70,9 +70,9 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
         raise ConfigError(f"{source.label}: revision {source.revision!r} is not a full commit hash of the Hub")
     names = _retried(source, "", lambda: _data_files(source))
     entries = {entry.path: entry for entry in _retried(source, "", lambda: list(_paths_info(source, names)))}
-    if missing := [name for name in names if name not in entries]:
+    if missing_names := [name for name in names if name not in entries]:
         raise ConfigError(
-            f"{describe(source)}: the dataset's configuration names {missing[0]}, which is not in the repository"
+            f"{describe(source)}: the dataset's configuration names {missing_names[0]}, which is not in the repository"
         )
     files = []
     for number, name in enumerate(names):
@@ -83,14 +83,14 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
 
 
 def is_parquet(name: str) -> bool:
-    """Whether a file of this name is Parquet, not JSON lines."""
+    """Whether a file is Parquet, by its name; every other file is read as JSON lines."""
     return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
-    """Rows of one file of the Hub: of Parquet by its footer, with two small requests; JSON lines are fetched for it.
+    """Count the rows of one file of the Hub: from the Parquet footer, or by downloading a JSON-lines file.
 
-    Errors as `list_hub_files`. `folder`: of this call's own, removed at the end.
+    `folder`: a folder for this call alone, removed at the end. Raises as `list_hub_files`.
     """
     from huggingface_hub import HfFileSystem
 
@@ -103,8 +103,8 @@ def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
     def read_footer() -> int:
         name = f"datasets/{source.path}@{source.revision}/{file.path}"
         try:
-            with HfFileSystem().open(name, "rb", block_size=1 << 16) as opened:
-                return ParquetFile(opened).metadata.num_rows
+            with HfFileSystem().open(name, "rb", block_size=1 << 16) as remote_file:
+                return ParquetFile(remote_file).metadata.num_rows
         except pyarrow.ArrowException as error:
             message = f"{describe(source, file.path)}: is not a Parquet file ({first_line(error)})"
             raise _DamagedFile(message) from None
@@ -113,9 +113,9 @@ def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
 
 
 def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
-    """Download the file under `folder`, or the rest of it if a part is there already, and check its digest.
+    """Download a file into `folder`, resuming a partial download, and check its digest; returns its path.
 
-    Raises `ConfigError` for a file that is gone or arrives damaged every time, `Retryable` for an outage.
+    Raises `ConfigError` for a file that does not exist or arrives damaged every time, `Retryable` for an outage.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
@@ -130,7 +130,7 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
                 repo_type="dataset",
                 revision=source.revision,
                 local_dir=folder,
-                cache_dir=folder / ".no-cache",  # or it would copy whatever the user's cache holds
+                cache_dir=folder / ".no-cache",  # an empty folder, so that nothing is copied from the user's cache
             )
         path = Path(downloaded)
         difference = _difference(path, file)
@@ -142,7 +142,7 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
 
 
 def _data_files(source: HubSplit) -> list[str]:
-    """Paths inside the repository of what the dataset's own configuration names for the subset and split."""
+    """Paths in the repository of the files that the dataset's configuration lists for the subset and split."""
     import datasets
 
     builder = datasets.load_dataset_builder(source.path, name=source.subset or None, revision=source.revision)
@@ -151,14 +151,16 @@ def _data_files(source: HubSplit) -> list[str]:
         raise ConfigError(f"{source.label}: {source.path} has no split {source.split!r}, only {list(splits)}")
     pinned = f"hf://datasets/{source.path}@{source.revision}/"
     names = [str(name) for name in splits[source.split]]
-    if other := [name for name in names if not name.startswith(pinned)]:
-        # Without the Hub, `datasets` falls back on whatever commit it has in its cache.
-        raise Retryable(f"{describe(source)}: the Hub did not answer, and {other[0]} in the cache is of another commit")
+    if unpinned := [name for name in names if not name.startswith(pinned)]:
+        # When the Hub does not answer, `datasets` silently uses whatever commit is in its cache.
+        raise Retryable(
+            f"{describe(source)}: the Hub did not answer, and {unpinned[0]} in the cache is of another commit"
+        )
     return [name.removeprefix(pinned) for name in names]
 
 
 def _paths_info(source: HubSplit, names: Sequence[str]) -> Iterator[Any]:
-    """The Hub's entry of each file: path, size, `blob_id`, and `lfs` of a large one."""
+    """The Hub's metadata of each file: path, size, `blob_id`, and `lfs` for a large file."""
     from huggingface_hub import HfApi
 
     for start in range(0, len(names), PATHS_PER_REQUEST):
@@ -167,21 +169,21 @@ def _paths_info(source: HubSplit, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _difference(path: Path, file: SourceFile) -> str:
-    """How a fetched file differs from its listed size and digest; empty if it does not."""
+    """How a downloaded file differs from its listed size and digest, as a message; empty if it does not."""
     size = path.stat().st_size
     if size != file.bytes:
         return f"came with {size} bytes instead of {file.bytes}"
     kind, _, expected = file.digest.partition(":")
-    # Git's digest is of a header and the content.
+    # A git blob's digest covers a header and the content.
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\x00" % size, usedforsecurity=False)
-    with path.open("rb") as opened:
-        while block := opened.read(1 << 20):
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
             digest.update(block)
     return "" if digest.hexdigest() == expected else f"came with another {kind} digest than the Hub lists"
 
 
 def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
-    """The result of `call`, a few small requests, tried again while the Hub is out of order or asks to wait."""
+    """Call `call`, which sends a few small requests, and retry while the Hub fails or asks to wait."""
     where = describe(source, path)
 
     def attempt() -> T:
@@ -199,9 +201,9 @@ def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
 
 @contextmanager
 def _clear_errors(where: str) -> Iterator[None]:
-    """Turn what the clients raise into `ConfigError` (something to change) or `Retryable` (something that may pass).
+    """Translate the clients' errors into `ConfigError` (the user must change something) or `Retryable` (temporary).
 
-    Errors of our own disk and faults of our own code stay as they are: a file must not be skipped for them.
+    Errors of the local disk and programming errors are not translated, because no file may be skipped for them.
     """
     from huggingface_hub import errors
 
@@ -220,9 +222,9 @@ def _clear_errors(where: str) -> Iterator[None]:
                 raise ConfigError(message) from error
         if isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
             raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
-        if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises a bare one
+        if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises RuntimeError
             raise Retryable(f"{where}: could not be fetched ({reason})") from error
-        if isinstance(error, ValueError | FileNotFoundError):  # `datasets`: an unknown subset or dataset
+        if isinstance(error, ValueError | FileNotFoundError):  # from `datasets`, for an unknown subset or dataset
             raise ConfigError(f"{where}: {reason}") from error
         if isinstance(error, OSError) and error.errno not in OWN_DISK:
             raise Retryable(f"{where}: could not be fetched whole ({reason})") from error
@@ -230,5 +232,5 @@ def _clear_errors(where: str) -> Iterator[None]:
 
 
 def describe(source: HubSplit, path: str = "") -> str:
-    """The dataset of a source or prompt set, its commit, and a file of it, for messages."""
+    """Name a dataset, its commit and optionally one of its files, for messages."""
     return f"{source.label}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")

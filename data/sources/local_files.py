@@ -1,7 +1,7 @@
-"""Read local files: find them by a glob; turn JSON lines into records and Parquet into batches of columns.
+"""Read local files: match a glob, read JSON lines as records and Parquet as batches of columns.
 
-A file that cannot be read is refused by name; a single bad row is counted by reason. Row numbers count every row, the
-rejected ones too, so that a number means the same row on every reading.
+A file that cannot be read is an error that names it; a bad row is only counted, by reason. Row numbers include rejected
+rows, so that a number always means the same row.
 """
 
 import glob
@@ -36,7 +36,7 @@ from data.records import (
 )
 
 MAX_LINE = 32_000_000  # bytes; a longer line is rejected without being held in memory
-PARQUET_BUFFER = 1 << 20  # bytes of a column chunk in memory at a time
+PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -51,7 +51,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterator[Record | Rejected]:
-    """Rows of JSON-lines files (`.gz` too) from number `skip` on; blank lines do not count.
+    """Read records from JSON-lines files (`.gz` too) from row `skip` on; blank lines are not rows.
 
     Raises `ConfigError` for a file that is missing, empty, not text, or one JSON array.
     """
@@ -66,7 +66,7 @@ def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterat
 
 
 def read_json_values(path: Path, skip: int = 0) -> Iterator[Any]:
-    """The value on each line of a JSON-lines file (`.gz` too) from row `skip` on, a `Rejected` for one without JSON.
+    """Parse each line of a JSON-lines file (`.gz` too) from row `skip` on; an invalid line gives a `Rejected`.
 
     Raises `ConfigError` as `read_jsonl` does.
     """
@@ -75,14 +75,14 @@ def read_json_values(path: Path, skip: int = 0) -> Iterator[Any]:
 
 
 def count_jsonl_rows(path: Path) -> int:
-    """Rows of a JSON-lines file, by reading it. Raises `ConfigError` as `read_jsonl` does."""
+    """Count the rows of a JSON-lines file by reading it. Raises `ConfigError` as `read_jsonl` does."""
     with _open_lines(path) as lines:
         return sum(1 for _ in lines)
 
 
 @contextmanager
 def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
-    """The lines of a file (see `_lines`); errors while it is read become `ConfigError`s that name it."""
+    """Open a file as an iterator of `_lines`; read errors become `ConfigError`s that name the file."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             _check_text(path, file)
@@ -96,25 +96,26 @@ def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
 
 
 def _check_text(path: Path, file: IO[bytes]) -> None:
-    """Raise `ConfigError` for a file that is plainly not JSON lines, by its first bytes."""
+    """Raise `ConfigError` if the first bytes of a file show that it is not JSON lines."""
     head = file.read(8192)
     if not head.strip():
         raise ConfigError(f"{path}: is empty")
     if b"\x00" in head:
         raise ConfigError(f"{path}: is binary, not JSON lines; check the source's `reader`")
     if path.suffix == ".json" and head.lstrip().startswith(b"["):
-        raise ConfigError(f"{path}: is one JSON array, which cannot be read bit by bit; write it as JSON lines")
+        raise ConfigError(f"{path}: is one JSON array, which cannot be read line by line; write it as JSON lines")
     file.seek(0)
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """Lines without the blank ones; None for a line over `MAX_LINE`."""
+    """Non-blank lines; None for a line longer than `MAX_LINE`."""
     while line := file.readline(MAX_LINE):
         if len(line) < MAX_LINE or line.endswith(b"\n"):
             if line.strip():
                 yield line
             continue
-        while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+        # Skip the remainder of an oversized line.
+        while (chunk := file.readline(MAX_LINE)) and not chunk.endswith(b"\n"):
             pass
         yield None
 
@@ -131,50 +132,54 @@ def _parse_line(line: bytes | None) -> Any:
 
 
 def read_parquet_batches(
-    path: Path, form: RecordForm, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
+    path: Path,
+    form: RecordForm,
+    filter_columns: Sequence[str] = (),
+    record_columns: Sequence[str] = (),
+    rows: int | None = None,
 ) -> Iterator[RecordBatch]:
-    """Batches of the file's first `rows` rows (None: all).
+    """Read the file's first `rows` rows (None: all) as batches.
 
-    A batch's `columns` are those of the text and `listed`; `carried` names further columns for the records that are
-    built whole. A column that the file does not have is None.
+    The `columns` of a batch are the text columns and `filter_columns`; `record_columns` are read as well, for
+    `RecordBatch.record`. A column that the file does not have is None.
 
-    Raises `ConfigError` for a file that is missing, not Parquet, damaged, or without the columns of the text.
+    Raises `ConfigError` for a file that is missing, not Parquet, damaged, or without the required text columns.
     """
     parquet = _open_parquet(path)
     names = parquet.schema_arrow.names
     for required in REQUIRED_COLUMNS[form]:
         if required not in names:
             raise ConfigError(f"{path}: no column {required!r}; there are {', '.join(names)}")
-    columns = [*TEXT_COLUMNS[form], *listed]
-    read = [name for name in dict.fromkeys([*columns, *carried]) if name in names]
-    left = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
+    columns = [*TEXT_COLUMNS[form], *filter_columns]
+    read_columns = [name for name in dict.fromkeys([*columns, *record_columns]) if name in names]
+    remaining = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
     for group in range(parquet.num_row_groups):
-        for table in _row_group_tables(path, parquet, group, read):
-            if left < table.num_rows:
-                table = table.slice(0, left)
-            left -= table.num_rows
+        for table in _row_group_tables(path, parquet, group, read_columns):
+            if remaining < table.num_rows:
+                table = table.slice(0, remaining)
+            remaining -= table.num_rows
             if table.num_rows:
                 yield replace(_table_batch(table, form, columns), total=total)
-            if not left:
+            if not remaining:
                 return
 
 
 def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> Iterator[dict[str, Any] | Rejected]:
-    """The rows of a file from number `skip` on, with those of its columns that are in `columns`.
+    """Read the rows of a Parquet file from row `skip` on as dictionaries of those columns that are in `columns`.
 
     Raises `ConfigError` for a file that is missing, not Parquet, or damaged.
     """
     parquet = _open_parquet(path)
-    read = [name for name in parquet.schema_arrow.names if name in columns]
+    read_columns = [name for name in parquet.schema_arrow.names if name in columns]
     for group in range(parquet.num_row_groups):
         rows = parquet.metadata.row_group(group).num_rows
         if skip >= rows:
             skip -= rows
             continue
-        for table in _row_group_tables(path, parquet, group, read):
+        for table in _row_group_tables(path, parquet, group, read_columns):
             for i in range(min(skip, table.num_rows), table.num_rows):
                 try:
-                    yield {name: table.column(name)[i].as_py() for name in read}
+                    yield {name: table.column(name)[i].as_py() for name in read_columns}
                 except UnicodeDecodeError:
                     yield Rejected("invalid_utf8")
             skip = max(0, skip - table.num_rows)
@@ -186,13 +191,13 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def count_parquet_rows(path: Path) -> int:
-    """Rows of a Parquet file by its footer. Raises `ConfigError` as `read_parquet_batches` does."""
+    """Count the rows of a Parquet file from its footer. Raises `ConfigError` as `read_parquet_batches` does."""
     return _open_parquet(path).metadata.num_rows
 
 
 def _open_parquet(path: Path) -> ParquetFile:
     try:
-        # Without pre_buffer and with a buffer, a column chunk is read page by page instead of whole.
+        # With a buffer and without pre_buffer, column chunks are read page by page, which bounds memory.
         return ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -210,11 +215,11 @@ def _row_group_tables(
 
 
 def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence[str]) -> RecordBatch:
-    """Check the rows column by column, by the rules of `data.records.from_dict`, and drop the rejected ones."""
+    """Validate rows column by column, by the same rules as `data.records.from_dict`, and drop the rejected ones."""
     rows = table.num_rows
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
-    except UnicodeDecodeError:  # some row is not UTF-8: only reading them one by one shows which
+    except UnicodeDecodeError:  # some row is not UTF-8: read them one by one to see which
         return to_batch([_read_row(table, i, form) for i in range(rows)], form)
     reasons: dict[int, RowRejectReason] = {}
     for name in (name for name in TEXT_COLUMNS[form] if name in values):
@@ -225,21 +230,21 @@ def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence
     if form == "synth":
         values["synthetic_reasoning"] = [text or "" for text in values.get("synthetic_reasoning", [""] * rows)]
     usable = [i for i in range(rows) if i not in reasons]
-    empty = [None] * rows
-    chosen = {name: values.get(name, empty) for name in columns}
+    empty_column = [None] * rows
+    batch_columns = {name: values.get(name, empty_column) for name in columns}
     if reasons:
-        chosen = {name: [column[i] for i in usable] for name, column in chosen.items()}
+        batch_columns = {name: [column[i] for i in usable] for name, column in batch_columns.items()}
 
     def record(number: int) -> Record:
         row = _read_row(table, usable[number], form)
         assert not isinstance(row, Rejected)
         return row
 
-    return RecordBatch(form, rows, chosen, Counter(reasons.values()), record)
+    return RecordBatch(form, rows, batch_columns, Counter(reasons.values()), record)
 
 
 def _reject_reason(value: object, required: bool) -> RowRejectReason | None:
-    """Why the value of a text column makes its row unusable; None if it does not."""
+    """Why the value of a text column makes its row unusable; None if it is valid."""
     if not value:
         return "no_text" if required else None
     if not isinstance(value, str):

@@ -1,8 +1,8 @@
 """Verifiable problems with worked rationales, from reasoning-gym's seeded generators.
 
-They stand in for SYNTH offline and are the problems of the reinforcement stages. Each rationale is computed here from
-the generator's metadata, so it is always right. Train, guard and held-out problems are disjoint by construction: a hash
-of the question's text decides its split, whatever the seed, task mix or order.
+They stand in for SYNTH offline and are the problems of the reinforcement-learning stages. Each rationale is computed
+here from the generator's metadata, so it is always correct. Train, guard and held-out problems are disjoint by
+construction: a hash of the question's text decides its split, independent of seed, task mix and order.
 
 `reasoning_gym` is imported inside functions, and only the generators used here (`_factory`): many modules need only the
 types.
@@ -26,7 +26,7 @@ from configs.base import TaskConfig
 ProblemSplit = Literal["train", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
-_REPEATS_TO_EXHAUSTION = 2000
+_REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the split, after which a task is exhausted
 _PACKAGES = ("reasoning_gym", "reasoning_gym.arithmetic", "reasoning_gym.algorithmic")
 _FACTORY = "reasoning_gym.factory"
 _IMPORTING = threading.Lock()
@@ -42,8 +42,8 @@ _MODULES = (
 class Problem:
     """One problem. `rationale` ends before the answer is stated; `answer` is what reasoning-gym checks against.
 
-    `answer` is empty where there is no answer key. `kind`: how an answer is compared; None: as the answer's form says
-    (`evals.benchmarks.items.answer_kind`). `options`: of a choice, whose answer is a letter.
+    `answer` is empty if there is no answer key. `kind`: how answers are compared; None: by the form of the answer
+    (`evals.benchmarks.items.answer_kind`). `options`: of a multiple-choice problem, whose answer is a letter.
     """
 
     task: str
@@ -56,29 +56,30 @@ class Problem:
 
 
 def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """Distinct problems of one split, in an order that depends on the arguments alone; ends when every task repeats.
+    """Generate distinct problems of one split in a deterministic order, until every task is exhausted.
 
-    Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
+    Raises `ConfigError` for an unknown task, or a parameter that its generator refuses.
     """
     generators = []
     for task in tasks:
         if task.name not in _RATIONALES:
-            known = ", ".join(_RATIONALES)
-            raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {known}")
+            known_names = ", ".join(_RATIONALES)
+            raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {known_names}")
         generators.append(_dataset(task.name, seed, tuple(sorted(task.parameters.items()))))
-    # By position, not by name: a task may be listed twice, with easy and with hard parameters.
+    # Keyed by position, not by name: a task may be listed twice, with easy and with hard parameters.
     weights = {number: task.weight for number, task in enumerate(tasks)}
     positions = [0] * len(tasks)
-    draw = random.Random(seed)
-    seen: set[bytes] = set()
+    rng = random.Random(seed)
+    digests: set[bytes] = set()  # of the questions so far
     while weights:
-        number = draw.choices(list(weights), list(weights.values()))[0]
+        # Choose a task by weight and take its next new problem of the split; a task without one is removed.
+        number = rng.choices(list(weights), list(weights.values()))[0]
         for index in range(positions[number], min(positions[number] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
             positions[number] = index + 1
             problem = _problem(tasks[number].name, index, generators[number][index])
             digest = hashlib.sha256(problem.question.encode()).digest()
-            if problem_split(problem.question) == split and digest not in seen:
-                seen.add(digest)
+            if problem_split(problem.question) == split and digest not in digests:
+                digests.add(digest)
                 yield problem
                 break
         else:
@@ -86,13 +87,13 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
 
 
 def problem_split(question: str) -> ProblemSplit:
-    """The split of a question: one in twenty is held out, one in twenty guards training, the rest train."""
+    """The split of a question, by its hash: 5 % held out, 5 % guard (checked during training), 90 % train."""
     bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
     return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"
 
 
 def is_correct(problem: Problem, answer: str) -> bool:
-    """True if reasoning-gym gives the answer full credit; partial credit (an answer amid other text) does not count."""
+    """Whether reasoning-gym gives the answer full credit; partial credit (an answer amid other text) does not count."""
     entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
     return float(_factory().get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
 
@@ -136,7 +137,7 @@ def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
 
 
 def _chain(entry: dict[str, Any]) -> str:
-    """Sums and differences from left to right: '4 + 9 = 13. 13 - 7 = 6.'"""
+    """Rationale of a sum: terms added from left to right: '4 + 9 = 13. 13 - 7 = 6.'"""
     terms = re.findall(r"([+-]?)\s*(\d+)", entry["metadata"]["expression"])
     total = int(terms[0][0] + terms[0][1])
     steps = []
@@ -148,16 +149,17 @@ def _chain(entry: dict[str, Any]) -> str:
 
 
 def _product(entry: dict[str, Any]) -> str:
-    """Multiplication by place value: '7 * 36: 7 * 30 = 210. 7 * 6 = 42. 210 + 42 = 252.'"""
+    """Rationale of a product by place value, for 7 * 36: '7 * 30 = 210. 7 * 6 = 42. 210 + 42 = 252.'"""
     left, right = (int(x) for x in entry["metadata"]["expression"].split("*"))
     parts = [int(d) * 10**p for p, d in reversed(list(enumerate(reversed(str(right))))) if d != "0"]
     if len(parts) < 2:
         return f"{left} * {right} = {left * right}."
-    return " ".join([*(f"{left} * {part} = {left * part}." for part in parts), _running([left * p for p in parts])])
+    steps = [f"{left} * {part} = {left * part}." for part in parts]
+    return " ".join([*steps, _partial_sums([left * p for p in parts])])
 
 
-def _running(values: list[int]) -> str:
-    """The values added up from left to right, with each partial sum: '1 + 2 = 3. 3 + 4 = 7.'"""
+def _partial_sums(values: list[int]) -> str:
+    """The sum of the values from left to right, with each partial sum: '1 + 2 = 3. 3 + 4 = 7.'"""
     total, steps = values[0], []
     for value in values[1:]:
         steps.append(f"{total} + {value} = {total + value}.")
@@ -168,7 +170,7 @@ def _running(values: list[int]) -> str:
 def _legs(entry: dict[str, Any]) -> str:
     animals, legs = entry["metadata"]["animals"], sys.modules["reasoning_gym.arithmetic.leg_counting"].ANIMALS
     counts = [f"{n} * {legs[animal]} = {n * legs[animal]}." for animal, n in animals.items()]
-    return " ".join([*counts, _running([n * legs[animal] for animal, n in animals.items()])]).strip()
+    return " ".join([*counts, _partial_sums([n * legs[animal] for animal, n in animals.items()])]).strip()
 
 
 def _spell(entry: dict[str, Any]) -> str:

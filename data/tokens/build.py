@@ -1,14 +1,14 @@
 """Build a `tokens` artifact from tokenised files: drop copies, pack into rows, index, count.
 
 Four steps. `tasks.ingest` runs the first and the third once per file, in any process and order; `write_tokens` runs all
-of them here, for documents that one process has:
+of them in this process, for a source that needs no parallelism:
 
     data.tokens.tokenise_file.tokenise_file     a file of the source -> a folder of ids and hashes
     data.screening.corpus_copies.find_copies    the hashes of all files -> which documents are copies
     pack_file                                   a tokenised file -> its shards; its ids are deleted
     publish_tokens                              the index over all shards, the counts, the exemplars
 
-Names and bytes of the shards depend on the file's number in the source, never on which process worked when.
+Names and bytes of the shards depend only on the source and the file's number in it, not on processes or their order.
 """
 
 import json
@@ -51,14 +51,14 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
 DOCUMENT_BLOCK = 4096  # documents whose offsets are Python integers at a time
-MOST_HITS = 10_000  # overlaps with held-out questions in the artifact
+MOST_HITS = 10_000  # overlaps with held-out questions that are written into the artifact; all are counted
 
 Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from number n on
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """Facts of a packed file. Their JSON is the marker file that its shards are in place."""
+    """Counts of a packed file. As JSON they are its marker file, which says that its shards are in place."""
 
     text_bytes: int  # UTF-8 bytes of the kept tokens
     dropped: dict[str, int]  # copies, by reason
@@ -111,17 +111,17 @@ def write_tokens(
     checks: DocumentChecks | None = None,
     against: Sequence[Path] = (),
 ) -> PublishedTokens:
-    """Tokenise and pack the rows of `scan(0)` into `out`, in this process. A step that is done is not repeated.
+    """Tokenise and pack the rows of `scan(0)` into `out`, in this process; finished steps are skipped.
 
     Raises `ConfigError` if not one record is usable.
     """
     folder, marker = work / "unit", work / "packed.json"
-    began, last = time.monotonic(), 0.0
+    start_time, last_event_time = time.monotonic(), 0.0
 
     def progress(rows: int, tokens: int, total: int | None) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last > PROGRESS_SECONDS or rows == plan.records:
-            rate, last = tokens / max(1e-9, now - began), now
+        nonlocal last_event_time
+        if (now := time.monotonic()) - last_event_time > PROGRESS_SECONDS or rows == plan.records:
+            rate, last_event_time = tokens / max(1e-9, now - start_time), now
             emit("progress", done=rows, total=plan.records, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
     def rows() -> Iterator[Record | Rejected]:  # a generator: a finished file is not read again, not even opened
@@ -135,9 +135,10 @@ def write_tokens(
 
 
 def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Path) -> PackedFile:
-    """Pack the documents that `find_copies` kept, write the file's shards under `out`, then delete its ids.
+    """Pack the documents that `find_copies` kept into shards under `out`, then delete the file's token ids.
 
-    `marker` is written when the shards are in place; a file with a marker is not packed again. Memory: one shard.
+    `marker` is written once the shards are in place; a file with a marker is not packed again. Holds one shard in
+    memory.
     """
     if marker.is_file():
         packed = read_packed_file(marker)
@@ -157,7 +158,7 @@ def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Pa
 
 
 def read_packed_file(marker: Path) -> PackedFile:
-    """The facts in the marker of a packed file."""
+    """Read the marker of a packed file."""
     plain = json.loads(marker.read_bytes())
     return PackedFile(**{**plain, "shards": [ShardEntry(**entry) for entry in plain["shards"]]})
 
@@ -165,12 +166,12 @@ def read_packed_file(marker: Path) -> PackedFile:
 def _pack(file: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
     verdicts = read_verdicts(file.folder)
     dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdicts == code).sum())}
-    # `in_validation` of all hashes at once, compared as integers.
+    # The same test as `in_validation`, for all hashes at once, with integers: float64 cannot hold a 64-bit hash.
     limit = plan.validation_share * HASH_RANGE
     held_out = file.hashes < np.uint64(math.ceil(limit)) if limit < HASH_RANGE else np.ones(len(verdicts), bool)
     writer = _ShardWriter(file, number, plan, private)
-    for split, chosen in (("train", ~held_out), ("validation", held_out)):
-        writer.write(split, np.flatnonzero((verdicts == KEPT) & chosen))
+    for split, in_split in (("train", ~held_out), ("validation", held_out)):
+        writer.write(split, np.flatnonzero((verdicts == KEPT) & in_split))
     return PackedFile(writer.text_bytes, dropped, writer.shards)
 
 
@@ -179,14 +180,17 @@ class _ShardWriter:
 
     def __init__(self, file: TokenisedFile, number: int, plan: CorpusPlan, folder: Path) -> None:
         self._file, self._number, self._plan, self._folder = file, number, plan, folder
-        self._tokens = np.asarray(file.tokens)  # a plain view: slicing a memmap costs ten times as much
+        self._tokens = np.asarray(file.tokens)  # a plain array view: slicing a memmap is ten times slower
         self._starts = np.concatenate([[0], np.cumsum(file.lengths)])
         self._byte_lengths = tokenizer_for(plan.tokenizer).byte_lengths.astype(np.uint8)  # no token is over 128 bytes
         self.shards: list[ShardEntry] = []
         self.text_bytes = 0
 
     def write(self, split: Split, documents: np.ndarray) -> None:
-        """`documents`: their numbers in the file, ascending. A shard ends with the document that fills it."""
+        """Pack documents of one split, given by their numbers in the file, ascending.
+
+        A shard ends with the document that fills it.
+        """
         chat = self._plan.form == "synth"
         shard, tokens = 0, self._tokens
         packer: FirstFitPacker | ConcatPacker = (FirstFitPacker if chat else ConcatPacker)(self._plan.row_length)
@@ -202,7 +206,7 @@ class _ShardWriter:
             self._close_shard(split, shard, packer)
 
     def _offsets(self, documents: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """Where each document begins and ends, and the ids of its prompt; in blocks, as a Python int takes 32 bytes."""
+        """(begin, end, prompt ids) of each document. Converted in blocks, because a Python int takes 32 bytes."""
         prompts = self._file.prompts
         for first in range(0, len(documents), DOCUMENT_BLOCK):
             block = documents[first : first + DOCUMENT_BLOCK]
@@ -218,7 +222,11 @@ class _ShardWriter:
 
 
 def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: CorpusPlan, out: Path) -> PublishedTokens:
-    """Write the index over the shards of all files. Raises `ConfigError` if there is nothing to train on."""
+    """Write the index over the shards of all files, and choose the exemplars.
+
+    Raises `ConfigError` if there is nothing to train on.
+    """
+    # Add up the counts: rows rejected while tokenising, and documents dropped as copies.
     counts = [read_counts(folder) for folder in folders]
     packed = [read_packed_file(marker) for marker in markers]
     shards = tuple(sorted((entry for file in packed for entry in file.shards), key=lambda entry: entry.file))
@@ -230,7 +238,7 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
         raise ConfigError(f"no usable record for training in the source ({reasons})")
     names = {entry.file for entry in shards}
     for path in (out / "shards").iterdir():
-        if f"shards/{path.name}" not in names:  # of a process that was believed lost and came back
+        if f"shards/{path.name}" not in names:  # written by a process that was believed dead and came back
             path.unlink()
     index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
     write_row_offsets(out, index)
@@ -250,7 +258,7 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
 
 
 def _publish_hits(folders: Sequence[Path], out: Path) -> dict[str, int]:
-    """Count the overlaps with held-out questions by benchmark; write the first of them into the artifact."""
+    """Count the overlaps with held-out questions by benchmark; write the first `MOST_HITS` into the artifact."""
     counts: Counter[str] = Counter()
     first_lines: list[str] = []
     for folder in folders:

@@ -1,7 +1,7 @@
-"""batch(step): rows of tokens for a training step, as a pure function of (seed, step).
+"""The pretraining data loader: the batch of a step is a pure function of (seed, step).
 
-Nothing is carried from one step to the next, so a resume needs only the step, and every host can build its own slice of
-the same global batch. A row is found by arithmetic: its phase from the token budgets, its source from `Mixture`, its
+There is no state between steps, so a resume needs only the step number, and every host can build its own slice of the
+same global batch. A row is located by arithmetic: its phase from the token budgets, its source from `Mixture`, its
 position in the epoch from `data.shuffle`, its shard from the index.
 """
 
@@ -24,16 +24,17 @@ from data.tokens.row_reader import OpenFiles, PackedRow, RowReader
 from data.tokens.shards import REBUILD, ShardIndex, read_index, verify_shards
 
 Batch = dict[str, np.ndarray]
-MILLION = 1_000_000  # shares are exact to a millionth, so that row number times share stays within int64
-BATCHES_AHEAD = 2  # prepared in a thread while the step before them runs
-DIGEST_LIMIT = 1 << 30  # bytes, a second of sha256; of a larger artifact only sizes are checked here
+MILLION = 1_000_000  # shares are rounded to a millionth, so that row number times share stays within int64
+BATCHES_AHEAD = 2  # prepared in a thread while the current step runs
+DIGEST_LIMIT = 1 << 30  # bytes (about 1 s of sha256); of a larger artifact only the sizes are checked here
 
 
 class Mixture:
-    """Weighted interleaving of sources without randomness or state.
+    """Deterministic weighted interleaving of sources, without state.
 
-    The first source takes row n where floor(share * n) steps up; the others divide the remaining rows by the same rule.
-    Among the first n rows a source's count is within 1 (two sources), or within the number of sources, of share * n.
+    The first source takes row n if floor(share * (n + 1)) > floor(share * n); the others divide the remaining rows by
+    the same rule. Among the first n rows a source's count differs from share * n by at most 1 (two sources), or by the
+    number of sources.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -43,39 +44,42 @@ class Mixture:
         self._shares = [Fraction(parts[i], sum(parts[i:])) for i in range(len(parts) - 1)]
 
     def assign(self, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """(source, nth) of rows first..first+rows-1: the source, and how many rows it had before; int64 [rows]."""
-        # `number`: of each row among those that the sources so far have not taken.
+        """The source of each of the rows first..first+rows-1, and its position among that source's rows.
+
+        Returns (source, nth), both int64 [rows]; `source` indexes `sources`, `nth` counts from 0.
+        """
+        # `number`: position of each row among the rows that the sources before `i` did not take.
         number = np.arange(first, first + rows, dtype=np.int64)
         source = np.full(rows, len(self.sources) - 1, np.int64)
         nth = np.empty(rows, np.int64)
-        left = np.ones(rows, bool)
+        unassigned = np.ones(rows, bool)
         for i, share in enumerate(self._shares):
             before = number * share.numerator // share.denominator
-            taken = left & ((number + 1) * share.numerator // share.denominator > before)
-            source[taken], nth[taken] = i, before[taken]
-            left &= ~taken
+            is_own = unassigned & ((number + 1) * share.numerator // share.denominator > before)
+            source[is_own], nth[is_own] = i, before[is_own]
+            unassigned &= ~is_own
             number = number - before
-        nth[left] = number[left]
+        nth[unassigned] = number[unassigned]
         return source, nth
 
     def counts(self, rows: int) -> np.ndarray:
-        """How many of the first `rows` rows are each source's; int64 [sources]."""
-        left, counts = rows, []
+        """Number of rows of each source among the first `rows`; int64 [sources]."""
+        remaining, counts = rows, []
         for share in self._shares:
-            counts.append(left * share.numerator // share.denominator)
-            left -= counts[-1]
-        return np.array([*counts, left], np.int64)
+            counts.append(remaining * share.numerator // share.denominator)
+            remaining -= counts[-1]
+        return np.array([*counts, remaining], np.int64)
 
 
 class Loader:
-    """Rows for pretraining from several token sources; `rows` has the number of each one's training rows.
+    """Batches for pretraining from several token sources; `rows` is the number of training rows by source.
 
-    sources: artifact folder by source name. A phase lasts ceil(tokens / (batch_rows * row_length)) steps, padding
-    counted. `before`: rows of each source that an earlier run has drawn; this run goes on after them. With `hosts` > 1,
-    `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows / hosts. `source` in a batch
-    indexes `names`. `remote` opens the shards that are not in the folders; it verifies what it fetches.
+    sources: artifact folder by source name. A phase lasts ceil(tokens / (batch_rows * row_length)) steps; padding
+    counts as tokens. `before`: rows of each source that an earlier run has drawn; this run continues after them. With
+    `hosts` > 1, `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows / hosts. `source`
+    in a batch indexes `names`. `remote` opens shards that are not in the folders, and verifies what it downloads.
 
-    Raises `ConfigError` naming the artifact for shards of another tokenizer or row length, or damaged ones.
+    Raises `ConfigError` naming the artifact if its shards are damaged, or of another tokenizer or row length.
     """
 
     def __init__(
@@ -103,15 +107,16 @@ class Loader:
         self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
         self.rows: dict[str, int] = {name: reader.rows("train") for name, reader in self._readers.items()}
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
-        # A phase begins where the one before ended; each source goes on with its epoch from phase to phase.
+        # A phase begins at the step where the previous one ended; epochs of a source continue across phases.
         self._phases: list[_Phase] = []
         before = dict.fromkeys(self.names, 0) | {name: rows for name, rows in (before or {}).items() if name in sources}
         first, drawn = 0, dict(before)
         for config in phases:
             for name in config.mixture:
                 if name not in folders:
-                    known = f"there are {self.names}"
-                    raise ConfigError(f"pretrain.phases {config.name!r}: no tokens of source {name!r}; {known}")
+                    raise ConfigError(
+                        f"pretrain.phases {config.name!r}: no tokens of source {name!r}; there are {self.names}"
+                    )
                 if not self.rows[name]:
                     raise ConfigError(f"tokens artifact {folders[name]}: source {name!r} has no training rows")
             steps = -(-config.tokens // (batch_rows * self.row_length))
@@ -122,7 +127,7 @@ class Loader:
             first += steps
         self.steps: int = first
         self.rows_drawn: dict[str, int] = {name: drawn[name] - before[name] for name in self.names}
-        # All reading is done in one thread, which prepares the next batches while the caller works on this one.
+        # One thread does all the reading; it prepares the next batches while the caller works on the current one.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._ahead: dict[int, Future[Batch]] = {}
 
@@ -131,23 +136,27 @@ class Loader:
         return self._phase(step).name
 
     def rows_drawn_by(self, step: int) -> dict[str, int]:
-        """How many rows of each source the first `step` steps draw, and the earlier run before them."""
+        """Rows of each source that the first `step` steps draw, including those that an earlier run drew (`before`)."""
         phase = self._phase(step - 1)
         counts = phase.mixture.counts((step - phase.first) * self._batch_rows)
         drawn = dict(zip(phase.mixture.sources, counts.tolist(), strict=True))
         return {name: before + drawn.get(name, 0) for name, before in phase.drawn_before.items()}
 
     def epochs(self, source: str) -> float:
-        """How many times all phases together go over the training rows of `source`."""
+        """Number of passes over the training rows of `source` in all phases together."""
         return self.rows_drawn[source] / max(1, self.rows[source])
 
     def batch(self, step: int) -> Batch:
-        """The arrays of `step` (this host's rows): see `assemble`, and source int32 [rows], an index into `names`."""
+        """The batch of `step`, this host's rows: the arrays of `assemble`, `source` and `bytes`.
+
+        source: int32 [rows], an index into `names`; bytes: int64 [rows], UTF-8 bytes of the targets of each row.
+        Raises `IndexError` for a step beyond the phases.
+        """
         self._phase(step)
-        wanted = range(step, min(step + 1 + BATCHES_AHEAD, self.steps))
-        for other in self._ahead.keys() - wanted:
+        prefetched_steps = range(step, min(step + 1 + BATCHES_AHEAD, self.steps))
+        for other in self._ahead.keys() - prefetched_steps:
             self._ahead.pop(other).cancel()
-        for number in wanted:
+        for number in prefetched_steps:
             if number not in self._ahead:
                 self._ahead[number] = self._thread.submit(self._build, number)
         return self._ahead.pop(step).result()
@@ -156,26 +165,26 @@ class Loader:
         phase = self._phase(step)
         host_rows = self._batch_rows // self._hosts
         first = (step - phase.first) * self._batch_rows + self._host * host_rows
-        chosen, nth = phase.mixture.assign(first, host_rows)
+        row_sources, nth = phase.mixture.assign(first, host_rows)
         rows: dict[int, PackedRow] = {}  # by position in the batch
         source = np.zeros(host_rows, np.int32)
         for i, name in enumerate(phase.mixture.sources):
-            positions = np.flatnonzero(chosen == i)
+            positions = np.flatnonzero(row_sources == i)
             numbers = self._shuffled(name, nth[positions] + phase.drawn_before[name])
             source[positions] = self.names.index(name)
             rows |= zip(positions.tolist(), self._readers[name].read("train", numbers), strict=True)
         return self._finish([rows[position] for position in range(host_rows)], source)
 
     def validation(self, source: str, rows: int) -> Batch:
-        """The first `rows` validation rows of `source`, or as many as it has (none gives arrays of no rows)."""
+        """A batch of the first `rows` validation rows of `source`, or of as many as it has (possibly none)."""
         reader = self._readers[source]
         count = min(rows, reader.rows("validation"))
         rows_source = np.full(count, self.names.index(source), np.int32)
-        read = self._thread.submit(reader.read, "validation", np.arange(count))
-        return self._finish(read.result(), rows_source)
+        future = self._thread.submit(reader.read, "validation", np.arange(count))
+        return self._finish(future.result(), rows_source)
 
     def _shuffled(self, source: str, drawn: np.ndarray) -> np.ndarray:
-        """Row numbers for the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
+        """Row numbers of the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
         size = self.rows[source]
         epochs, index = np.divmod(drawn, size)
         numbers = np.empty_like(index)
@@ -196,26 +205,27 @@ class Loader:
 
 
 def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
-    """Padded arrays of ragged rows, all [rows, row_length].
+    """Pad ragged rows to arrays, all [rows, row_length].
 
-    tokens int32 (0 in padding), targets int32 (the next token of the same document, 0 elsewhere), segments int32 (from
-    1, one per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where the
-    target is learnt).
+    tokens int32 (0 in padding), targets int32 (the next token of the same document, else 0), segments int32 (from 1,
+    one per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where the
+    target is trained on, else 0).
     """
     shape = (len(rows), row_length)
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     following = np.array([[-1 if next_id is None else next_id] for _, _, next_id in rows], np.int32).reshape(-1, 1)
     if rows:
-        used = np.array([len(ids) for ids, _, _ in rows])
+        row_lengths = np.array([len(ids) for ids, _, _ in rows])
         pieces = np.array([len(lengths) for _, lengths, _ in rows])
         lengths = np.concatenate([lengths for _, lengths, _ in rows]).astype(np.int64)
-        filled = np.arange(row_length) < used[:, None]
+        filled = np.arange(row_length) < row_lengths[:, None]
         tokens[filled] = np.concatenate([ids for ids, _, _ in rows])
-        # Pieces are numbered, and their tokens counted, through all rows; what came before is taken off again.
+        # Pieces and tokens are numbered over all rows at once; subtracting the number at the start of the row (of the
+        # piece) makes the numbers local.
         of_row = np.arange(1, len(lengths) + 1) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         segments[filled] = np.repeat(of_row, lengths)
         positions[filled] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    # A target is learnt where the next token is in the same piece, or continues the last piece in the next row.
+    # A target is trained on if the next token is in the same piece, or continues the last piece in the next row.
     same = np.concatenate([(segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), following >= 0], axis=1)
     targets = np.where(same, np.concatenate([tokens[:, 1:], following], axis=1), 0).astype(np.int32)
     return {
@@ -229,7 +239,7 @@ def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
 
 @dataclass(frozen=True)
 class _Phase:
-    """A phase in steps. `first`: its first step; `drawn_before`: rows of each source that earlier phases drew."""
+    """A phase of training. `first`: its first step; `drawn_before`: rows of each source drawn before it."""
 
     name: str
     first: int
@@ -238,7 +248,7 @@ class _Phase:
 
 
 def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig, remote: RemoteFiles | None) -> ShardIndex:
-    """The index of a source's artifact. Raises `ConfigError` for another tokenizer's, or a damaged one."""
+    """Read the index of a source's artifact; raises `ConfigError` if it is damaged or of another tokenizer."""
     index = read_index(folder, whole=remote is None)
     if index.fingerprint != tokenizer_for(tokenizer).fingerprint:
         raise ConfigError(

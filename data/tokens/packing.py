@@ -1,22 +1,22 @@
 """Pack documents into rows of a fixed length: concatenate-and-split for web text, first-fit for chat records.
 
-A packed shard is ragged: the kept tokens in row order with no padding, and the length of every piece of a document.
-Padding appears only when the loader fills its arrays, so half-empty rows cost no disk.
+A packed shard is ragged: the tokens in row order without padding, and the length of each piece of a document. Padding
+is added only when the loader builds a batch, so half-empty rows cost no disk space.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-BLOCK = 128  # rows whose free space is summed up by one maximum
+BLOCK = 128  # rows per block; a block's maximum of free space decides whether its rows are searched
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of one shard. All arrays are in row order.
+    """The rows of one shard. All arrays are in row order.
 
-    tokens: [kept] ids; pieces_per_row: [rows]; lengths: [pieces], summing to kept and to at most `row_length` a row;
-    prompts: [pieces], tokens of each chat record before the assistant's part (None for web text).
+    tokens: [tokens] ids; pieces_per_row: [rows]; lengths: [pieces], which sum to the number of tokens, and to at most
+    `row_length` per row; prompts: [pieces], tokens of each chat record before the assistant's part (None for web text).
     """
 
     tokens: np.ndarray
@@ -39,33 +39,33 @@ class PackedRows:
 
 @dataclass
 class ConcatPacker:
-    """Concatenates documents and cuts the stream every `row_length` tokens. Nothing is lost; the last row may be short.
+    """Concatenates documents and cuts the stream every `row_length` tokens. The last row may be short.
 
-    A document cut by a row's end continues as a new piece in the next row. The loader takes the last token's target
-    from there, so every token but a document's first is learnt exactly once.
+    A document that is cut continues as a new piece in the next row. The loader takes the target of the last token from
+    there, so every token except a document's first is a training target exactly once.
     """
 
     row_length: int
     _documents: list[np.ndarray] = field(default_factory=list)
-    _kept: int = 0
+    _length: int = 0  # tokens added so far
 
     @property
     def rows(self) -> int:
-        return -(-self._kept // self.row_length)
+        return -(-self._length // self.row_length)
 
     def add(self, ids: np.ndarray) -> None:
         """Append one document, its end-of-text included."""
         if len(ids):
             self._documents.append(ids)
-            self._kept += len(ids)
+            self._length += len(ids)
 
     def finish(self) -> PackedRows:
-        """Everything added so far as rows."""
+        """The rows of all documents added so far."""
         lengths = np.array([len(document) for document in self._documents], np.int64)
         ends = np.cumsum(lengths)
-        # A piece ends where a document ends or a row does.
-        row_ends = np.append(np.arange(self.row_length, self._kept, self.row_length), self._kept)
-        cuts = np.union1d(ends, row_ends) if self._kept else np.zeros(0, np.int64)
+        # A piece ends at the end of a document or of a row.
+        row_ends = np.append(np.arange(self.row_length, self._length, self.row_length), self._length)
+        cuts = np.union1d(ends, row_ends) if self._length else np.zeros(0, np.int64)
         return PackedRows(
             tokens=np.concatenate(self._documents) if self._documents else np.zeros(0, np.uint32),
             pieces_per_row=np.bincount((cuts - 1) // self.row_length, minlength=self.rows),
@@ -80,19 +80,19 @@ class ConcatPacker:
 
 @dataclass
 class FirstFitPacker:
-    """Puts each document whole into the first row that has room for it.
+    """Puts each document uncut into the first row that has room for it.
 
-    The beginning of a document longer than a row fills a row of its own; the rest is counted as cropped. (Dropping it
-    would lose most of the long reasoning in SYNTH. A beginning teaches nothing false: the row ends without an end
-    marker.)
+    A document longer than a row is cropped to its first `row_length` tokens, which fill a row. Dropping such documents
+    would lose most of the long reasoning in SYNTH; and because a cropped one has no end marker, the model does not
+    learn to stop early.
     """
 
     row_length: int
     _documents: list[np.ndarray] = field(default_factory=list)
     _prompts: list[int] = field(default_factory=list)
     _row_of: list[int] = field(default_factory=list)
-    # Free tokens of each row [blocks, BLOCK], and the largest in each block: a fit is found by looking through the
-    # blocks' maxima and one block, not through every row.
+    # Free tokens of each row [blocks, BLOCK], and the maximum of each block [blocks]: a search looks at the maxima and
+    # at one block, not at every row.
     _free: np.ndarray = field(default_factory=lambda: np.zeros((1, BLOCK), np.int64))
     _most_free: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     _cropped_documents: int = 0
@@ -100,7 +100,7 @@ class FirstFitPacker:
     rows: int = 0
 
     def add(self, ids: np.ndarray, prompt: int) -> None:
-        """Place one document; its first `prompt` tokens are not the assistant's."""
+        """Place one document, whose first `prompt` tokens come before the assistant's part."""
         if not len(ids):
             return
         if len(ids) > self.row_length:
@@ -116,7 +116,7 @@ class FirstFitPacker:
         self._row_of.append(row)
 
     def _first_fit(self, length: int) -> int:
-        """The first row with room for `length` tokens; a new one if there is none."""
+        """The number of the first row with room for `length` tokens; a new row if there is none."""
         fits = self._most_free >= length
         if fits[block := int(fits.argmax())]:
             return block * BLOCK + int((self._free[block] >= length).argmax())
@@ -129,7 +129,7 @@ class FirstFitPacker:
         return self.rows - 1
 
     def finish(self) -> PackedRows:
-        """Everything added so far as rows; the documents of a row stay in the order they were added."""
+        """The rows of all documents added so far; the documents of a row stay in the order they were added."""
         row_of = np.array(self._row_of, np.int64)
         order = np.argsort(row_of, kind="stable")
         documents = [self._documents[i] for i in order]

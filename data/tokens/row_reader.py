@@ -1,12 +1,12 @@
-"""Rows of a `tokens` artifact by number: two reads each, whatever the number of shards.
+"""Random access to the rows of a `tokens` artifact: two reads per row, independent of the number of shards.
 
-Where a row begins in its shard stands in `rows.u4`, which `write_row_offsets` adds to the artifact: for every shard of
-the index, in its order, `rows + 1` pairs (first token, first piece) of uint32. It stays a mapped file, 8 bytes a row:
-1.2 GB for 36,000 shards of 4,096 rows, of which the system keeps in memory what it has room for. For an artifact from
-before that file the pairs are read from the shards, once.
+The file `rows.u4`, which `write_row_offsets` adds to the artifact, says where each row begins: for every shard in the
+order of the index, `rows + 1` pairs (first token, first piece) of uint32. It is memory-mapped, 8 bytes a row: 1.2 GB
+for 36,000 shards of 4,096 rows, which the page cache holds as far as there is room. For an older artifact without that
+file the pairs are computed once from the shards.
 
-Shards stay open as long as the process may hold so many files; rows that are read together are all announced to the
-system first, so that a disk or file server works on them side by side.
+Shards stay open as far as the process's limit of open files allows. Before rows are read together, the kernel is
+advised of all of them (`posix_fadvise`), so that a disk or file server can work on them in parallel.
 """
 
 import os
@@ -24,10 +24,10 @@ from data.tokens.shards import REBUILD, ShardEntry, ShardIndex, Split, count_typ
 
 OFFSETS = "rows.u4"
 OFFSET_TYPE = np.dtype("<u4")
-RESERVED_FILES = 512  # descriptors left to everything else in the process
+RESERVED_FILES = 512  # descriptors reserved for everything else in the process
 MOST_FILES = 65_536
-READERS = 8  # shards whose counts are read at once
-ANNOUNCED = 64  # rows that the system is told of before the first of them is read
+READERS = 8  # threads that read counts or open remote shards
+ROWS_PER_ADVICE = 64  # rows that the kernel is advised of before the first of them is read
 
 PackedRow = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
 
@@ -40,7 +40,7 @@ def write_row_offsets(folder: Path, index: ShardIndex) -> None:
 
 
 def _read_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
-    """The pairs of each shard, [rows + 1, 2]."""
+    """Compute the pairs of each shard from its counts, [rows + 1, 2]."""
     token_size, counts = token_type(index.tokenizer.vocabulary).itemsize, count_type(index.row_length)
 
     def read(entry: ShardEntry) -> np.ndarray:
@@ -57,42 +57,44 @@ def _read_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
 
 
 class OpenFiles:
-    """Descriptors of shards that are read again and again; beyond the limit the least recently used one is closed.
+    """An LRU cache of open file descriptors, for `files` files.
 
-    The limit is that of the process, which is raised as far as it may be. Of `remote` shards, of up to `largest` bytes,
-    those open take at most half of what may lie on this machine.
+    Its capacity is the process's limit of open files, which is raised to the hard limit if needed. Open shards of a
+    `remote`, of up to `largest` bytes each, take at most half of the disk space that remote files may occupy here.
     """
 
-    def __init__(self, wanted: int, remote: RemoteFiles | None = None, largest: int = 1) -> None:
-        needed = min(wanted, MOST_FILES) + RESERVED_FILES
+    def __init__(self, files: int, remote: RemoteFiles | None = None, largest: int = 1) -> None:
+        needed = min(files, MOST_FILES) + RESERVED_FILES
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in limits)
         if soft < min(needed, hard):
             soft = min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-        self._most = max(ANNOUNCED, min(wanted, soft - RESERVED_FILES))
+        self._capacity = max(ROWS_PER_ADVICE, min(files, soft - RESERVED_FILES))
         self._remote = remote
         if remote is not None:
-            self._most = min(self._most, max(1, remote.limit // (2 * largest)))
-        self.together = min(ANNOUNCED, self._most)  # that may be open at once
+            self._capacity = min(self._capacity, max(1, remote.limit // (2 * largest)))
+        self.together = min(ROWS_PER_ADVICE, self._capacity)  # files that `descriptors` may open in one call
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def descriptors(self, paths: Sequence[str]) -> list[int]:
-        """The descriptors of at most `together` files, valid until the next call. Raises `OSError` naming a file, and
-        what `remote` raises."""
-        wanted = dict.fromkeys(paths)
-        for path in wanted.keys() & self._open.keys():
+        """The descriptors of at most `together` files, valid until the next call.
+
+        Raises `OSError` naming a file that cannot be opened, and the errors of `remote`.
+        """
+        distinct_paths = dict.fromkeys(paths)
+        for path in distinct_paths.keys() & self._open.keys():
             self._open.move_to_end(path)
-        missing = [path for path in wanted if path not in self._open]
-        while self._open and len(self._open) + len(missing) > self._most:
+        closed_paths = [path for path in distinct_paths if path not in self._open]
+        while self._open and len(self._open) + len(closed_paths) > self._capacity:
             os.close(self._open.popitem(last=False)[1])
         if self._remote is None:
-            for path in missing:
+            for path in closed_paths:
                 self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        elif missing:
+        elif closed_paths:
             with ThreadPoolExecutor(READERS) as pool:
-                openings = {path: pool.submit(self._remote.open, path) for path in missing}
-            # Those that were opened are kept if another fails: nobody else knows their descriptors.
+                openings = {path: pool.submit(self._remote.open, path) for path in closed_paths}
+            # If some fail, register the others first, or their descriptors would leak.
             failed = [opening for opening in openings.values() if opening.exception() is not None]
             self._open |= {path: opening.result() for path, opening in openings.items() if opening not in failed}
             for opening in failed:
@@ -105,7 +107,7 @@ class OpenFiles:
 
 
 class RowReader:
-    """The rows of one artifact; `files` may be shared with the readers of others. For one thread at a time."""
+    """Reads rows of one artifact; `files` may be shared with other readers. For one thread at a time."""
 
     def __init__(self, folder: Path, index: ShardIndex, end_of_text: int, files: OpenFiles) -> None:
         self._folder, self._end_of_text, self._files = folder, end_of_text, files
@@ -114,7 +116,7 @@ class RowReader:
         self._paths = [f"{folder}/{entry.file}" for entry in index.shards]
         self._tokens = np.array([entry.tokens for entry in index.shards], np.int64)  # of each shard
         self._rows = np.array([entry.rows for entry in index.shards], np.int64)
-        # Of each split: the numbers of its shards in the index, and its rows up to the end of each of them.
+        # For each split: the index numbers of its shards, and the cumulative number of rows at the end of each.
         self._shards = {
             split: np.array([number for number, entry in enumerate(index.shards) if entry.split == split], np.int64)
             for split in ("train", "validation")
@@ -132,25 +134,27 @@ class RowReader:
         return int(self._ends[split][-1]) if len(self._ends[split]) else 0
 
     def read(self, split: Split, numbers: np.ndarray) -> list[PackedRow]:
-        """The rows of these numbers, in this order. Raises `ConfigError` for a shard that is gone or damaged."""
-        place = np.searchsorted(self._ends[split], numbers, side="right")
-        shards = self._shards[split][place]
-        pairs = self._first_pair[shards] + self._rows[shards] - (self._ends[split][place] - numbers)
+        """Read rows of `split` by number, in this order. Raises `ConfigError` for a missing or damaged shard."""
+        # Row number -> shard -> pair of offsets at the row's beginning, and at the beginning of the next row.
+        shard_positions = np.searchsorted(self._ends[split], numbers, side="right")
+        shards = self._shards[split][shard_positions]
+        pairs = self._first_pair[shards] + self._rows[shards] - (self._ends[split][shard_positions] - numbers)
         first, after = self._offsets[pairs].astype(np.int64).T, self._offsets[pairs + 1].astype(np.int64).T
-        # Of web text the token after the row is read too: it may continue the row's last document.
-        more = (after[0] < self._tokens[shards]) & self._is_web
+        # For web text the token after the row is read too: it may continue the row's last document.
+        reads_next = (after[0] < self._tokens[shards]) & self._is_web
         token_bytes, count_bytes = self._token_type.itemsize, self._count_type.itemsize
         counts_begin = self._tokens[shards] * token_bytes + self._rows[shards] * count_bytes
+        # Byte ranges in the shard: offset and size of the tokens, offset and size of the piece lengths.
         spans = np.stack(
             [
                 first[0] * token_bytes,
-                (after[0] - first[0] + more) * token_bytes,
+                (after[0] - first[0] + reads_next) * token_bytes,
                 counts_begin + first[1] * count_bytes,
                 (after[1] - first[1]) * count_bytes,
             ],
             axis=1,
         ).tolist()
-        shards, more = shards.tolist(), more.tolist()
+        shards, reads_next = shards.tolist(), reads_next.tolist()
         rows: list[PackedRow] = []
         for start in range(0, len(shards), self._files.together):
             block = slice(start, start + self._files.together)
@@ -160,10 +164,10 @@ class RowReader:
             ):
                 os.posix_fadvise(descriptor, tokens_at, tokens_size, os.POSIX_FADV_WILLNEED)
                 os.posix_fadvise(descriptor, counts_at, counts_size, os.POSIX_FADV_WILLNEED)
-            rows += map(self._row, shards[block], descriptors, more[block], spans[block])
+            rows += map(self._row, shards[block], descriptors, reads_next[block], spans[block])
         return rows
 
-    def _row(self, shard: int, descriptor: int, more: bool, span: list[int]) -> PackedRow:
+    def _row(self, shard: int, descriptor: int, reads_next: bool, span: list[int]) -> PackedRow:
         tokens_at, tokens_size, counts_at, counts_size = span
         try:
             tokens, counts = os.pread(descriptor, tokens_size, tokens_at), os.pread(descriptor, counts_size, counts_at)
@@ -172,16 +176,17 @@ class RowReader:
         if (len(tokens), len(counts)) != (tokens_size, counts_size):
             raise self._damaged(shard, "is too short")
         ids, lengths = np.frombuffer(tokens, self._token_type), np.frombuffer(counts, self._count_type)
-        ids, following = (ids[:-1], int(ids[-1])) if more else (ids, None)
+        ids, following = (ids[:-1], int(ids[-1])) if reads_next else (ids, None)
         if sum(lengths.tolist()) != len(ids):
             raise self._damaged(shard, f"and {OFFSETS} differ")
-        return ids, lengths, None if more and ids[-1] == self._end_of_text else following
+        # After an end-of-text the next token begins another document, and is no target.
+        return ids, lengths, None if reads_next and ids[-1] == self._end_of_text else following
 
     def _descriptors(self, shards: list[int]) -> list[int]:
         try:
             return self._files.descriptors([self._paths[shard] for shard in shards])
         except OSError as error:
-            if error.filename not in self._paths:  # of the cache of a remote's files
+            if error.filename not in self._paths:  # an error of the local cache of remote files, not of a shard
                 raise
             raise self._damaged(self._paths.index(error.filename), f"cannot be opened ({error.strerror})") from None
 

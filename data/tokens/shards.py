@@ -1,4 +1,4 @@
-"""The `tokens` artifact: memory-mapped shard files, and the index that names, counts and digests them.
+"""The `tokens` artifact: shard files, and an index with their names, counts and digests.
 
     index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
     rows.u4                              where each row begins in its shard (`data.tokens.row_reader`)
@@ -6,8 +6,8 @@
                                          per row how many, per piece its length, per chat record where the assistant
                                          begins. <file> is the number of the file in its source
 
-Two bytes per row and two to four per piece: at most 2.1 bytes per token for a small vocabulary from about 50 tokens per
-piece.
+Counts take two bytes per row and two to four per piece: with a small vocabulary and at least some 50 tokens per piece,
+a token takes at most 2.1 bytes.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One file of an index. Counts are of tokens unless named otherwise."""
+    """One shard in the index. `tokens`, `cropped` and `padded` count tokens."""
 
     file: str
     split: Split
@@ -63,14 +63,14 @@ class ShardIndex:
         return sum(entry.rows for entry in self.shards if entry.split == split)
 
     def total(self, count: str, split: Split | None = None) -> int:
-        """The sum of one of the shards' counts, over `split` or over both."""
+        """The sum over shards of one field of `ShardEntry`, for `split` or for both splits."""
         return sum(getattr(entry, count) for entry in self.shards if split in (None, entry.split))
 
 
 def write_shard(
     folder: Path, number: int, split: Split, packed: PackedRows, vocabulary: int, file: int = 0
 ) -> ShardEntry:
-    """Write one shard under `folder`/shards atomically; returns its entry. `file`: the file's number in its source.
+    """Write one shard under `folder`/shards atomically and return its entry. `file`: number of the file in its source.
 
     The same rows give the same bytes.
     """
@@ -96,7 +96,7 @@ def write_shard(
 
 
 def write_index(folder: Path, index: ShardIndex) -> None:
-    """Write `index.json`, the last file of the artifact."""
+    """Write `index.json`; it is the last file of the artifact to be written."""
     plain: dict[str, Any] = {
         "format": FORMAT,
         "tokenizer": index.tokenizer.model_dump(mode="json"),
@@ -111,9 +111,9 @@ def write_index(folder: Path, index: ShardIndex) -> None:
 
 
 def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
-    """Read and check `index.json` and, if the artifact is `whole`, that each shard it names is there in its full size.
+    """Read and validate `index.json`; if `whole`, also check that each shard exists with its full size.
 
-    Raises `ConfigError` naming the artifact or the shard.
+    `whole` is False where shards are fetched later. Raises `ConfigError` naming the artifact or the shard.
     """
     try:
         plain = json.loads(_index_text(folder))
@@ -153,7 +153,7 @@ def _index_text(folder: Path) -> str:
 
 
 def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
-    """Why an entry cannot be of `write_shard`: a name outside the folder, or counts that do not fit its bytes."""
+    """Why an entry cannot come from `write_shard` (a path outside the folder, inconsistent counts); None if valid."""
     if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
         return f"no shard is called {str(entry.file)[:80]!r}"
     counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
@@ -166,7 +166,7 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
 
 
 def verify_shards(folder: Path, index: ShardIndex) -> None:
-    """Read every shard whole and compare digests. Raises `ConfigError` naming the first damaged one."""
+    """Compare the sha256 of every shard with the index. Raises `ConfigError` naming the first damaged shard."""
     for entry in index.shards:
         if sha256_of(folder / entry.file) != entry.sha256:
             raise ConfigError(
@@ -175,10 +175,10 @@ def verify_shards(folder: Path, index: ShardIndex) -> None:
 
 
 def token_type(vocabulary: int) -> np.dtype:
-    """The type that ids of a vocabulary are stored in."""
+    """The dtype that token ids are stored in, for a vocabulary size."""
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 
 def count_type(row_length: int) -> np.dtype:
-    """The type that counts of tokens and pieces in a row are stored in."""
+    """The dtype that counts of tokens and pieces per row are stored in."""
     return np.dtype("<u2" if row_length < 65_536 else "<u4")

@@ -1,18 +1,18 @@
-"""Tokenise one file of a source: its documents as ids on disk, ragged, not yet packed into rows.
+"""Tokenise one file of a source: write the token ids of its documents to disk, not yet packed into rows.
 
 The folder of a tokenised file (written by `tokenise_file`, read by `TokenisedFile`):
 
-    tokens.u2|u4      the ids of all documents, one after the other (uint16 under 65,536 ids, else uint32)
+    tokens.u2|u4      the ids of all documents, concatenated (uint16 for under 65,536 ids, else uint32)
     lengths.u4        [documents] ids of each
     prompts.u4        [documents] ids before the assistant's part (chat records only)
     hashes.u8         [documents] content hashes
-    band-NN.u8        [documents] a MinHash band each, where near copies are looked for
+    band-NN.u8        [documents] one MinHash band, if near copies are searched for
     exemplars.jsonl   candidates for the sample of exemplars
     hits.jsonl        overlaps of rejected documents with held-out questions
     unit.json         the counts (`FileCounts`), written last
 
-It is written under a name of this process's own and renamed when complete, so it is complete or absent, also when two
-processes tokenise the same file (a host that is believed lost may still be working).
+It is written under a temporary name of this process and renamed when complete, so it is either complete or absent, even
+if two processes tokenise the same file (a host that is believed dead may still be working).
 """
 
 import json
@@ -53,7 +53,7 @@ HIT_CHARACTERS = 80  # of the beginning of a document, written with its hit
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """How records become rows. `exemplars`: the size of the sample for retrieval; `records`: for progress alone."""
+    """How records become rows. `exemplars`: size of the sample for retrieval; `records`: only for progress messages."""
 
     tokenizer: TokenizerConfig
     form: RecordForm
@@ -66,10 +66,10 @@ class CorpusPlan:
 
 @dataclass(frozen=True)
 class DocumentChecks:
-    """What is computed for each document besides its content hash.
+    """Checks of each document besides its content hash.
 
-    contamination: the held-out questions; a document that overlaps one is rejected. bands: texts -> [documents, bands]
-    uint64, for near copies.
+    contamination: index of the held-out questions; a document that overlaps one is rejected. bands: maps texts to
+    [documents, bands] uint64, the MinHash bands that near copies are found by.
     """
 
     contamination: ContaminationIndex | None = None
@@ -84,8 +84,8 @@ class FileCounts:
     documents: int
     tokens: int
     rejected: dict[str, int]
-    seconds: float  # of one process, fetching included
-    samples: list[dict[str, Any]] = field(default_factory=list)  # the first records, to be looked at
+    seconds: float  # of one process, including the download
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first records, for display
 
 
 def tokenise_file(
@@ -97,14 +97,14 @@ def tokenise_file(
     threads: int = 1,
     progress: Callable[[int, int, int | None], None] = lambda rows, tokens, total: None,
 ) -> FileCounts:
-    """Tokenise the rows of `batches` into `folder`, or return its counts if it is complete already.
+    """Tokenise the rows of `batches` into `folder`; if that is complete already, only return its counts.
 
-    `candidates`: exemplars kept of each exercise; `progress(rows, tokens, total)` is called after each batch. Memory
-    depends on the size of a batch alone. Errors of the reader pass through, and leave nothing behind.
+    `candidates`: exemplars kept per exercise; `progress(rows, tokens, total)` is called after each batch. Memory use
+    depends only on the size of a batch. Errors of the reader are passed on, and no partial file is left.
     """
     if is_finished(folder):
         return read_counts(folder)
-    began = time.monotonic()
+    start_time = time.monotonic()
     chat = plan.form == "synth"
     tokenizer = tokenizer_for(plan.tokenizer)
     rows, rejected, samples = 0, Counter[str](), []
@@ -120,14 +120,15 @@ def tokenise_file(
                     hashes = np.array([text_hash(text) for text in texts], np.uint64)
                     if checks.bands is not None:
                         writer.add_bands(checks.bands(texts))
+                    # Exemplars come from the training split only, so that no validation text reaches a teacher.
                     if candidates:
                         exercises = batch.columns["exercise"]
                         for i, digest in enumerate(hashes.tolist()):
                             if not in_validation(digest, plan.validation_share):
                                 sample.offer(digest, writer.documents + i, exercises[i], partial(batch.record, i))
                     if len(samples) < SAMPLES:
-                        shown = range(min(len(texts), SAMPLES - len(samples)))
-                        samples += [_shortened(batch.record(i)) for i in shown]
+                        sample_rows = range(min(len(texts), SAMPLES - len(samples)))
+                        samples += [_shortened(batch.record(i)) for i in sample_rows]
                     _encode(tokenizer, batch, hashes, writer, threads)
                 progress(rows, writer.tokens, batch.total)
         write_candidates(writer.partial / CANDIDATES, sample.candidates())
@@ -136,7 +137,7 @@ def tokenise_file(
             writer.documents,
             writer.tokens,
             dict(sorted(rejected.items())),
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - start_time,
             samples=samples,
         )
         writer.finish(counts)
@@ -146,7 +147,7 @@ def tokenise_file(
 def _reject_contaminated(
     batch: RecordBatch, contamination: ContaminationIndex | None, hits: IO[str]
 ) -> tuple[RecordBatch, list[str]]:
-    """The rows that overlap no held-out question, and their texts; the hits of the others are written to `hits`."""
+    """Drop rows that overlap a held-out question and write their hits to `hits`; returns the others and their texts."""
     texts = batch.texts()
     if contamination is None or not texts:
         return batch, texts
@@ -163,7 +164,7 @@ def _reject_contaminated(
 def _encode(
     tokenizer: Tokenizer, batch: RecordBatch, hashes: np.ndarray, writer: "_FolderWriter", threads: int
 ) -> None:
-    """Append the ids of every row; web text gets its end-of-text."""
+    """Append the ids of every row; web documents get an end-of-text id."""
     if batch.form == "web":
         encoded = tokenizer.encode_arrays(batch.columns["text"], threads)
         end = np.array([tokenizer.end_of_text], np.uint32)
@@ -198,12 +199,12 @@ class TokenisedFile:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Ids of each document, [documents] int64."""
+        """Number of ids of each document, [documents] int64."""
         return np.fromfile(self.folder / LENGTHS, LENGTH_TYPE).astype(np.int64)
 
     @cached_property
     def prompts(self) -> np.ndarray | None:
-        """Ids of each chat record before the assistant's part, [documents] int64; None for web text."""
+        """Number of ids of each chat record before the assistant's part, [documents] int64; None for web text."""
         path = self.folder / PROMPTS
         return np.fromfile(path, LENGTH_TYPE).astype(np.int64) if path.exists() else None
 
@@ -213,14 +214,14 @@ class TokenisedFile:
         return np.fromfile(self.folder / HASHES, "<u8")
 
     def release(self) -> None:
-        """Delete the ids and lengths; hashes and counts stay."""
+        """Delete the files of ids and lengths; hashes and counts stay."""
         self.__dict__.pop("tokens", None)
         for name in (_tokens_name(self._type), LENGTHS, PROMPTS):
             (self.folder / name).unlink(missing_ok=True)
 
 
 class _FolderWriter:
-    """Writes the folder of a tokenised file, document by document; `finish` renames it. A context manager."""
+    """Writes the folder of a tokenised file under a temporary name, which `finish` changes. A context manager."""
 
     def __init__(self, folder: Path, vocabulary: int, *, chat: bool) -> None:
         self._folder = folder
@@ -247,7 +248,7 @@ class _FolderWriter:
         hashes: np.ndarray,
         prompts: Sequence[int] | None = None,
     ) -> None:
-        """Append documents: `arrays` concatenate to their ids; the others have an entry per document."""
+        """Append documents: `arrays` concatenate to their ids; the other arguments have one entry per document."""
         if arrays:
             ids = np.concatenate(arrays)
             self._files[_tokens_name(self._type)].write(ids.astype(self._type, copy=False).data)
@@ -259,7 +260,7 @@ class _FolderWriter:
         self.documents += len(lengths)
 
     def add_bands(self, bands: np.ndarray) -> None:
-        """Append the bands [documents, bands] of the documents that are added next."""
+        """Append the MinHash bands [documents, bands] of the documents of the next `add`."""
         for number, column in enumerate(bands.T):
             self._file(band_file(number)).write(np.ascontiguousarray(column, "<u8").data)
 
@@ -269,7 +270,7 @@ class _FolderWriter:
         return self._files[name]
 
     def finish(self, counts: FileCounts) -> None:
-        """Flush everything to disk, then rename the folder, unless another process was first."""
+        """Flush everything to disk, then rename the folder; if another process was faster, its folder is used."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -297,6 +298,6 @@ def is_finished(folder: Path) -> bool:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what killed processes left under `folder`. Only while nothing is being tokenised there."""
+    """Remove what killed processes left under `folder`. Call it only while nothing is being tokenised there."""
     for leftover in folder.glob(f"*{PARTIAL}*"):
         shutil.rmtree(leftover)

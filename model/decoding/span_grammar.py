@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from data.json_schema import ITEM_SEPARATOR, KEY_SEPARATOR, SPAN, Schema, resolved, with_parts
+from data.json_schema import ITEM_SEPARATOR, KEY_SEPARATOR, SPAN, Schema, resolve_ref, with_parts
 
 STYLE = {"item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR, "whitespace_flexible": False}
 CHARACTER = r'/[^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4}/'  # of a JSON string
@@ -150,7 +150,7 @@ class SpanGrammar:
         if ref not in self._refs:
             name = f"d{len(self._refs)}"
             self._refs[ref] = name
-            target = self._node(resolved(ref, self._root), ref[1:])
+            target = self._node(resolve_ref(ref, self._root), ref[1:])
             # If no value can meet the definition, only its own rules refer to it, and nothing reaches them.
             self._lines.append(f"{name}: {target or _literal('')}")
             self._refs[ref] = name if target else None
@@ -170,7 +170,7 @@ def has_spans(schema: Any, root: Schema) -> bool:
         with_parts({name: value for name, value in part.items() if name not in DEFINITIONS}, children.append)
         if isinstance(ref := part.get("$ref"), str) and ref not in visited:
             visited.add(ref)
-            children.append(resolved(ref, root))
+            children.append(resolve_ref(ref, root))
         return any(marked(child) for child in children)
 
     return marked(schema)

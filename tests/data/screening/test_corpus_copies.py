@@ -99,7 +99,7 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
     original = corpus_copies._CopySearch._pass
     cuts = []
 
-    def cut(self, band, take_pairs):
+    def cut(self, band, on_pairs):
         calls = 0
 
         def fragile(earlier, later):
@@ -108,7 +108,7 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
             if (band, calls) not in cuts and calls == 2:
                 cuts.append((band, calls))
                 raise KeyboardInterrupt
-            take_pairs(earlier, later)
+            on_pairs(earlier, later)
 
         original(self, band, fragile)
 

@@ -117,7 +117,7 @@ def texts_of(path, **how):
 
 @pytest.mark.parametrize("rows", [None, 0, 1, 5, 6, 7, 13, 20, 25])
 def test_the_first_rows_of_a_parquet_file(parquet, rows):
-    batches = list(read_parquet_batches(parquet, "web", carried=["id"], rows=rows))
+    batches = list(read_parquet_batches(parquet, "web", record_columns=["id"], rows=rows))
     first = range(20 if rows is None else min(rows, 20))
     assert sum(batch.rows for batch in batches) == len(first)
     assert all(batch.total == len(first) for batch in batches)
@@ -173,7 +173,7 @@ def test_only_the_needed_columns_are_read(tmp_path):
     rows = {"query": ["q"], "synthetic_answer": ["a"], "language": ["en"], "seed_license": ["CC"], "extra": ["x"]}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
     (batch,) = read_parquet_batches(
-        tmp_path / "a.parquet", "synth", listed=["language", "score"], carried=["seed_license"]
+        tmp_path / "a.parquet", "synth", filter_columns=["language", "score"], record_columns=["seed_license"]
     )
     assert set(batch.columns) == {*TEXT_COLUMNS["synth"], "language", "score"}
     assert (batch.columns["language"], batch.columns["score"], batch.columns["exercise"]) == (["en"], [None], [None])
