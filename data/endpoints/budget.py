@@ -1,6 +1,9 @@
-"""Hard limits in dollars and tokens. The most that a request may cost is reserved before it is sent, so no reply can
-overrun a limit; what it did cost is booked when it ends. Where that is not known (a reply was cut, timed out or cannot
-be read, and vendors charge for most of these), all that was reserved stays used up, and is counted apart as unknown."""
+"""Hard spending limits in dollars and tokens.
+
+The maximum cost of a request is reserved before it is sent, so no reply can exceed a limit; its actual cost is booked
+when it ends. If that is unknown (the reply was cut off, timed out or is unreadable, and vendors charge for most of
+these), the whole reservation counts as used, and is reported separately as unknown.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -26,9 +29,10 @@ WARNING_SHARE = 0.8  # of a limit
 
 
 class SpendingLimit:
-    """A `limit` (0: no limit of that kind), of which `spent` and `unknown` are used up. To be used from one event loop.
+    """One `limit` (0: no limit of that kind) and how much of it is used. To be used from one event loop.
 
-    `unknown`: what may have been spent on attempts without a reply. `warn` is called once, when 80 % is used up.
+    `spent`: cost of replies; `unknown`: the maximum cost of attempts without a reply. `warn` is called once, when 80 %
+    is used.
     """
 
     def __init__(
@@ -41,26 +45,26 @@ class SpendingLimit:
     ) -> None:
         self.limit, self.spent, self.unknown, self.name, self._warn = limit, spent, unknown, name, warn
         self._reserved = NO_USAGE
-        self._holds = self._parked = 0  # reservations, and those of them that nobody is about to settle
+        self._holds = self._parked = 0  # open reservations, and those of them that will not be settled soon
         self._changed = asyncio.Condition()
 
     def hold(self, amount: Usage) -> None:
-        """Reserve `amount` though it may not fit: an earlier process sent the request already."""
+        """Reserve `amount` even if it exceeds the limit, for a request that an earlier process has sent."""
         self._reserved, self._holds = self._reserved + amount, self._holds + 1
 
     async def park(self) -> None:
-        """A reservation is kept, but nobody works on what it is for, so `reserve` must not wait for it."""
+        """Mark a reservation as paused: its request is not being worked on, so `reserve` does not wait for it."""
         self._parked += 1
         await self.notify()
 
     def unpark(self) -> None:
-        """Work on what a parked reservation is for goes on."""
+        """End the pause of a reservation that was parked: work on its request continues."""
         self._parked -= 1
 
     async def reserve(self, amount: Usage) -> bool:
-        """Reserve `amount`. Waits while requests in flight may still cost less than was reserved for them.
+        """Reserve `amount`, waiting while requests in flight may still turn out cheaper than their reservations.
 
-        False: it does not fit even when all of them have ended.
+        Returns False if it does not fit even after all of them have ended.
         """
         if not self.fits(amount):
             async with self._changed:
@@ -70,26 +74,23 @@ class SpendingLimit:
         return fits
 
     async def settle(self, reserved: Usage, spent: Usage, unknown: Usage = NO_USAGE) -> None:
-        """Release a reservation and book what was spent, and what may have been spent.
-
-        Raises what `warn` raises, when everything else is done.
-        """
+        """Release a reservation and book the cost, known and unknown. Raises what `warn` raises, after the booking."""
         await Budget(self).settle(reserved, spent, unknown)
 
     def book(self, reserved: Usage, spent: Usage, unknown: Usage) -> None:
-        """As `settle`, without waking those that wait in `reserve`."""
+        """As `settle`, without waking the tasks that wait in `reserve`."""
         self.spent, self.unknown, self._holds = self.spent + spent, self.unknown + unknown, self._holds - 1
-        # Sums of floats drift: no reservation must mean nothing reserved.
+        # Float sums drift, so without reservations the sum is set to exactly zero.
         self._reserved = self._reserved - reserved if self._holds else NO_USAGE
 
     async def notify(self) -> None:
-        """Wake those that wait in `reserve`."""
+        """Wake the tasks that wait in `reserve`."""
         if self.limit != NO_USAGE:
             async with self._changed:
                 self._changed.notify_all()
 
     def warn_once(self) -> None:
-        """Call `warn` if it is time to."""
+        """Call `warn` if the share is reached and it has not been called before."""
         if self._warn is not None and self.spent_share >= WARNING_SHARE:
             warn, self._warn = self._warn, None
             warn(self)
@@ -102,13 +103,13 @@ class SpendingLimit:
 
     @property
     def spent_share(self) -> float:
-        """The share that is used up, of dollars or tokens, whichever is more; 0 without a limit."""
-        used = self.spent + self.unknown
-        dollars = used.dollars / self.limit.dollars if self.limit.dollars else 0.0
-        return max(dollars, used.tokens / self.limit.tokens if self.limit.tokens else 0.0)
+        """The used share of the dollars or of the tokens, whichever is larger; 0 without a limit."""
+        usage = self.spent + self.unknown
+        dollars = usage.dollars / self.limit.dollars if self.limit.dollars else 0.0
+        return max(dollars, usage.tokens / self.limit.tokens if self.limit.tokens else 0.0)
 
     def __str__(self) -> str:
-        """What is spent of it, for a message."""
+        """How much of it is spent, for a message."""
         parts = []
         if self.limit.dollars:
             parts.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
@@ -119,8 +120,8 @@ class SpendingLimit:
             unknown.append(f"${self.unknown.dollars:.4f}")
         if self.limit.tokens and self.unknown.tokens:
             unknown.append(f"{self.unknown.tokens:,} tokens")
-        more = f", and {' and '.join(unknown)} may be, on replies that were cut, late or unreadable" if unknown else ""
-        return f"of {self.name}, {' and '.join(parts)} are spent{more}"
+        note = f", and {' and '.join(unknown)} may be, on replies that were cut, late or unreadable" if unknown else ""
+        return f"of {self.name}, {' and '.join(parts)} are spent{note}"
 
 
 class Budget:
@@ -139,7 +140,7 @@ class Budget:
             limit.hold(amount)
 
     async def reserve(self, amount: Usage) -> SpendingLimit | None:
-        """As `SpendingLimit.reserve`; the limit that it does not fit into, None once it is reserved in all of them."""
+        """Reserve in all limits. Returns None, or the limit that does not allow it (then nothing is reserved)."""
         for index, limit in enumerate(self._limits):
             try:
                 fits = await limit.reserve(amount)

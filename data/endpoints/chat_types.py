@@ -1,6 +1,6 @@
-"""Chat requests, replies and failures as plain values, what they cost, and their rows on disk.
+"""Data types of the chat endpoints: requests, replies, failures, their cost, and their rows on disk.
 
-A request's digest identifies its reply: the same digest is never paid for twice.
+A request's digest identifies its reply in the cache, so that no request is paid for twice.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ FailureReason = Literal[
     "rate_limited",  # 429 in every attempt
     "server_error",  # 5xx
     "connection",  # refused, unreachable, reset
-    "cut",  # the body broke off
+    "cut",  # the body ended early
     "timeout",
-    "invalid_reply",  # 200, but no chat completion in it
+    "invalid_reply",  # 200, but the body is no chat completion
     "refused",  # this request is not accepted (400, 413, 422, …)
-    "misconfigured",  # no request is accepted: key, model or address (401, 403, 404)
-    "outage",  # the endpoint answers nobody any more
-    "expired",  # a batch job ended without it
-    "budget",  # the dollars or tokens are spent
-    "endpoint_budget",  # those of this endpoint alone
-    "leaked_key",  # the reply repeats an API key, so it must not be kept
+    "misconfigured",  # no request is accepted: wrong key, model or address (401, 403, 404)
+    "outage",  # the endpoint has stopped answering
+    "expired",  # a batch job ended without a result for this request
+    "budget",  # the pool's dollars or tokens are spent
+    "endpoint_budget",  # the endpoint's own dollars or tokens are spent
+    "leaked_key",  # the reply contains an API key, so it must not be stored
 ]
 TRANSIENT = frozenset(
     {"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage", "expired"}
@@ -37,11 +37,11 @@ UNKNOWN_COST = frozenset({"cut", "timeout", "invalid_reply", "leaked_key"})  # t
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request to an endpoint, named as in `[endpoints]`.
+    """A request to an endpoint of `[endpoints]`, given by name.
 
-    `schema` (JSON schema) and `grammar` (GBNF) constrain the reply; the endpoint's `structured` decides which one is
-    sent, and both may be given. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger. Chat
-    markers in the messages are broken: no text that is passed on can end its message.
+    `schema` (JSON schema) and `grammar` (GBNF) constrain the reply; both may be given, and the endpoint's `structured`
+    decides which one is sent. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger. Chat markers
+    in the messages are broken (`break_markers`), so that quoted text cannot end its message.
     """
 
     endpoint: str
@@ -61,10 +61,13 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A reply. `finish`: "stop", "length", "refusal", "content_filter", …; token counts are None where the endpoint
-    stated none, and `tokens_reasoning` are a part of `tokens_out`; `cached`: it comes from the reply cache, and
-    `reused`: another execution paid for it; `latency_s` is None for a batch job's. `digest` is that of the request, and
-    `endpoint` the one that answered, which with fallbacks may be another than the one in the request."""
+    """A reply.
+
+    `finish`: "stop", "length", "refusal", "content_filter", …. Token counts are None if the endpoint stated none;
+    `tokens_reasoning` is included in `tokens_out`. `cached`: from the reply cache; `reused`: paid for by another
+    execution. `latency_s` is None for a batch job. `digest`: of the request; `endpoint`: the one that answered, which
+    may be a fallback.
+    """
 
     text: str
     finish: str
@@ -80,7 +83,7 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class ChatFailure:
-    """No reply, and why, after `attempts` requests were sent."""
+    """A request that got no reply after `attempts` attempts, with the reason."""
 
     reason: FailureReason
     message: str
@@ -89,7 +92,7 @@ class ChatFailure:
 
 @dataclass
 class CallError(Exception):
-    """An attempt without a reply. `status`: the HTTP status, or the reason where there was none."""
+    """An attempt without a reply. `status`: the HTTP status, or the reason if there was no response."""
 
     reason: FailureReason
     message: str
@@ -105,11 +108,13 @@ class CallError(Exception):
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
-    """sha256 of all that decides the reply: model, messages, sampling, constraint, the endpoint's own fields of
-    requests. Not where the model is served."""
+    """sha256 of everything that determines the reply: model, messages, sampling, constraint, extra request fields.
+
+    The address of the endpoint is not part of it.
+    """
     sampling = [request.max_tokens, request.temperature, request.seed]
     identity = [config.kind, config.model, list(request.messages), sampling, output_constraint(request, config)]
-    # Left out where it is not set, so that the replies of configurations without it are found.
+    # Fields that are not set are left out, so that replies cached before these fields existed are still found.
     form = {"extra": config.extra, "token_limit": config.token_limit, "omit": config.omit and sorted(config.omit)}
     if form := {name: value for name, value in form.items() if value}:
         identity.append(form)
@@ -126,7 +131,7 @@ def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str,
 
 
 def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
-    """Dollars of a reply, a batch job's at its discount; None if its tokens are not known and cost something."""
+    """Dollars of a reply, at the discount of batch mode; None if tokens are charged for and their number is unknown."""
     if not (config.dollars_per_million_in or config.dollars_per_million_out):
         return 0.0
     if tokens_in is None or tokens_out is None:
@@ -136,15 +141,15 @@ def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | 
 
 
 def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:
-    """The most a reply may use: all tokens it is allowed, and a generous guess (3 bytes a token) of the prompt's."""
+    """Upper bound on the usage of a request: `max_tokens`, and a high estimate of the prompt (3 bytes a token)."""
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
     return Usage(reply_cost(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 
 
 def actual_usage(reply: ChatReply, cost: float | None, reserved: Usage) -> Usage:
-    """What a reply used; what was reserved for it where the endpoint stated no counts."""
-    counted = reply.tokens_in is not None and reply.tokens_out is not None
-    tokens = (reply.tokens_in or 0) + (reply.tokens_out or 0) if counted else reserved.tokens
+    """The usage of a reply; the reservation where the endpoint stated no token counts."""
+    has_counts = reply.tokens_in is not None and reply.tokens_out is not None
+    tokens = (reply.tokens_in or 0) + (reply.tokens_out or 0) if has_counts else reserved.tokens
     return Usage(reserved.dollars if cost is None else cost, tokens)
 
 
@@ -159,11 +164,11 @@ def call_row(
     latency_s: float | None = 0.0,
     cost: float | None = 0.0,
     unknown: Usage = NO_USAGE,
-    **more: Any,
+    **extra_fields: Any,
 ) -> dict[str, Any]:
     """The ledger row of an attempt at an endpoint; attempt 0 is a cached reply, which costs nothing.
 
-    `unknown`: what an attempt without a reply may have cost.
+    `unknown`: the maximum cost of an attempt without a reply.
     """
     parameters = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
     row: dict[str, Any] = {
@@ -181,7 +186,7 @@ def call_row(
             "bound": next(iter(output_constraint(request, config)), None),
             **({"extra": config.extra} if config.extra else {}),
         },
-        **more,
+        **extra_fields,
     }
     if request.endpoint != endpoint:
         row["in_place_of"] = request.endpoint
@@ -196,13 +201,13 @@ def call_row(
 
 
 def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, Any]:
-    """A reply as it is cached; what the cache adds up comes first, so that it need not parse the text."""
+    """A reply as a row of the cache. The fields that are added up come first, so that the text need not be parsed."""
     return {
         "digest": reply.digest,
         "endpoint": reply.endpoint,
         "dollars": spent.dollars,
         "tokens": spent.tokens,
-        "execution": execution,  # that paid for it
+        "execution": execution,  # the one that paid
         "tokens_in": reply.tokens_in,
         "tokens_out": reply.tokens_out,
         **({} if reply.tokens_reasoning is None else {"tokens_reasoning": reply.tokens_reasoning}),
@@ -213,7 +218,7 @@ def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, An
 
 
 def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
-    """A cached reply."""
+    """The reply in a row of the cache."""
     return ChatReply(
         text=row["text"],
         finish=row["finish"],

@@ -1,11 +1,12 @@
-"""The checker: a program that marks arithmetic in place of an LLM judge, behind the protocol of the judge.
+"""The endpoint kind "checker": a program that grades arithmetic in place of an LLM judge, with the judge's protocol.
 
-Only its name and how it is started are here: it grades as the evaluations do, which this package may not import.
+This module has only its name and command line. The program itself (`rl.checker.server`) uses the graders of `evals`,
+which this package may not import.
 """
 
 from data.endpoints.own_server import ServerProgram
 
-# The number is that of its rules (`rl.checker.marks`): with others, replies in the cache would be out of date.
+# The version number of its rules (`rl.checker.marks`). A change of rules needs a new one, or cached replies are stale.
 MODEL = "arithmetic-checker-1"
 STAND_IN = f"{MODEL} (it checks arithmetic, the answer and its form, and reads nothing else), in place of an LLM judge"
 PROGRAM = ServerProgram(MODEL, lambda: ["rl.checker.server"], replicated=False)

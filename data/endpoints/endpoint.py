@@ -1,4 +1,4 @@
-"""One endpoint of a pool: how it is checked and reached, how a request is sent until it has a reply or has failed."""
+"""One endpoint of a pool: its checks, clients and own server, and the retry loop of a request."""
 
 import asyncio
 import logging
@@ -31,14 +31,14 @@ from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
-FIRST_REFUSALS = 8  # of the first requests, all refused: then it is not about the single request
+FIRST_REFUSALS = 8  # if this many of the first requests are all refused, the configuration is at fault, not a request
 PROGRAMS: dict[str, ServerProgram] = {"embedded": embedded.PROGRAM, "checker": checker.PROGRAM}  # by kind
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
 
 def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Client:
     """The client of an endpoint at `url`."""
-    # Imported here because OpenAI's SDK takes 1.6 s of a core and Mistral's 1.1 s, and most commands send no request.
+    # Imported late: OpenAI's SDK takes 1.6 s of a core and Mistral's 1.1 s, and most commands send no request.
     if config.kind == "mistral":
         from data.endpoints.mistral_client import MISTRAL_URL, MistralClient
 
@@ -49,26 +49,26 @@ def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Clien
 
 
 class Endpoint:
-    """One endpoint: its client or, where the pool starts its server, the processes and their clients; its circuit
-    breaker and its budget.
+    """One endpoint with its clients, rate limiter, circuit breaker and budget. Used in the pool's event loop.
 
-    `own` is its spending limit, `shared` the pool's. Lives in the pool's event loop.
+    An endpoint of an own kind ("embedded", "checker") also has a server, whose processes it starts. `own` is its
+    spending limit, `shared` the pool's.
     """
 
     def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
         self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
-        self._program = PROGRAMS.get(config.kind)  # None: a server that somebody else runs
+        self._program = PROGRAMS.get(config.kind)  # None: the server is not ours to start
         self.concurrency = config.concurrency
         if self._program is not None and self._program.replicated:
             self.concurrency = min(config.concurrency, os.cpu_count() or 1)
         self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
-        # All requests in flight fail together when a server goes down: that is one breakdown, not many in a row.
+        # When a server goes down, all requests in flight fail; the threshold must not be reached by that alone.
         self.circuit_breaker = CircuitBreaker(self.rate_limiter, threshold=max(5, self.concurrency))
-        self.has_answered = False  # any request of this execution
+        self.has_answered = False  # whether any request of this execution got a reply
         self._refusals = 0
         self._server: OwnServer | None = None
         self._clients: list[Client] = []
-        self._idle: asyncio.Queue[Client] = asyncio.Queue()  # of an own server: as often as it takes a request
+        self._idle: asyncio.Queue[Client] = asyncio.Queue()  # own server: each client once per request it can take
         self._starting = asyncio.Lock()
 
     def check_config(self) -> None:
@@ -87,7 +87,7 @@ class Endpoint:
         check_key(self.name, config)
 
     async def check_reachable(self) -> None:
-        """Check that the endpoint answers, takes the key and has the model. A server of our own is started instead.
+        """Check that the endpoint answers, accepts the key and has the model; an own server is started instead.
 
         Raises `ConfigError`, `Retryable` naming the URL if it does not answer, or `OwnServerError`.
         """
@@ -118,13 +118,15 @@ class Endpoint:
             )
         except CallError as error:
             if error.reason == "invalid_reply":
-                return  # it answers, if not to this request
+                return  # it is reachable, but does not support this request
             if error.retryable:
                 raise Retryable(f"{where} does not answer: {error.message}") from None
             raise ConfigError(f"{where}: {error.message}") from None
         if names and self.config.model not in names:
-            known = ", ".join(sorted(names)[:12])
-            raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
+            models = ", ".join(sorted(names)[:12])
+            raise ConfigError(
+                f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; there are {models}"
+            )
 
     async def complete(self, request: ChatRequest) -> RawReply:
         """Send a request once. Raises `CallError` or `OwnServerError`."""
@@ -142,11 +144,11 @@ class Endpoint:
         try:
             return await client.complete(request)
         finally:
-            if client in self._clients:  # not if its process was restarted meanwhile
+            if client in self._clients:  # unless its process was restarted meanwhile
                 self._idle.put_nowait(client)
 
     def judge_refusal(self, error: CallError) -> CallError:
-        """The refusal of a request; if an endpoint refuses each of the first, it is misconfigured."""
+        """Classify a refusal: an endpoint that refuses all of its first requests is misconfigured."""
         if error.reason == "refused" and not self.has_answered:
             self._refusals += 1
             if self._refusals >= FIRST_REFUSALS:
@@ -155,7 +157,7 @@ class Endpoint:
         return error
 
     def report_error(self, permit: Permit, error: CallError) -> None:
-        """Hand back the permit of a failed attempt, with what the failure means for other requests."""
+        """Return the permit of a failed attempt, and tell the circuit breaker what the failure means."""
         if error.reason == "misconfigured":
             self.circuit_breaker.fail_all(error)
         if error.reason == "rate_limited":
@@ -166,7 +168,7 @@ class Endpoint:
             self.circuit_breaker.on_reply(permit)
 
     def outage_failure(self, attempts: int) -> ChatFailure:
-        """The failure of a request that is not sent because the circuit breaker fails all."""
+        """The failure of a request that is not sent because the circuit breaker has declared an outage."""
         error = self.circuit_breaker.outage
         assert error is not None
         if error.reason == "misconfigured":
@@ -174,7 +176,7 @@ class Endpoint:
         return ChatFailure("outage", f"endpoint {self.name!r} has stopped answering: {error.message}", attempts)
 
     def budget_failure(self, limit: SpendingLimit, attempts: int) -> ChatFailure:
-        """The failure of a request that no longer fits into a limit."""
+        """The failure of a request that does not fit into a spending limit any more."""
         return ChatFailure("endpoint_budget" if limit is self._own_limit else "budget", str(limit), attempts)
 
     async def close(self) -> None:
@@ -189,7 +191,7 @@ class Endpoint:
         return self._clients[0]
 
     async def _start_server(self) -> None:
-        """Start the endpoint's own server if it is needed for the first time, or if one of its processes has died."""
+        """Start the endpoint's own server on first use, and again if one of its processes has died."""
         assert self._program is not None
         async with self._starting:
             if self._server is None:
@@ -198,7 +200,9 @@ class Endpoint:
                 return
             else:
                 logger.warning("endpoint %r: restarting its server, one of its processes has died", self.name)
-            self._server.spawn()  # in this thread, because the processes end with it: it lives as long as the pool
+            # Spawn in this thread, not in a worker: the processes die with the thread that started them, and this one
+            # lives as long as the pool.
+            self._server.spawn()
             urls = await asyncio.to_thread(self._server.wait)
             for client in self._clients:
                 await client.close()
@@ -211,7 +215,7 @@ class Endpoint:
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
-    """The reply to the request of this digest."""
+    """Complete a client's `RawReply` to a `ChatReply`."""
     return ChatReply(
         text=raw.text,
         finish=raw.finish,
@@ -228,15 +232,16 @@ def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None)
 async def send_request(
     endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
-    """Send a request until it has a reply or no attempt is left. `has_fallback`: another endpoint can take it.
+    """Send a request, with retries, until it has a reply or no attempt is left.
 
-    The reply is on disk when this returns. Raises `OSError` if it cannot be written.
+    `has_fallback`: another endpoint can take it. The reply is on disk when this returns. Raises `OSError` if it cannot
+    be written.
     """
     config, breaker = endpoint.config, endpoint.circuit_breaker
     reserved = max_usage(config, request)
     error = CallError("outage", "it is down, and another request probes it")
     for attempt in range(1, config.attempts + 1):
-        # The permit first, then the money: reserved money that waits for a permit would keep others from sending.
+        # First the permit, then the budget: a reservation that waits for a permit would block other requests.
         permit = await breaker.acquire(reserved.tokens, has_fallback=has_fallback)
         if permit is None:
             return endpoint.outage_failure(attempt - 1)
@@ -249,11 +254,11 @@ async def send_request(
         except asyncio.CancelledError:
             breaker.release(permit)
             raise
-        # From here on the reservation is settled whatever happens, also when this is cancelled.
-        spent, unknown, began = NO_USAGE, reserved, time.monotonic()
+        # From here on the reservation is settled in any case, even if this task is cancelled.
+        spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
         try:
             result = await _attempt(endpoint, request, digest, permit)
-            latency = time.monotonic() - began
+            latency = time.monotonic() - start_time
             unknown = reserved if isinstance(result, CallError) and result.reason in UNKNOWN_COST else NO_USAGE
             if isinstance(result, ChatReply):
                 cost = reply_cost(config, result.tokens_in, result.tokens_out)
@@ -272,15 +277,15 @@ async def send_request(
             await asyncio.shield(endpoint.budget.settle(reserved, spent, unknown))
         if not error.retryable:
             return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", attempt)
-        # With a Retry-After or an open breaker the next permit is late enough by itself.
+        # After a Retry-After, or with an open breaker, the next permit comes with a delay of its own.
         if attempt < config.attempts and error.retry_after is None and not breaker.is_open:
             await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt))
     return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", config.attempts)
 
 
 async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit: Permit) -> ChatReply | CallError:
-    """Send a request once, and hand back the permit whatever happens."""
-    began = time.monotonic()
+    """Send a request once; the permit is returned in any case."""
+    start_time = time.monotonic()
     try:
         raw = await endpoint.complete(request)
     except CallError as raised:
@@ -293,5 +298,5 @@ async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit
     endpoint.has_answered = True
     tokens = None if raw.tokens_in is None or raw.tokens_out is None else raw.tokens_in + raw.tokens_out
     endpoint.circuit_breaker.on_reply(permit, tokens)
-    latency = time.monotonic() - began
+    latency = time.monotonic() - start_time
     return reply_of(raw, digest, endpoint.name, latency)

@@ -31,11 +31,11 @@ MISTRAL_URL = "https://api.mistral.ai"
 
 
 class MistralClient:
-    """One Mistral endpoint; `url` with or without its /v1. Raises `ConfigError` for fields that its API has not."""
+    """One Mistral endpoint; `url` with or without /v1. Raises `ConfigError` for request fields that its API lacks."""
 
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
-        known = inspect.signature(Chat.complete_async).parameters
-        if unknown := [name for name in config.extra or () if name not in known]:
+        known_fields = inspect.signature(Chat.complete_async).parameters
+        if unknown := [name for name in config.extra or () if name not in known_fields]:
             where = f"endpoint for model {config.model!r}: `extra`"
             raise ConfigError(f"{where} sets {', '.join(unknown)}, but Mistral's API has no such field")
         self.url, self._config = url, config

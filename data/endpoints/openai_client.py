@@ -1,7 +1,7 @@
 """The client of OpenAI-compatible endpoints, the embedded one included, over OpenAI's SDK.
 
-Replies are read as plain JSON: with the checks of the SDK's models, which the pool does again, one HTTP client sends
-335 requests a second instead of 415 (bench/corpus/endpoints.py).
+Replies are parsed as plain JSON, because the SDK's validation, which `parse_completion` repeats anyway, reduces the
+throughput of one HTTP client from 415 to 335 requests a second (bench/corpus/endpoints.py).
 """
 
 import itertools
@@ -36,13 +36,17 @@ class OpenAIClient:
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
         self.url, self._config = url, config
         self._fields = {"max_tokens", "max_completion_tokens", "temperature", "seed", *(config.extra or ())}
-        key = self._key if config.key_variable else "none"
+
+        async def read_key() -> str:  # the SDK calls it for each request
+            return key_of(config)
+
+        key = read_key if config.key_variable else "none"
         self._clients = [
             AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=client)
             for client in http_clients(config, on_headers)
         ]
         self._next = itertools.cycle(self._clients)
-        # Without a key of ours none is sent; the SDK looks only at the headers of a request for that.
+        # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
         self.headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
 
     @property
@@ -61,7 +65,7 @@ class OpenAIClient:
         return parse_reply_body((await self.send(post)).content, self.url, self._config)
 
     async def models(self) -> list[str] | None:
-        """Names of the models served; None where the server does not say or takes any name, as llama.cpp's does."""
+        """Names of the models served; None if the server does not list them, or accepts any name, as llama.cpp does."""
         try:
             page = await self.send(self.sdk.models.list(extra_headers=self.headers))
         except CallError as error:
@@ -81,13 +85,10 @@ class OpenAIClient:
         for client in self._clients:
             await client.close()
 
-    async def _key(self) -> str:
-        return key_of(self._config)
-
     def _to_call_error(self, error: Exception) -> CallError | None:
         if isinstance(error, openai.APIStatusError):
-            no_credit = getattr(error, "code", None) == "insufficient_quota"  # a 429 that no waiting helps
-            # A refused field that all requests have: no request would be accepted.
+            no_credit = getattr(error, "code", None) == "insufficient_quota"  # a 429, but waiting does not help
+            # If a field that all requests have is refused, no request would be accepted.
             refused_field = error.status_code in (400, 422) and error.param in self._fields
             reason = "misconfigured" if no_credit or refused_field else reason_of(error.status_code)
             return CallError(reason, error.message, str(error.status_code), retry_after(error.response.headers))

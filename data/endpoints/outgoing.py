@@ -1,7 +1,7 @@
-"""Text that leaves for a chat endpoint: chat markers in it are broken, and what is to be read as data is fenced.
+"""Defences against prompt injection in text sent to a chat endpoint: broken chat markers, fenced sections, signs.
 
-Many servers turn a marker that a message spells, such as `<|im_end|>`, into the control token of that name. Whoever
-writes the text could then end the message and answer in the model's place.
+Many servers turn a marker in a message's text, such as `<|im_end|>`, into the control token of that name. Whoever wrote
+the text could then end the message and answer in the model's place.
 """
 
 import base64
@@ -45,10 +45,10 @@ def break_markers(text: str) -> str:
 
 
 def fenced(sections: Sequence[tuple[str, str]]) -> str:
-    """The (title, text) sections below one another, each under the line `=== CODE title`, and the line `=== CODE end`.
+    """Join (title, text) sections, each below a line `=== CODE title`, and end with the line `=== CODE end`.
 
-    The code is a digest of all that is fenced: the same content gives the same request, and a text that is to hold its
-    own fence would have to hold its own digest.
+    The code is a digest of all sections: the same content gives the same request, and a text cannot forge a fence,
+    because it would have to contain its own digest.
     """
     digest = hashlib.sha256(json.dumps(sections).encode()).digest()
     code = base64.b32encode(digest[:5]).decode().lower()
@@ -57,19 +57,19 @@ def fenced(sections: Sequence[tuple[str, str]]) -> str:
 
 
 def read_fenced(text: str) -> list[tuple[str, str]]:
-    """The sections that `fenced` put below one another; none if `text` is anything else.
+    """The inverse of `fenced`: its (title, text) sections, or an empty list if `text` is anything else.
 
-    Chat markers in them stay broken, and so do headings.
+    Chat markers and headings in the sections stay broken.
     """
-    first = _FENCE.match(text)
-    if first is None or not text.endswith(f"\n=== {first[1]} end"):
+    fence = _FENCE.match(text)
+    if fence is None or not text.endswith(f"\n=== {fence[1]} end"):
         return []
-    parts = re.split(rf"(?:^|\n)=== {first[1]} (.*)(?:\n|$)", text)
+    parts = re.split(rf"(?:^|\n)=== {fence[1]} (.*)(?:\n|$)", text)
     return list(zip(parts[1:-2:2], parts[2:-2:2], strict=True))
 
 
 def hostile_signs(text: str) -> list[str]:
-    """What in a text looks as if it were meant for the model that reads it: for counts, not a verdict."""
-    text = f"\n{text}"  # so that every line follows a line break, which is searched for faster than the place after it
+    """Names of the patterns in a text that may be addressed to the model reading it. For statistics, not a verdict."""
+    text = f"\n{text}"  # every line then follows a line break, which is faster to search for than a line's beginning
     lowered = ignoring_case(text)
     return [sign for sign, pattern in _SIGNS.items() if pattern.search(text, lowered)]

@@ -1,8 +1,8 @@
-"""Servers that the pool starts itself: processes on loopback that end with this one.
+"""Servers that the pool starts itself, as child processes on loopback that end with this process.
 
-A program is a module with a `main` that calls `child_arguments` and then, once it serves, `announce`. Each process
-listens on a free port of 127.0.0.1 and writes {"url": ...} as a line; what it writes to its standard error is shown
-where it does not start.
+A program is a module whose `main` calls `child_arguments` and, once it is ready, `announce`. Each process listens on a
+free port of 127.0.0.1 and writes the line {"url": ...} to standard output. Its standard error is shown if it does not
+start.
 """
 
 import argparse
@@ -21,19 +21,19 @@ from typing import IO
 from common.processes import die_with_parent
 
 START_S = 120.0  # 1 s on an idle machine
-LOG_LINES = 20  # of its log, in the message about a process that did not start
+LOG_LINES = 20  # last lines of the log in the message about a process that did not start
 
 
 class OwnServerError(RuntimeError):
-    """A process did not start. That is a fault of this machine, a crash: waiting for it as in an outage is useless."""
+    """A process did not start. Unlike an outage of a remote endpoint, this does not pass by waiting."""
 
 
 @dataclass(frozen=True)
 class ServerProgram:
-    """What an endpoint of our own runs. `model`: the only one that it serves.
+    """A program that serves an endpoint of an own kind. `model`: the only one that it serves.
 
-    `arguments()`: of `python -m`, the module first; raises `ConfigError` if something is not installed. `replicated`: a
-    process answers one request at a time, so there is one for each connection; else one process answers all.
+    `arguments()`: arguments of `python -m`, the module first; raises `ConfigError` if something is not installed.
+    `replicated`: a process answers one request at a time, so one is started per connection; else there is one.
     """
 
     model: str
@@ -95,7 +95,7 @@ class _Replica:
         arguments = self._program.arguments()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         command = [sys.executable, "-m", *arguments, "--parent", str(os.getpid())]
-        # The child must find this package as this process did, whatever folder it was started in.
+        # The child must find this package in the same place as this process, whatever the working folder is.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
 
@@ -127,16 +127,16 @@ class _Replica:
             self._log.close()
         self.process = self._log = self._url = None
 
-    def _error(self, how: str) -> OwnServerError:
+    def _error(self, reason: str) -> OwnServerError:
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         log = "\n".join(["its log ends:", *lines[-LOG_LINES:]]) if lines else "its log is empty"
-        return OwnServerError(f"the server of {self._program.model} did not start {how}; {log}")
+        return OwnServerError(f"the server of {self._program.model} did not start {reason}; {log}")
 
 
 def child_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read a program's arguments; from here on the process ends with --parent, and leaves Ctrl-C to it."""
+    """Parse a program's arguments. From then on the process ends with its --parent and ignores Ctrl-C."""
     parser.add_argument("--parent", type=int, default=None, help="end when this process does")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
@@ -146,6 +146,6 @@ def child_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def announce(url: str) -> None:
-    """Write the base URL for the process that waits for it."""
+    """Report the base URL to the parent process, which waits for it."""
     sys.stdout.write(json.dumps({"url": url}) + "\n")
     sys.stdout.flush()

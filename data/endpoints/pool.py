@@ -1,8 +1,8 @@
-"""The pool of chat endpoints used by distillation, judge and evaluation: many requests in, as many results out.
+"""The pool of chat endpoints, used by distillation, judges and evaluation: answers many requests concurrently.
 
-Inside it is asynchronous, in a thread of its own; outside, `ask` is a plain call. A reply is on disk before it is
-returned and is never paid for again, also after a kill -9. A request that fails gives a `ChatFailure`; whether
-to stop because a whole endpoint has failed is for the caller to decide (`raise_for_outage`).
+It runs an asyncio event loop in its own thread; `ask` is an ordinary blocking call. A reply is on disk before it is
+returned, and is never paid for twice, even after a kill -9. A request that fails gives a `ChatFailure`; the caller
+decides whether to stop because a whole endpoint has failed (`raise_for_outage`).
 """
 
 import asyncio
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
-SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others holds none of them up
+SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others does not delay them
 WINDOW_PER_CONNECTION = 4  # requests for each of an endpoint's connections
 ADOPTED_AT_ONCE = 1000  # replies
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between looks at a request that another process has sent
+FIRST_POLL_S, LONGEST_POLL_S = 0.05, 2.0  # pause between checks of a request that another process has sent
 
 
 class EndpointPool:
-    """The endpoints of a configuration. A context manager; a server of our own starts with its first request.
+    """The endpoints of a configuration. A context manager; own servers start with their first request.
 
-    `replies`: where replies and batch jobs in progress are kept. `budget_dollars` and `budget_tokens` (0: no limit)
-    include what earlier processes spent for the same execution; replies that another one paid for cost nothing.
+    `replies`: where replies and batch jobs in progress are stored. `budget_dollars` and `budget_tokens` (0: no limit)
+    cover all processes of the same execution; replies that another execution paid for cost nothing.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class EndpointPool:
             spent, unknown = self._cache(name).spent[name], self._cache(name).unknown[name]
             own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget, unknown)
             self._endpoints[name] = Endpoint(name, config, own, self._limit)
-            self._endpoints[name].has_answered = spent != NO_USAGE  # to an earlier process
+            self._endpoints[name].has_answered = spent != NO_USAGE  # it answered an earlier process
         self._batch_queues = {
             name: BatchQueue(self._endpoints[name], self._cache(name))
             for name, config in endpoints.items()
             if config.mode == "batch"
         }
-        # Requests that are being answered, by digest: a second one with the same digest waits for the first.
+        # Requests in progress by digest: a second request with the same digest waits for the first.
         self._in_flight: dict[str, asyncio.Future[AskResult]] = {}
         self._wait_is_logged = False
 
@@ -94,17 +94,17 @@ class EndpointPool:
 
     @property
     def spent(self) -> float:
-        """Dollars of all replies so far, earlier processes' too."""
+        """Dollars of all replies so far, including those of earlier processes of the execution."""
         return self._limit.spent.dollars
 
     @property
     def unknown(self) -> float:
-        """Dollars that attempts without a reply may have cost, at most: they were cut, late or unreadable."""
+        """Upper bound in dollars on the cost of attempts without a reply (cut off, late or unreadable)."""
         return self._limit.unknown.dollars
 
     def rates(self) -> dict[str, dict[str, float | int | None]]:
-        """Of each endpoint in use: attempts sent by this process, how many were refused for the rate (429), and the
-        current limit in requests a second (None: no limit)."""
+        """Rate statistics of each endpoint in use: attempts sent by this process, how many were refused for the rate
+        (429), and the current limit in requests a second (None: no limit)."""
         limiters = {name: endpoint.rate_limiter for name, endpoint in self._endpoints.items()}
         return {
             name: {
@@ -118,8 +118,10 @@ class EndpointPool:
         }
 
     def window(self, names: Iterable[str]) -> int:
-        """How many requests to have open in a session so that each of these endpoints is kept busy: many for every
-        connection of a live one; all the jobs that a batch one may have in progress, and the next."""
+        """How many requests a session should have open to keep these endpoints busy.
+
+        A live endpoint needs several per connection, a batch endpoint all jobs it may have in progress and the next.
+        """
         sizes = [
             self._batch_queues[name].capacity
             if name in self._batch_queues
@@ -129,7 +131,7 @@ class EndpointPool:
         return max([SMALLEST_WINDOW, *sizes])
 
     def config(self, name: str) -> EndpointConfig:
-        """The endpoint's section. Raises `ConfigError` if there is none of that name."""
+        """The configuration of an endpoint. Raises `ConfigError` if there is none of that name."""
         if name not in self._configs:
             raise ConfigError(f"no endpoint {name!r}; [endpoints] has {sorted(self._configs)}")
         return self._configs[name]
@@ -137,8 +139,8 @@ class EndpointPool:
     def check(self) -> None:
         """Check every endpoint: first keys, addresses and files, then whether it answers.
 
-        Raises `ConfigError` for what the operator must fix, `OwnServerError`, and `Retryable` naming the URL of an
-        endpoint that does not answer, unless one of its fallbacks does.
+        Raises `ConfigError` for what the user must fix, `OwnServerError`, and `Retryable` naming the URL of an endpoint
+        that does not answer, unless one of its fallbacks does.
         """
         for endpoint in self._endpoints.values():
             endpoint.check_config()
@@ -154,11 +156,11 @@ class EndpointPool:
             logger.warning("%s; continuing, because a fallback answers", error)
 
     def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[AskResult]:
-        """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
+        """Send requests and return their results in order; `on_reply(index, result)` is called as each arrives.
 
-        Never raises for a request's own failure. Raises `ConfigError` for an unknown endpoint, `OSError` when replies
-        cannot be written, and `OwnServerError`. If `on_reply` raises, nothing more is sent, and the requests in
-        flight, which are paid for, are awaited; batch jobs are left to the next call.
+        The failure of a single request is a result, not an exception. Raises `ConfigError` for an unknown endpoint,
+        `OSError` if replies cannot be written, and `OwnServerError`. If `on_reply` raises, nothing more is sent, and
+        the requests in flight, which are paid for, are awaited; batch jobs are left to the next call.
         """
         results: dict[Hashable, AskResult] = {}
         with self.session() as session:
@@ -171,11 +173,11 @@ class EndpointPool:
         return [results[index] for index in range(len(requests))]
 
     def session(self) -> AskSession:
-        """For requests that follow from the results of others."""
+        """Open a session, in which new requests may be submitted while others are in progress."""
         return AskSession(self._loop, self._candidates, self._answer, self._endpoints, self._batch_queues)
 
     def close(self) -> None:
-        """Cancel the requests in flight, stop the servers that were started, close the file."""
+        """Cancel the requests in flight, stop the own servers, close the files."""
         if self._loop.is_closed():
             return
         self._run_in_loop(self._shut_down())
@@ -200,7 +202,7 @@ class EndpointPool:
         await asyncio.get_running_loop().shutdown_default_executor()
 
     def _candidates(self, request: ChatRequest) -> list[str]:
-        """The endpoints that may answer a request: the one in the request, then its fallbacks for this purpose.
+        """Names of the endpoints that may answer a request: its own, then that one's fallbacks for this purpose.
 
         Raises `ConfigError` if one does not exist.
         """
@@ -211,7 +213,7 @@ class EndpointPool:
         return names
 
     async def _answer(self, request: ChatRequest) -> AskResult:
-        """From the cache, whichever candidate answered then; else from the first candidate that answers now."""
+        """Answer a request from the cache of any candidate, else by the first candidate that answers now."""
         names = self._candidates(request)
         digests = {name: request_digest(request, self._configs[name]) for name in names}
         for name in names:
@@ -224,7 +226,7 @@ class EndpointPool:
                 return result
             first_failure = first_failure or result
             if result.reason not in UNPAID | TRANSIENT:
-                return result  # it is about the request, or for the operator to fix: a fallback would not help
+                return result  # the request or the configuration is at fault, so a fallback would not help
         assert first_failure is not None
         return first_failure
 
@@ -236,22 +238,22 @@ class EndpointPool:
         return self._caches[self._configs[name].model]
 
     def _adopt(self, path: Path) -> None:
-        """Move the replies and batch jobs of this execution that an earlier version kept in a file of their own."""
-        first = next(iter(self._configs))
+        """Migrate replies and batch jobs that an earlier version stored in a file of the execution alone."""
+        first_name = next(iter(self._configs))
 
-        def known(name: str) -> str:
-            return name if name in self._configs else first  # the earliest rows name no endpoint
+        def cache_of(name: str) -> ReplyCache:
+            return self._cache(name if name in self._configs else first_name)  # the oldest rows name no endpoint
 
-        adopt_jobs(path.with_name(f"{path.name}.batches"), lambda name: self._cache(known(name)).folder / BATCHES)
+        adopt_jobs(path.with_name(f"{path.name}.batches"), lambda name: cache_of(name).folder / BATCHES)
         if path.exists():
-            old = read_replies(path)
-            while rows := list(islice(old, ADOPTED_AT_ONCE)):
+            all_rows = read_replies(path)
+            while rows := list(islice(all_rows, ADOPTED_AT_ONCE)):
                 for cache in self._caches.values():
-                    cache.adopt(row for row in rows if self._cache(known(row.get("endpoint", ""))) is cache)
+                    cache.adopt(row for row in rows if cache_of(row.get("endpoint", "")) is cache)
             path.unlink()
 
     async def _cached(self, request: ChatRequest, name: str, digest: str) -> ChatReply | None:
-        """The cached reply, with its row in the ledger."""
+        """The cached reply, None if there is none; a hit is recorded in the ledger."""
         reply = self._cache(name).reply(digest)
         if reply is not None:
             reply = replace(reply, endpoint=name)
@@ -259,7 +261,8 @@ class EndpointPool:
         return reply
 
     async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, has_fallback: bool) -> AskResult:
-        """From one endpoint, or from a request of the same digest that is in flight there."""
+        """Answer a request from one endpoint, so that requests of the same digest are paid for once."""
+        # Wait for requests of the same digest in this process.
         while True:
             if (cached := await self._cached(request, name, digest)) is not None:
                 return cached
@@ -268,18 +271,19 @@ class EndpointPool:
             result = await asyncio.shield(self._in_flight[digest])
             if isinstance(result, ChatFailure):
                 return result
-            # The reply is in the cache now: the next pass finds it, and records that it cost nothing.
+            # The reply is in the cache now: the next iteration reads it, and records that it cost nothing.
         in_flight = self._in_flight[digest] = asyncio.get_running_loop().create_future()
-        result: AskResult = ChatFailure("outage", "cancelled", 0)  # for those that wait, if this one is cancelled
+        result: AskResult = ChatFailure("outage", "cancelled", 0)  # what waiters get if this task is cancelled
         cache, batch_queue = self._cache(name), self._batch_queues.get(name)
         try:
-            pause = FIRST_LOOK_S
-            while not cache.locks.acquire(digest):  # another process asks for it
-                if pause == LONGEST_LOOK_S and not self._wait_is_logged:
+            # Wait for a request of the same digest in another process, then look for its reply.
+            pause = FIRST_POLL_S
+            while not cache.locks.acquire(digest):
+                if pause == LONGEST_POLL_S and not self._wait_is_logged:
                     self._wait_is_logged = True
                     logger.warning("endpoint %r: waiting for replies that another process has asked for", name)
                 await asyncio.sleep(pause)
-                pause = min(LONGEST_LOOK_S, 2 * pause)
+                pause = min(LONGEST_POLL_S, 2 * pause)
             cache.refresh()
             if (cached := await self._cached(request, name, digest)) is not None:
                 result = cached
@@ -296,10 +300,11 @@ class EndpointPool:
 
 
 def raise_for_outage(results: Sequence[AskResult], *, unpaid_allowed: bool = False) -> None:
-    """Raise for a failure of a whole endpoint, which is not about single requests.
+    """Raise if the failures among `results` mean that a whole endpoint has failed, not single requests.
 
-    `ConfigError` if an endpoint refuses its key, model or address, or the budget is spent and the caller has no use for
-    a part of the replies; `Retryable` if one has stopped answering or every request failed for reasons that may pass.
+    Raises `ConfigError` if an endpoint refuses its key, model or address, or if the budget is spent, except with
+    `unpaid_allowed` (the caller can use a part of the replies); `Retryable` if an endpoint has stopped answering, or if
+    every request failed for temporary reasons.
     """
     failures = [result for result in results if isinstance(result, ChatFailure)]
     for failure in failures:

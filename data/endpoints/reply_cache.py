@@ -1,14 +1,14 @@
-"""The reply cache: the paid replies of a model by request digest, kept for all runs, and the ledger events of attempts.
+"""The reply cache: paid replies of a model by request digest, shared by all runs, and the ledger events of attempts.
 
     <replies>/<model>/<host>-<random>.jsonl   a shard: appended to by one process at a time, which holds its flock
     <replies>/<model>/pulled/*.jsonl          shards of other machines, fetched from the store's remote
     <replies>/<model>/batches/                batch jobs in progress
     <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
 
-A reply is on disk before anybody uses it. A line without a text says what an attempt may have cost whose reply was cut,
-late or unreadable. Replies are JSON lines, appended and fsynced in groups: whatever arrives
-while one group is being written forms the next, so the disk sets the size of a group and never the pace of requests.
-Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.py ledger).
+A reply is on disk before it is used. A line without a text is the maximum cost of an attempt whose reply was cut off,
+late or unreadable. Replies are JSON lines, appended and fsynced in groups: replies that arrive while one group is being
+written form the next (group commit), so a slow disk makes larger groups, not slower requests. Opening a file of a
+million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.py ledger).
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from data.endpoints.request_locks import RequestLocks
 logger = logging.getLogger(__name__)
 
 SHARDS, PULLED, BATCHES = "*.jsonl", "pulled", "batches"
-SHARD_BYTES = 64 * 2**20  # after which a new shard is begun: a mirror sends a shard that has grown as a whole
-# The head of a line as `reply_to_row` writes it: all that has to be known of a reply when the file is opened.
+SHARD_BYTES = 64 * 2**20  # size of a full shard; bounded, because a mirror sends a changed shard as a whole
+# The beginning of a line as `reply_to_row` writes it: all that the index needs, without parsing the text.
 _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '
     rb'(?:"execution": "([^"\\]*)", )?'
@@ -48,7 +48,7 @@ _HEAD = re.compile(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of the cache, a ledger event or both, to be written; `done` is set when they are on disk."""
+    """A pending line of the cache, a ledger event or both; the future `done` is set when they are on disk."""
 
     row: dict[str, Any] | None
     event: dict[str, Any] | None
@@ -56,10 +56,10 @@ class _Entry:
 
 
 class ReplyCache:
-    """The replies of one model. `spent`: what the source's execution paid for replies, by endpoint, also earlier;
-    `unknown`: what its attempts without a reply may have cost.
+    """The replies of one model. To be used from one event loop. Raises `ConfigError` if the folder is not writable.
 
-    To be used from one event loop. Raises `ConfigError` if the folder cannot be written.
+    `spent`: what the source's execution has paid for replies, by endpoint, in all its processes; `unknown`: the maximum
+    cost of its attempts without a reply.
     """
 
     def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
@@ -69,7 +69,7 @@ class ReplyCache:
         self._pending: list[_Entry] = []
         self._writer: asyncio.Task | None = None
         self._log = KeyedLog(self._index_line)
-        self._own_shards: dict[Path, int] = {}  # with the descriptor that holds its flock
+        self._own_shards: dict[Path, int] = {}  # path -> the descriptor that holds its flock
         try:
             (self.folder / BATCHES).mkdir(parents=True, exist_ok=True)
             self.locks = RequestLocks(self.folder / "requests.lock")
@@ -85,17 +85,17 @@ class ReplyCache:
 
     @property
     def total(self) -> Usage:
-        """What the execution paid at all endpoints."""
+        """What the execution has paid at all endpoints of this model."""
         return sum(self.spent.values(), NO_USAGE)
 
     def refresh(self) -> None:
-        """Find the replies that other processes have written since the last call."""
+        """Index the replies that other processes have written since the last call."""
         for path in chain(self.folder.glob(SHARDS), (self.folder / PULLED).glob(SHARDS)):
             if path not in self._own_shards:
                 self._log.follow(path)
 
     def reply(self, digest: str) -> ChatReply | None:
-        """The cached reply to the request of this digest."""
+        """The cached reply to the request with this digest; None if there is none."""
         line = self._log.get(bytes.fromhex(digest))
         if line is None:
             return None
@@ -106,7 +106,7 @@ class ReplyCache:
     async def record(self, event: dict[str, Any], reply: ChatReply | None = None, spent: Usage = NO_USAGE) -> None:
         """Write a reply and emit a ledger event; both are on disk on return. Raises `OSError` on a full disk.
 
-        Without a reply, `spent` is what the attempt may have cost.
+        Without a reply, `spent` is the maximum cost of the attempt.
         """
         row = None
         if reply is not None:
@@ -124,14 +124,16 @@ class ReplyCache:
         self._pending.append(entry)
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write_pending())
-        # A request that is cancelled must not cancel the write: its reply is paid for.
+        # The reply is paid for, so the cancellation of a request must not cancel the write.
         await asyncio.shield(entry.done)
 
     def adopt(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write rows of an earlier file of this execution, except those that are here already."""
-        new = {row["digest"]: row for row in rows if self._log.get(bytes.fromhex(row["digest"])) is None}
-        written = [reply_to_row(reply_from_row(row), _usage(row), self._source.execution) for row in new.values()]
-        self._add(written, self._write(written, []))
+        by_digest = {row["digest"]: row for row in rows if self._log.get(bytes.fromhex(row["digest"])) is None}
+        new_rows = [
+            reply_to_row(reply_from_row(row), _usage(row), self._source.execution) for row in by_digest.values()
+        ]
+        self._add(new_rows, self._write(new_rows, []))
 
     def close(self) -> None:
         """Close the files; nothing may be recorded any more."""
@@ -141,16 +143,18 @@ class ReplyCache:
             os.close(descriptor)
 
     def _open_shard(self) -> None:
-        """Append to a shard of this host that no process writes, from now on, or to a new one."""
+        """Choose the shard to append to: one of this host that no process writes to, or a new one."""
         prefix = re.sub(r"[^A-Za-z0-9.]+", "_", platform.node())[:64].lstrip(".") or "host"
-        known = [path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES]
-        new = (self.folder / f"{prefix}-{uuid.uuid4().hex[:12]}.jsonl" for _ in count())
-        for path in chain(known, new):
+        existing = [
+            path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES
+        ]
+        new_paths = (self.folder / f"{prefix}-{uuid.uuid4().hex[:12]}.jsonl" for _ in count())
+        for path in chain(existing, new_paths):
             if path in self._own_shards:
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            # Where there are no locks, every process takes a new shard.
-            if not try_flock(descriptor, path) or (path in known and not has_locks(self.folder)):
+            # On a file system without locks, every process takes a new shard.
+            if not try_flock(descriptor, path) or (path in existing and not has_locks(self.folder)):
                 os.close(descriptor)
                 continue
             self._own_shards[path] = descriptor
@@ -158,6 +162,7 @@ class ReplyCache:
             return
 
     async def _write_pending(self) -> None:
+        """Write the pending entries in groups until there are none, and set their futures."""
         while self._pending:
             group, self._pending = self._pending, []
             rows = [entry.row for entry in group if entry.row is not None]
@@ -170,7 +175,7 @@ class ReplyCache:
                 for entry in group:
                     if not entry.done.cancelled():
                         entry.done.set_exception(error if isinstance(error, Exception) else OSError("interrupted"))
-                        entry.done.exception()  # marks it as retrieved: the waiter may be gone
+                        entry.done.exception()  # mark it as retrieved, in case nobody waits for it any more
                 if not isinstance(error, Exception):
                     raise
                 continue
@@ -187,14 +192,14 @@ class ReplyCache:
                 self._log.add(bytes.fromhex(row["digest"]), position)
 
     def _write(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[int]:
-        """In a thread: replies first, then events. Returns the replies' positions in the log."""
+        """Write replies, then emit events (in a thread). Returns the replies' positions in the log."""
         lines = [(json.dumps(row, ensure_ascii=True) + "\n").encode() for row in rows]
         positions = self._log.write(lines) if lines else []
         emit_all(self._emit, "call", events)
         return positions
 
     def _index_line(self, line: bytes) -> bytes | None:
-        """The digest of a line, whose cost is counted if this execution paid it; None for a reply not to be used."""
+        """The index key of a line, its digest; None if it is no usable reply. Adds up this execution's costs."""
         digest, endpoint, spent, execution = _read_head(line)
         if execution == self._source.execution:
             amounts = self.unknown if digest is None else self.spent
@@ -205,7 +210,7 @@ class ReplyCache:
 
 
 def read_replies(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one file of replies; damaged lines are skipped."""
+    """Read the rows of a file of replies; damaged lines are skipped with a warning."""
     with path.open("rb") as file:
         for line in file:
             try:
@@ -221,12 +226,12 @@ def _usage(row: dict[str, Any]) -> Usage:
 
 
 def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
-    """Digest (None: an attempt without a reply), endpoint, cost and execution of a line.
+    """(digest, endpoint, cost, execution) of a line; digest None for an attempt without a reply.
 
-    Raises `ValueError` if it is neither.
+    Raises `ValueError` for a damaged line.
     """
-    # A line that was torn inside a text may end in that text's own `"}`, but then with a backslash before the quote:
-    # such a line is parsed as a whole.
+    # The pattern checks only the head. A line torn inside its text could also end in `"}` of that text, but there the
+    # quote is escaped by a backslash: such a line is parsed completely.
     if (head := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
         digest, endpoint, dollars, tokens, execution = head.groups(b"")
         return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()

@@ -1,4 +1,4 @@
-"""Where replies are kept. Apart from the cache that reads them, for each process of a stage imports it."""
+"""Where replies are stored. A module of its own, because every process of a stage imports it, but not the cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ReplySource:
-    """Where replies are kept, and for which execution of a stage new ones are paid.
+    """The folder of cached replies, and the execution of a stage that new replies are charged to.
 
-    `ask_again`: only this execution's own replies are used. `adopt`: a file of replies that this execution wrote before
-    they were shared; they are moved into the folder.
+    `ask_again`: use only this execution's own replies. `adopt`: a file of replies of this execution from an earlier
+    version, in which executions did not share them; its rows are moved into the folder.
     """
 
     folder: Path

@@ -1,7 +1,8 @@
-"""Locks on requests, so that of several processes that want the same reply one asks for it and the others wait.
+"""Locks on requests: if several processes need the same reply, one sends the request and the others wait.
 
-A lock is one byte of a file, at an offset made of the request's digest; the file stays empty. The kernel releases a
-process's locks when it dies. They belong to the open file, so two pools in one process exclude each other as well.
+A lock covers one byte of a file, at an offset derived from the request's digest; the file stays empty. They are Linux
+open file description locks: the kernel releases them when the process dies, and two pools in one process exclude each
+other as well.
 """
 
 import fcntl
@@ -22,9 +23,9 @@ class RequestLocks:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def acquire(self, digest: str) -> bool:
-        """Take the lock of a digest (hexadecimal); False if another process has it. It may be taken several times.
+        """Take the lock of a digest (hexadecimal); returns False if another process holds it. Reentrant.
 
-        On a file system without locks everybody gets it: a request may then be paid for twice.
+        On a file system without locks it always succeeds; a request may then be paid for twice.
         """
         return try_lock(self.path, lambda: self._set(fcntl.F_WRLCK, digest))
 

@@ -1,12 +1,12 @@
-"""Requests that are answered while more of them are still being made: results come in any order, one after another.
+"""Sessions of an endpoint pool: submit requests at any time, and take their results one by one in any order.
 
     with pool.session() as session:
         session.submit(enumerate(requests))
         while session.open_count:
             key, result = session.next_result()
-            session.submit([...])       # what follows from it
+            session.submit([...])       # requests that depend on it
 
-As many requests of each endpoint are in flight as it allows, and an endpoint that is slow holds up no other.
+Each endpoint has as many requests in flight as it allows, and a slow endpoint does not delay the others.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.endpoint import Endpoint
 
 AskResult = ChatReply | ChatFailure
-STILL_RUNNING_S = 1.0  # between looks whether the pool was closed while a session waits for its last replies
+STILL_RUNNING_S = 1.0  # how often a session that waits for its last replies checks whether the pool was closed
 
 
 class AskSession:
-    """A context manager, to be used by one thread. `open_count`: requests without a result so far.
+    """A context manager for one thread. `open_count`: requests without a result so far.
 
-    At its start, endpoints that were given up get a new chance, and batch jobs are resumed. An error in the block sends
-    nothing more and awaits the requests in flight, which are paid for; batch jobs are left to the next session.
+    On entry, endpoints with an outage are tried again, and batch jobs are resumed. After an error in the block nothing
+    more is sent, and the requests in flight, which are paid for, are awaited; batch jobs are left to the next session.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AskSession:
         self._loop, self._check, self._answer = loop, check, answer
         self._endpoints, self._batch_queues = endpoints, batch_queues
         self.open_count = 0
-        # The loop's thread puts the results, the caller's takes them.
+        # Filled by the event loop's thread, emptied by the caller's.
         self._results: queue.SimpleQueue[tuple[Hashable, Any]] = queue.SimpleQueue()
         self._waiting: dict[str, deque[tuple[Hashable, ChatRequest]]] = defaultdict(deque)  # by endpoint
         self._workers: dict[str, set[asyncio.Task[None]]] = defaultdict(set)  # by endpoint
@@ -56,12 +56,13 @@ class AskSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        closed = isinstance(error, CancelledError)  # the pool, by another thread
-        at_once = closed or (error is not None and not isinstance(error, Exception))  # Ctrl-C
-        if closed or self._loop.is_closed():
+        pool_closed = isinstance(error, CancelledError)  # by another thread
+        interrupted = pool_closed or (error is not None and not isinstance(error, Exception))  # Ctrl-C
+        if pool_closed or self._loop.is_closed():
             return
-        ending = asyncio.run_coroutine_threadsafe(self._end(cancel=at_once), self._loop)
-        while not at_once:
+        ending = asyncio.run_coroutine_threadsafe(self._end(cancel=interrupted), self._loop)
+        # After Ctrl-C nothing is awaited; else wait, unless the pool is closed meanwhile.
+        while not interrupted:
             try:
                 return ending.result(STILL_RUNNING_S)
             except TimeoutError:
@@ -69,10 +70,10 @@ class AskSession:
                     return
 
     def submit(self, requests: Iterable[tuple[Hashable, ChatRequest]], *, more_follow: bool | None = None) -> None:
-        """Send requests, each with a key to know its result by. `more_follow`: whether others are about to be submitted
-        (None: as before), for which an endpoint in batch mode waits before it makes a job that is not full.
+        """Send (key, request) pairs; the key identifies the result.
 
-        Raises `ConfigError` for a request to an endpoint that does not exist.
+        `more_follow`: whether more requests will be submitted soon (None: unchanged); a batch endpoint then waits for
+        them before it makes a job that is not full. Raises `ConfigError` for a request to an unknown endpoint.
         """
         items = list(requests)
         for _, request in items:
@@ -81,17 +82,17 @@ class AskSession:
         self._loop.call_soon_threadsafe(self._enqueue, items, more_follow)
 
     def expect(self, key: Hashable, future: "Future[Any]") -> None:
-        """Let the result of a future, which is worked on elsewhere, come out of `next_result` as those of requests."""
+        """Deliver the result of any other future through `next_result`, like the result of a request."""
         self.open_count += 1
 
-        def put(done: "Future[Any]") -> None:
-            error = CancelledError() if done.cancelled() else done.exception()
-            self._results.put((key, done.result() if error is None else cast(Exception, error)))
+        def put(finished: "Future[Any]") -> None:
+            error = CancelledError() if finished.cancelled() else finished.exception()
+            self._results.put((key, finished.result() if error is None else cast(Exception, error)))
 
         future.add_done_callback(put)
 
     def next_result(self) -> tuple[Hashable, Any]:
-        """The next result, with its key. Raises the error that ended a request: `OSError` on a full disk."""
+        """Wait for the next result; returns (key, result). Raises the error that ended a request, as on a full disk."""
         assert self.open_count, "nothing was submitted"
         key, result = self._results.get()
         self.open_count -= 1
@@ -101,7 +102,7 @@ class AskSession:
 
     @property
     def has_result(self) -> bool:
-        """Whether `next_result` would return at once."""
+        """Whether `next_result` would return without waiting."""
         return not self._results.empty()
 
     def _begin(self) -> None:
@@ -117,14 +118,15 @@ class AskSession:
             self._waiting[request.endpoint].append((key, request))
         for name in {request.endpoint for _, request in items}:
             batch_queue = self._batch_queues.get(name)
-            most = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
-            for _ in range(min(most - len(self._workers[name]), len(self._waiting[name]))):
+            capacity = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
+            for _ in range(min(capacity - len(self._workers[name]), len(self._waiting[name]))):
                 task = self._loop.create_task(self._work(name))
                 self._workers[name].add(task)
                 task.add_done_callback(self._report_cancellation)
 
     def _report_cancellation(self, task: "asyncio.Task[None]") -> None:
-        if task.cancelled():  # the pool was closed, perhaps before the task began
+        # A callback and not a part of `_work`, because a task may be cancelled before it begins, if the pool is closed.
+        if task.cancelled():
             self._results.put((None, CancelledError()))
 
     async def _work(self, name: str) -> None:
@@ -138,11 +140,11 @@ class AskSession:
                     result = error
                 self._results.put((key, result))
         finally:
-            # At once, not in a callback: what is enqueued from now on needs another worker.
+            # Here, not in a done callback, which runs later: requests enqueued from now on need a new worker.
             self._workers[name] -= {cast("asyncio.Task[None]", asyncio.current_task())}
 
     async def _end(self, *, cancel: bool) -> None:
-        """Send nothing more; await what is in flight, or cancel it."""
+        """Stop sending; await the requests in flight, or cancel them. Waits for batch jobs are always cancelled."""
         self._stopped = True
         for name, workers in self._workers.items():
             batch_queue = self._batch_queues.get(name)

@@ -1,8 +1,8 @@
-"""Batch jobs on disk, so that whatever kills this process, the next one knows what was sent.
+"""Batch jobs on disk, so that after a crash the next process knows what was sent.
 
 A job is two files in a folder beside the replies: its requests, written first, and its state. `phase` is saved before
-the step that follows it: "written", "creating" (the vendor may have the job although its id was not saved), "created"
-(the id is known).
+the next step begins: "written", "creating" (the vendor may have the job although its id was not saved), "created" (the
+id is known).
 """
 
 import json
@@ -24,8 +24,11 @@ Phase = Literal["written", "creating", "created"]
 
 @dataclass
 class PendingJob:
-    """A job of one endpoint: its requests by digest, what is reserved for them, and what its replies cost, as far as
-    this process has recorded them."""
+    """A batch job of one endpoint: its requests by digest, and the budget that is reserved for them.
+
+    `spent` and `unknown`: the cost of the replies that this process has recorded. `attempts`: by digest, which attempt
+    at the request this job is.
+    """
 
     folder: Path
     endpoint: str
@@ -44,7 +47,7 @@ class PendingJob:
     def write(
         cls, folder: Path, endpoint: str, requests: dict[str, ChatRequest], reserved: Usage, attempts: dict[str, int]
     ) -> "PendingJob":
-        """Write a new job. Raises `OSError`."""
+        """Create a job and write it to disk. Raises `OSError`."""
         job = cls(folder, endpoint, uuid.uuid4().hex, requests, reserved, time.time(), attempts)
         rows = (
             {"digest": digest, "attempt": attempts.get(digest, 1), "request": asdict(request)}
@@ -55,7 +58,7 @@ class PendingJob:
         return job
 
     def save(self) -> None:
-        """Write the state."""
+        """Write the state file."""
         state = {
             "endpoint": self.endpoint,
             "label": self.label,
@@ -68,7 +71,7 @@ class PendingJob:
         write_atomically(self._path(STATE), json.dumps(state).encode())
 
     def remove(self) -> None:
-        """Delete the files, once all replies are cached. The state goes first: without it there is no job."""
+        """Delete the files, once all replies are cached. The state is deleted first: it is what makes the job exist."""
         self._path(STATE).unlink(missing_ok=True)
         self._path(REQUESTS).unlink(missing_ok=True)
 
@@ -77,15 +80,15 @@ class PendingJob:
 
 
 def pending_jobs(folder: Path, endpoint: str, acquire: Callable[[str], bool]) -> list[PendingJob]:
-    """The jobs of earlier processes, the oldest first; `acquire(label)` is False for one that a living process has.
+    """Load the jobs of earlier processes, oldest first, except those whose lock another process holds.
 
-    Raises `ConfigError` if one is unreadable.
+    `acquire(label)` takes the lock of a job, or returns False. Raises `ConfigError` for an unreadable job.
     """
     jobs = []
     for path in sorted(folder.glob(f"*{STATE}")):
         label = path.name.removesuffix(STATE)
         state = _read_state(path)
-        # Looked at again once it is locked: the process that had it may have finished it.
+        # Read the state again under the lock: the process that held it may have finished the job.
         if state is None or state["endpoint"] != endpoint or not acquire(label) or (state := _read_state(path)) is None:
             continue
         try:
@@ -105,7 +108,7 @@ def pending_jobs(folder: Path, endpoint: str, acquire: Callable[[str], bool]) ->
 
 
 def refuse_forgotten_jobs(folder: Path, endpoint: str) -> None:
-    """Raise `ConfigError` if an endpoint whose mode is no longer "batch" has a job in progress: it is paid for."""
+    """Raise `ConfigError` if an endpoint that is no longer in batch mode has a job in progress, which is paid for."""
     for path in sorted(folder.glob(f"*{STATE}")):
         if (state := _read_state(path)) is not None and state["endpoint"] == endpoint:
             job = state["id"] or path.name.removesuffix(STATE)
@@ -115,9 +118,9 @@ def refuse_forgotten_jobs(folder: Path, endpoint: str) -> None:
             )
 
 
-def adopt_jobs(old: Path, folder_of: Callable[[str], Path]) -> None:
-    """Move the jobs of a folder to where `folder_of` says that those of an endpoint are, their states last."""
-    for path in sorted(old.glob(f"*{STATE}")):
+def adopt_jobs(old_folder: Path, folder_of: Callable[[str], Path]) -> None:
+    """Move the jobs of a folder to `folder_of(endpoint)`, the state file last."""
+    for path in sorted(old_folder.glob(f"*{STATE}")):
         if (state := _read_state(path)) is not None:
             requests = path.with_name(path.name.removesuffix(STATE) + REQUESTS)
             for file in (requests, path):
@@ -126,7 +129,7 @@ def adopt_jobs(old: Path, folder_of: Callable[[str], Path]) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any] | None:
-    """The state of a job; None if it has ended. Raises `ConfigError` if it is unreadable."""
+    """Read the state of a job; None if the job has ended. Raises `ConfigError` if it is unreadable."""
     try:
         state = json.loads(path.read_bytes())
         return {name: state[name] for name in ("endpoint", "reserved", "written", "phase", "file", "id")}

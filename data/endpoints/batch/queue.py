@@ -1,9 +1,9 @@
-"""An endpoint used through its vendor's batch interface: half the price, a reply within a day, no request sent twice.
+"""The queue of an endpoint in batch mode: half the price, replies within a day, and no request sent twice.
 
-Requests are collected into jobs. Money is reserved and a job is on disk before anything is sent, and its id is saved as
-soon as there is one. A process that finds jobs of an earlier one resumes them: it polls a job that was created, looks
-among the vendor's jobs for one whose id was lost, and sends only what was never sent. Replies are cached in small
-groups, so that a process killed in between resumes where it was.
+Requests are collected into jobs. Before anything is sent, the budget is reserved and the job is on disk; its id is
+saved as soon as it is known. A process resumes the jobs of an earlier one: it polls a job that was created, searches
+the vendor's jobs for one whose id was lost, and sends only what was never sent. Replies are cached in small groups, so
+that a killed process loses little.
 """
 
 import asyncio
@@ -39,30 +39,31 @@ from data.endpoints.reply_cache import BATCHES, ReplyCache
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 1.0  # without a new request, after which the queue becomes a job
-GIVE_UP_S = 900.0  # on a vendor that does not answer; the job itself continues meanwhile
-SLOWEST_POLL = 20  # times the first pause
-LONGEST_REST_S = 600.0  # before a job that the vendor had no room for is sent again
+LINGER_S = 1.0  # time without a new request after which the queue becomes a job
+GIVE_UP_S = 900.0  # time after which a vendor that does not answer counts as an outage; the job itself continues
+SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
+LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
 GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
-JobResult = ChatReply | ChatFailure | CallError  # of a request; after a `CallError` it may be put into another job
+JobResult = ChatReply | ChatFailure | CallError  # of one request; after a `CallError` it may go into another job
 
 
 class BatchQueue:
-    """The batch interface of one endpoint. Lives in the pool's loop. Raises `ConfigError` for unreadable job files.
+    """Answers requests of one endpoint by batch jobs. Used in the pool's event loop.
 
-    The way of a request: `ask` puts it into `_queue` with a future in `_results`; `_collect_jobs` takes it into a
-    `PendingJob`; `_finish_job` sends the job, polls it, records its replies and sets the future.
+    `ask` puts a request into `_queue` with a future in `_results`; `_collect_jobs` makes `PendingJob`s of the queue;
+    `_finish_job` sends a job, polls it, records its replies and sets the futures. The constructor raises `ConfigError`
+    for unreadable job files.
     """
 
     def __init__(self, endpoint: Endpoint, cache: ReplyCache) -> None:
         self._endpoint, self._folder, self._cache = endpoint, cache.folder / BATCHES, cache
         self._config, self._batch = endpoint.config, endpoint.config.batch
         self._opened_client: BatchClient | None = None
-        self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests without a result yet
+        self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests in progress
         self._queue: deque[tuple[str, ChatRequest, int]] = deque()  # digest, request, attempt
         self._arrival = asyncio.Event()
-        self.more_follow = False  # requests are about to come in
+        self.more_follow = False  # whether the session is about to submit more requests
         self._job_slots = asyncio.Semaphore(self._batch.jobs_at_once)
         self._collector: asyncio.Task[None] | None = None
         self._jobs: dict[str, PendingJob] = {}  # by label
@@ -75,11 +76,11 @@ class BatchQueue:
 
     @property
     def capacity(self) -> int:
-        """Requests that may be open at once: those in jobs, and those of the next job, which is sent when one ends."""
+        """Requests that may be in progress at once: those in jobs, and those of the next job, which waits for a slot."""
         return self._batch.requests_per_job * (self._batch.jobs_at_once + 1)
 
     async def ask(self, digest: str, request: ChatRequest) -> ChatReply | ChatFailure:
-        """The reply, or why there is none after as many jobs as the endpoint has `attempts`."""
+        """Answer a request; it is put into up to `attempts` jobs."""
         attempts = self._config.attempts
         for attempt in range(1, attempts + 1):
             result = await asyncio.shield(self._submit(digest, request, attempt))
@@ -92,22 +93,22 @@ class BatchQueue:
         return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
 
     def has_in_job(self, digest: str) -> bool:
-        """Whether a job in progress has the request: its lock is released when the job has ended."""
+        """Whether a job in progress has the request; its lock is then released when the job has ended."""
         return digest in self._digests_in_jobs
 
     def drop_queued(self) -> None:
-        """Fail the requests that are in no job yet."""
+        """Fail the requests that are not in a job yet."""
         for digest, *_ in self._queue:
             self._set_result(digest, ChatFailure("outage", "no more requests are sent", 0))
         self._queue.clear()
 
     def resume(self) -> None:
-        """Continue every job without a task: an earlier process left it, or the vendor did not answer."""
+        """Continue every job without a running task (left by an earlier process, or after an outage)."""
         for job in list(self._jobs.values()):
             self._start(job)
 
     async def close(self) -> None:
-        """Close the client. The jobs continue at the vendor's, and stay on disk for the next process."""
+        """Close the client. The vendor continues the jobs, and their files stay on disk for the next process."""
         if self._opened_client is not None:
             await self._opened_client.close()
 
@@ -118,7 +119,7 @@ class BatchQueue:
         return self._opened_client
 
     def _submit(self, digest: str, request: ChatRequest, attempt: int) -> asyncio.Future[JobResult]:
-        """The result of the job that has the request; the request is queued for the next job if none has."""
+        """The future result of a request; it is queued for the next job unless a job has it already."""
         if digest not in self._results:
             self._results[digest] = asyncio.get_running_loop().create_future()
             if digest in self._digests_in_jobs:
@@ -140,7 +141,7 @@ class BatchQueue:
             future.set_result(result)
 
     async def _collect_jobs(self) -> None:
-        """Make jobs of the queue until it is empty, as many at once as are allowed."""
+        """Make jobs of the queue until it is empty; at most `jobs_at_once` are in progress."""
         while self._queue:
             await self._job_slots.acquire()
             await self._wait_for_full_job()
@@ -160,7 +161,7 @@ class BatchQueue:
                 self._start(job).add_done_callback(lambda _: self._job_slots.release())
 
     async def _wait_for_full_job(self) -> None:
-        """Wait until the queue fills a job, or no request has arrived for `LINGER_S` and none is about to."""
+        """Wait until the queue fills a job, or until no request has come for `LINGER_S` and no more will follow."""
         while len(self._queue) < self._batch.requests_per_job:
             self._arrival.clear()
             try:
@@ -171,20 +172,20 @@ class BatchQueue:
                     return
 
     async def _next_job(self) -> PendingJob | None:
-        """A job on disk of the first requests in the queue: as many as it may hold and the budget allows.
+        """Write a job of the first requests in the queue: as many as a job may hold and the budget allows.
 
-        None if the budget allows no request that is left.
+        Returns None if the budget allows none of the requests in the queue.
         """
-        budget, taken, size, reserved = self._endpoint.budget, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
-        while self._queue and len(taken) < self._batch.requests_per_job:
+        budget, entries, size, reserved = self._endpoint.budget, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
+        while self._queue and len(entries) < self._batch.requests_per_job:
             digest, request, _ = self._queue[0]
             size += len(self._input_line(digest, request))
             amount = max_usage(self._config, request)
-            if taken and (size > self._batch.bytes_per_job or not budget.fits(reserved + amount)):
+            if entries and (size > self._batch.bytes_per_job or not budget.fits(reserved + amount)):
                 break
-            if not taken and not budget.fits(amount):
-                # Not even one request fits now. Jobs in progress may cost less than was reserved for them: wait for
-                # that. If it fits then, release it again and start over; else this request fails.
+            if not entries and not budget.fits(amount):
+                # Not even one request fits now. `reserve` waits, because jobs in progress may cost less than was
+                # reserved for them. If it fits then, release it and start over; else this request fails.
                 if (spent_limit := await budget.reserve(amount)) is None:
                     await budget.settle(amount, NO_USAGE)
                 elif self._queue and self._queue[0][0] == digest:  # not if it was dropped meanwhile
@@ -193,12 +194,12 @@ class BatchQueue:
                 size = 0
                 continue
             reserved += amount
-            taken.append(self._queue.popleft())
-        if not taken:
+            entries.append(self._queue.popleft())
+        if not entries:
             return None
         budget.hold(reserved)
-        requests = {digest: request for digest, request, _ in taken}
-        attempts = {digest: attempt for digest, _, attempt in taken}
+        requests = {digest: request for digest, request, _ in entries}
+        attempts = {digest: attempt for digest, _, attempt in entries}
         try:
             return await asyncio.to_thread(
                 PendingJob.write, self._folder, self._endpoint.name, requests, reserved, attempts
@@ -216,24 +217,27 @@ class BatchQueue:
         self._digests_in_jobs |= job.requests.keys()
 
     def _start(self, job: PendingJob) -> asyncio.Task[None]:
-        """The task of a job; a new one if it has none that runs."""
+        """The running task of a job; a new one is started if there is none."""
         task = self._job_tasks.get(job.label)
         if task is None or task.done():
-            if task is not None:  # it left the job, whose money is parked
+            if task is not None:  # it failed and parked the job's reservation
                 self._endpoint.budget.unpark()
             task = self._job_tasks[job.label] = asyncio.create_task(self._finish_job(job))
         return task
 
     async def _finish_job(self, job: PendingJob) -> None:
-        """Take a job to its end, from wherever it is. After a failure of ours or the vendor's it stays on disk, and
-        every request in it has that failure: nobody waits for a job that nobody polls."""
+        """Bring a job to its end from its current phase.
+
+        After an error, here or at the vendor, the job stays on disk, and all its requests fail: without a task that
+        polls the job they would wait forever.
+        """
         try:
             results: dict[str, JobResult]
             if job.phase != "created" and (refusal := await self._send(job)) is not None:
                 results = dict.fromkeys(job.requests, refusal)
             else:
                 results = await self._record_results(job, await self._poll(job))
-            # All replies are on disk: only now is the job forgotten.
+            # Only now that all replies are on disk may the job be deleted.
             await asyncio.to_thread(job.remove)
         except Exception as error:
             failure: ChatFailure | Exception = error
@@ -253,15 +257,16 @@ class BatchQueue:
         for digest, result in results.items():
             self._set_result(digest, result)
 
-    def _log_error(self, error: Exception, what: str) -> None:
-        # A full disk is the operator's to see to; anything else is an error in this program, or a vendor's surprise.
-        logger.error("endpoint %r: %s: %s", self._endpoint.name, what, error, exc_info=not isinstance(error, OSError))
+    def _log_error(self, error: Exception, message: str) -> None:
+        # A full disk needs no traceback; anything else is a bug, or an unexpected answer of the vendor.
+        is_bug = not isinstance(error, OSError)
+        logger.error("endpoint %r: %s: %s", self._endpoint.name, message, error, exc_info=is_bug)
 
     async def _send(self, job: PendingJob) -> CallError | None:
-        """Upload and create a job, exactly once. Returns the vendor's refusal, if it refuses.
+        """Upload and create a job, exactly once. Returns the vendor's refusal, or None.
 
-        When it is uncertain whether the vendor has created the job (an earlier process died, or an answer was lost), it
-        is looked for by its label first.
+        If it is uncertain whether the vendor has created the job (an earlier process died, or an answer was lost), the
+        vendor's jobs are searched for its label first.
         """
         may_exist = job.phase == "creating"
 
@@ -273,7 +278,7 @@ class BatchQueue:
             try:
                 return await self._client.create(str(job.file), job.label)
             except CallError as error:
-                # A refusal, also for the rate, is certain: the job was not created.
+                # After a refusal, also one for the rate, it is certain that the job was not created.
                 may_exist = error.retryable and error.reason != "rate_limited"
                 raise
 
@@ -295,7 +300,7 @@ class BatchQueue:
         return None
 
     async def _poll(self, job: PendingJob) -> BatchJob:
-        """Ask for a job's status, at growing pauses, until it has ended."""
+        """Poll a job's status, at growing intervals, until it has ended."""
         pause = self._batch.poll_s
         while True:
             status = await self._call(lambda: self._client.status(str(job.id)))
@@ -320,23 +325,23 @@ class BatchQueue:
                     continue
                 if digest in job.requests:
                     bodies[digest] = body
-        # The error of requests without a line: the whole job failed, or it ended before it got to them.
-        missing = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
+        # The error of requests without a result line: the whole job failed, or it ended before it reached them.
+        default_error = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
         if status.failed:
             reason = "rate_limited" if "limit" in status.message else "refused"
-            missing = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
+            default_error = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
         results = dict[str, JobResult]()
         digests = list(job.requests)
         for start in range(0, len(digests), GROUP):
             group = digests[start : start + GROUP]
             recorded = await asyncio.gather(
-                *(self._record_result(job, digest, bodies.get(digest, missing)) for digest in group)
+                *(self._record_result(job, digest, bodies.get(digest, default_error)) for digest in group)
             )
             results |= zip(group, recorded, strict=True)
         return results
 
     async def _record_result(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> JobResult:
-        """Record the reply or error of one request, and add what it used to the job's."""
+        """Record the reply or error of one request, and add its cost to the job's."""
         request, name, config = job.requests[digest], self._endpoint.name, self._config
         row = {"attempt": job.attempts.get(digest, 1), "latency_s": None, "job": job.id}
         if (cached := self._cache.reply(digest)) is not None:
@@ -364,7 +369,7 @@ class BatchQueue:
         return reply
 
     async def _call(self, call: Callable[[], Awaitable[Value]]) -> Value:
-        """Call the vendor until it answers. Raises `CallError`: its refusal, or an outage after `GIVE_UP_S`."""
+        """Call the vendor, with retries. Raises `CallError` for its refusal, or for an outage after `GIVE_UP_S`."""
         name = self._endpoint.name
 
         async def call_with_key() -> Value:

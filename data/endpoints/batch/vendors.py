@@ -1,6 +1,7 @@
-"""One interface over the vendors' batch interfaces: upload a file of requests, create a job, download files of replies.
+"""One interface to the vendors' batch APIs: upload a file of requests, create a job, download files of replies.
 
-Each vendor's names and final states are known only here. All calls go through the vendors' SDKs and raise `CallError`.
+Only this module knows each vendor's names and final states. All calls go through the vendors' SDKs and raise
+`CallError`.
 """
 
 import json
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from data.endpoints.mistral_client import MistralClient
     from data.endpoints.openai_client import OpenAIClient
 
-LABEL = "nautile_job"  # in a job's metadata, to find a job whose id was lost
+LABEL = "nautile_job"  # key in a job's metadata, by which a job is found whose id was lost
 CHAT = "/v1/chat/completions"
 FILE_TIMEOUT_FACTOR = 5  # times the timeout of a chat request, for uploads and downloads
 FILE_CONNECTIONS = 8
-CLOCK_SKEW_S = 86_400.0  # by which the vendor's clock and ours may differ
+CLOCK_SKEW_S = 86_400.0  # maximum difference between the vendor's clock and ours
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class MistralBatches:
 
 
 def parse_result_line(line: bytes) -> tuple[str, dict[str, Any] | CallError]:
-    """The request's digest, and the body of the reply or the error; both vendors' lines are alike.
+    """Parse a line of a result file, which is alike for both vendors: (digest, body of the reply or the error).
 
     Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` if it is no such line.
     """
@@ -199,12 +200,12 @@ def _row_error(status: int, error: Any) -> CallError:
     if code in ("batch_expired", "batch_cancelled") or not status:
         return CallError("expired", f"the batch job ended without it ({message or code or 'no reason given'})")
     reason = reason_of(status)
-    # A row's 404 or 403 is about that row: the job itself was accepted.
+    # A row's 404 or 403 concerns that row alone, because the job itself was accepted.
     return CallError("refused" if reason == "misconfigured" else reason, str(message or code or status), str(status))
 
 
-def _id(created: Any) -> str:
+def _id(answer: Any) -> str:
     """The id in a vendor's answer to an upload or creation. Raises `CallError` if there is none."""
-    if not isinstance(getattr(created, "id", None), str):
+    if not isinstance(getattr(answer, "id", None), str):
         raise CallError("invalid_reply", "the answer has no id of the file or job")
-    return created.id
+    return answer.id

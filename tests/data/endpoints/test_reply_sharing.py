@@ -20,7 +20,7 @@ REQUESTS = [ChatRequest("t", ({"role": "user", "content": f"number {number}"},),
 @pytest.fixture
 def pools(tmp_path, monkeypatch):
     """Makes the pool of an execution; its events are in `pool.events`."""
-    monkeypatch.setattr(pool_module, "LONGEST_LOOK_S", 0.05)
+    monkeypatch.setattr(pool_module, "LONGEST_POLL_S", 0.05)
     made = []
 
     def make(server, execution, name="t", **fields):
