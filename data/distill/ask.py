@@ -1,4 +1,4 @@
-"""What a prompt needs on its way to a document: neighbours, difficulty, probes, a teacher, checks of the reply."""
+"""Prepare prompts (neighbours, difficulty), build requests to probes and teachers, turn replies into results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from data.retrieval.exemplar_index import ExemplarIndex, Neighbour
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt with its nearest exemplars and the difficulty computed from both."""
+    """A prompt with its nearest exemplars, and the difficulty computed from both."""
 
     prompt: Prompt
     neighbours: list[Neighbour]
@@ -27,7 +27,7 @@ class PreparedPrompt:
 
 @dataclass(frozen=True)
 class Teachers:
-    """The teachers and probes of a distillation: their requests, and what is made of their replies."""
+    """The teachers and probes of a distillation: builds their requests and evaluates their replies."""
 
     config: DistillConfig
     pool: EndpointPool
@@ -35,16 +35,16 @@ class Teachers:
     seed: int
 
     def prepare(self, prompts: Sequence[Prompt]) -> list[PreparedPrompt]:
-        """Neighbours and difficulty of each prompt. Uses no endpoint, so it can run while others are waited for."""
+        """Find the neighbours and the difficulty of each prompt. Uses no endpoint, so it can run beside requests."""
         neighbours = self.index.nearest([prompt.query for prompt in prompts], self.config.neighbours)
         return [
             PreparedPrompt(p, near, prompt_difficulty(p, near)) for p, near in zip(prompts, neighbours, strict=True)
         ]
 
     def probe_requests(self, item: PreparedPrompt) -> list[ChatRequest]:
-        """The requests to the probes; none without probes.
+        """The requests to the probes; an empty list without probes.
 
-        A probe gets exactly the request that a teacher would: if its endpoint is then chosen as the teacher, the reply
+        A probe gets exactly the same request as a teacher. If its endpoint is then chosen as the teacher, the reply
         comes from the cache.
         """
         probe = self.config.probe
@@ -58,7 +58,7 @@ class Teachers:
         return requests
 
     def first_task(self, item: PreparedPrompt, probe_replies: Sequence[AskResult]) -> TeacherTask:
-        """Choose the teacher by difficulty, with how far the probes disagree weighed in."""
+        """Choose the teacher by difficulty, including the disagreement of the probes (paper §3.3)."""
         probe = None
         if self.config.probe is not None:
             documents = [parse_reply(reply.text) if isinstance(reply, ChatReply) else None for reply in probe_replies]
@@ -69,9 +69,9 @@ class Teachers:
         return self._task(item, probe, choose_teacher(self.config.teachers, item.difficulty))
 
     def next_task(self, task: TeacherTask, reply: AskResult) -> TeacherTask | None:
-        """The task for the teacher of harder prompts, if `task`'s has spent its own budget; None if there is none.
+        """If the task's teacher has spent its own budget, the same task for the teacher of harder prompts, else None.
 
-        A prompt for the hardest teacher is left for later: an easier one's teacher was not meant for it.
+        There is no fallback to a teacher of easier prompts: a prompt for the last teacher stays without a document.
         """
         if not isinstance(reply, ChatFailure) or reply.reason != "endpoint_budget":
             return None
@@ -79,17 +79,19 @@ class Teachers:
         item = PreparedPrompt(task.prompt, task.neighbours, task.difficulty)
         return None if teacher is None else self._task(item, task.probe, teacher)
 
-    def failed(self, task: TeacherTask, failure: ChatFailure, probe_replies: Sequence[AskResult]) -> PromptResult:
+    def failure_result(
+        self, task: TeacherTask, failure: ChatFailure, probe_replies: Sequence[AskResult]
+    ) -> PromptResult:
         """The result of a task without a reply."""
         if failure.reason in UNPAID:
             return PromptResult(task, failure, None, UNASKED, _paid(probe_replies))
         signs = injection_signs(task.prompt, task.neighbours, "")
         return PromptResult(task, failure, None, f"failed_{failure.reason}", _paid(probe_replies), signs)
 
-    def judged(
+    def reply_result(
         self, task: TeacherTask, reply: ChatReply, probe_replies: Sequence[AskResult], verdict: ReplyVerdict
     ) -> PromptResult:
-        """The result of a task whose reply was checked."""
+        """The result of a task with a reply, after its checks."""
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
         return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid, verdict.signs)
 
@@ -117,6 +119,6 @@ def _paid(probe_replies: Sequence[AskResult]) -> tuple[PaidReply, ...]:
 
 
 def document_text(result: PromptResult) -> str:
-    """The document as one text, its query first."""
+    """Query, reasoning and answer of a result as one text."""
     query, document = result.task.prompt.query, result.document
     return query if document is None else f"{query}\n{document.reasoning}\n{document.answer}"

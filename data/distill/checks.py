@@ -1,9 +1,8 @@
-"""Check a teacher's document, and give the one reason for which it is rejected.
+"""Check a teacher's document; the first check that fails gives the reason for its rejection.
 
-The checks are cheap and err on the side of rejecting: prompts are plenty, and a small student learns a mistake as
-readily as a fact. The groundedness check applies where the teacher was given a passage: it finds invented names and
-numbers, and no other invention. Of 64 replies of the embedded teacher about one in seven is rejected, and of those
-kept about four in five are right.
+The checks are cheap and prefer to reject: prompts are plenty, and a small student learns a mistake as readily as a
+fact. If the teacher was given a passage, a groundedness check finds invented names and numbers, but no other invention.
+Of 64 replies of the embedded teacher about one in seven is rejected, and about four in five of the others are right.
 """
 
 import re
@@ -40,10 +39,10 @@ RejectReason = Literal[
 MIN_REASONING_WORDS = 2
 COPY_NGRAM = 8  # words
 LOOP_NGRAM = 4  # words
-# A refusal is what the whole reply is, so it stands at its beginning. Further on the same words are part of a text:
-# a letter, a story, an error message.
+# Refusals are searched for at the beginning of a reply. Later, the same words are part of a text: a letter, a story, an
+# error message.
 REFUSAL_HEAD = 160  # characters
-SHORT_REFUSAL = 300  # characters of an answer that has no apology, and nothing after "I cannot provide that"
+SHORT_REFUSAL = 300  # characters; a longer answer that begins with "I cannot provide …", without apology, is none
 _UNABLE = r"\bi(?: can(?:no|['’])t|(?: am|['’]m) (?:unable|not able) to| won['’]t| will not| must decline to) "
 _REFUSED = r"(?:help|assist|answer|provide|fulfill?|comply|complete|create|generate|write|share|discuss|continue)\b"
 _REFUSES_THIS = re.compile(
@@ -63,7 +62,8 @@ _ASKS_FOR_A_VOICE = re.compile(
     r"|reply|respon[ds]|dialog|conversation|chat|story|scene|script|speech|poem|lyrics|role)",
     re.IGNORECASE,
 )
-# What only the teacher was shown: markers of its chat, the lines of its prompt whole, the keys of its reply.
+# Text of the teacher's prompt that must not occur in a document: chat markers, whole lines of the prompt, JSON keys of
+# the reply.
 _LEAKED_MARKER = FilteredPattern(
     re.compile(
         r"<\|[a-z_]+\|>|</?think>|</?document \d+>|=== [a-z2-7]{8} (?:document|passage|query|end)", re.IGNORECASE
@@ -101,7 +101,7 @@ _LEAKED_PASSAGE = FilteredPattern(
     ),
     (b"passage", b"given text", b"given context", b"provided text", b"provided context"),
 )
-# A full stop that only the grammar put there; of the last four characters, the line break that may be there included.
+# A full stop that the grammar forced. Applied to the last four characters, which may include a line break.
 _CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")
 _ASKS_FOR_LANGUAGE = re.compile(
     r"\b(?:transl|tradu|übersetz|languages?\b|in (?:arabic|chinese|dutch|english|french|german|greek|hindi|italian"
@@ -109,7 +109,7 @@ _ASKS_FOR_LANGUAGE = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"\w+")
-# Words that may begin a sentence without standing in the passage; any other capitalised word counts as a name.
+# Words that may begin a sentence without occurring in the passage; any other capitalised word counts as a name.
 _STARTERS = frozenset(
     _WORD.findall(
         "a an and as at both by each for from he her his however if in it its many most of on one she since so some "
@@ -127,7 +127,7 @@ def reject_reason(
     template: Template,
     config: DistillConfig,
 ) -> RejectReason | None:
-    """Why this document is rejected, None if it is kept. `finish`: "length" when the reply hit its limit of tokens."""
+    """The reason to reject a document, None if it passes. `finish`: "length" if the reply reached its token limit."""
     if finish == "length":
         return "truncated"
     if document is None:
@@ -159,16 +159,16 @@ def reject_reason(
 
 
 def is_too_long(document: ParsedDocument, template: Template, limit: int | None) -> bool:
-    """Whether it has more than `limit` characters; None: whether a field has twice what the template asks for."""
+    """Whether it has more than `limit` characters; None: whether a field has over twice the template's length."""
     if limit is not None:
         return len(document.reasoning) + len(document.answer) > limit
     return len(document.reasoning) > 2 * template.reasoning or len(document.answer) > 2 * template.answer
 
 
 def is_in_another_language(document: ParsedDocument, prompt: Prompt) -> bool:
-    """Whether the reasoning or the answer is surely in another language than the query.
+    """Whether the reasoning or the answer is reliably detected as another language than the query's.
 
-    The answer is not checked where the query asks for a language.
+    The answer is not checked if the query mentions a language or a translation.
     """
     expected = detect_language(prompt.query) or detect_language(prompt.passage or "")
     if expected is None:
@@ -180,18 +180,19 @@ def is_in_another_language(document: ParsedDocument, prompt: Prompt) -> bool:
 
 
 def is_cut_short(text: str, limit: int) -> bool:
-    """Whether the limit on the length ended the text, and not the teacher."""
+    """Whether the text was ended by the limit on its length, not by the teacher."""
     return bool(_CUT_SHORT.search(text[-4:])) or (limit <= LONGEST_UNROLLED and len(text) >= limit - 1)
 
 
 def has_nothing_new(answer: str, query: str) -> bool:
-    """Whether the answer only repeats the question: no word of four letters, and no number, is new."""
-    known = {word.lower() for word in _WORD.findall(query)}
-    return not any(word.lower() not in known for word in _WORD.findall(answer) if len(word) > 3 or word.isdigit())
+    """Whether the answer only repeats the question: it has no new number, and no new word of four letters or more."""
+    query_words = {word.lower() for word in _WORD.findall(query)}
+    answer_words = (word for word in _WORD.findall(answer) if len(word) > 3 or word.isdigit())
+    return not any(word.lower() not in query_words for word in answer_words)
 
 
 def is_refusal(document: ParsedDocument, prompt: Prompt) -> bool:
-    """Whether the reasoning or the answer begins by refusing, and not in the voice of a text that was asked for."""
+    """Whether the reasoning or the answer begins with a refusal that is not part of a requested text."""
     heads = [document.reasoning[:REFUSAL_HEAD], document.answer[:REFUSAL_HEAD]]
     if any(_REFUSES_THIS.search(head) for head in heads):
         return True
@@ -202,7 +203,7 @@ def is_refusal(document: ParsedDocument, prompt: Prompt) -> bool:
 
 
 def leaks_template(text: str, prompt: Prompt) -> bool:
-    """Whether the document shows what only the teacher was shown, and the question did not speak of."""
+    """Whether the document contains text of the teacher's prompt that does not come from the query or the passage."""
     query, passage = prompt.query.lower(), (prompt.passage or "").lower()
     lowered = ignoring_case(text)
     if any(leak.group().lower() not in query for leak in _LEAKED_MARKER.finditer(text, lowered)):
@@ -219,27 +220,28 @@ def leaks_template(text: str, prompt: Prompt) -> bool:
 
 
 def is_repetitive(text: str) -> bool:
-    """Whether the same four words occur three times, or a long text consists of few different words."""
+    """Whether a 4-gram of words occurs three times (more in long texts), or few of the words are distinct."""
     words = lower_words(text)
-    counts, times = Counter(words), max(3, len(words) // 100)
+    counts, limit = Counter(words), max(3, len(words) // 100)
     if 24 <= len(words) <= 400 and len(counts) / len(words) < 0.2:
         return True
-    often = {word for word, count in counts.items() if count >= times}
-    return max(Counter(_grams_of(words, often, LOOP_NGRAM)).values(), default=0) >= times
+    # A frequent n-gram consists of frequent words, so only those are looked at.
+    frequent_words = {word for word, count in counts.items() if count >= limit}
+    return max(Counter(_grams_of(words, frequent_words, LOOP_NGRAM)).values(), default=0) >= limit
 
 
 def is_grounded(document: ParsedDocument, prompt: Prompt) -> bool:
-    """Whether every name and number in the document stands in the passage or the question."""
-    known = set(_WORD.findall(f"{prompt.passage} {prompt.query}".lower()))
+    """Whether every name and number in the document occurs in the passage or the question."""
+    source_words = set(_WORD.findall(f"{prompt.passage} {prompt.query}".lower()))
     text = f"{document.reasoning} {document.answer}"
     starters = set()
     for name in set(_NAME_OR_NUMBER.findall(text)):
         words = set(_WORD.findall(name.lower()))
-        if not words <= known:
-            if not words <= known | _STARTERS:
+        if not words <= source_words:
+            if not words <= source_words | _STARTERS:
                 return False
             starters.add(name)
-    # What may begin a sentence without standing in the passage has to do so wherever it stands.
+    # A capitalised word of `_STARTERS` is a name unless it begins its sentence, so it must do so everywhere.
     return not starters or all(
         match.start() == 0 or match.group() not in starters
         for sentence in re.split(r"(?<=[.:!?])\s+", text)
@@ -248,24 +250,25 @@ def is_grounded(document: ParsedDocument, prompt: Prompt) -> bool:
 
 
 def copied_share(text: str, neighbours: Sequence[Neighbour]) -> float:
-    """Share of the text's 8-grams of words that also stand in one of the exemplars; 0 for a text shorter than that."""
+    """Share of the text's 8-grams of words that also occur in an exemplar; 0 for a text of fewer words."""
     words = lower_words(text)
-    known = set(words)
-    shared = {
+    vocabulary = set(words)
+    exemplar_grams = {
         gram
         for neighbour in neighbours
-        for shown in (neighbour.record.query, neighbour.record.synthetic_reasoning, neighbour.record.synthetic_answer)
-        for gram in _grams_of(lower_words(shown), known, COPY_NGRAM)
+        for part in (neighbour.record.query, neighbour.record.synthetic_reasoning, neighbour.record.synthetic_answer)
+        for gram in _grams_of(lower_words(part), vocabulary, COPY_NGRAM)
     }
-    if not shared:
+    if not exemplar_grams:
         return 0.0
-    grams = set(_grams_of(words, known, COPY_NGRAM))
-    return len(grams & shared) / len(grams) if grams else 0.0
+    grams = set(_grams_of(words, vocabulary, COPY_NGRAM))
+    return len(grams & exemplar_grams) / len(grams) if grams else 0.0
 
 
-def _grams_of(words: Sequence[bytes], known: Set[bytes], length: int) -> Iterator[tuple[bytes, ...]]:
-    """The n-grams of words that are all among the known ones, in order."""
-    is_known = bytes(map(known.__contains__, words))
-    for run in re.finditer(rb"\x01{%d,}" % length, is_known):
+def _grams_of(words: Sequence[bytes], vocabulary: Set[bytes], length: int) -> Iterator[tuple[bytes, ...]]:
+    """The n-grams, in order, whose words are all in `vocabulary`."""
+    # One byte per word, 1 if it is in the vocabulary: a regular expression finds the runs of at least `length`.
+    is_in_vocabulary = bytes(map(vocabulary.__contains__, words))
+    for run in re.finditer(rb"\x01{%d,}" % length, is_in_vocabulary):
         part = words[run.start() : run.end()]
         yield from zip(*(part[i:] for i in range(length)), strict=False)

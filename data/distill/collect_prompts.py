@@ -1,7 +1,7 @@
-"""Collect the prompts of a run: drawn from all prompt sets in proportion, screened, without duplicates, on disk.
+"""Collect the prompts of a run: draw from all prompt sets in proportion, screen, drop duplicates, write files.
 
-Every file holds the sets in the run's proportions, so a distillation that stops early still has its mix. A finished
-file survives a crash; the next one starts at the rows that its marker names.
+Every file has the sets in the run's proportions, so a distillation that stops early still has its mix. Finished files
+survive a crash; a resume starts at the rows that the last marker names.
 
     prompts-00000.jsonl      the prompts      prompts-00000.u8, .bands.u8    hashes for finding their duplicates
     prompts-00000.json       the marker: rows read and prompts taken of each set, and rows dropped by reason
@@ -27,19 +27,19 @@ from data.screening.language import detect_language
 
 BLOCK = 256  # rows of a set screened together
 
-BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # for each text the benchmark questions that it overlaps
+BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # texts -> for each, the benchmark questions it overlaps
 
 
 @dataclass
 class CollectedPrompts:
-    """Prompts taken of each set, rows dropped by set and reason, and the `files`, of `chunk` prompts each."""
+    """What was collected: prompts by set, dropped rows by set and reason, and the files of `chunk` prompts each."""
 
-    taken: Counter[str] = field(default_factory=Counter)
-    dropped: dict[str, Counter[str]] = field(default_factory=dict)
+    taken: Counter[str] = field(default_factory=Counter)  # by set
+    dropped: dict[str, Counter[str]] = field(default_factory=dict)  # set -> reason -> rows
     files: list[Path] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
-        """The counts as they stand in the manifest."""
+        """The counts for the manifest."""
         return {
             name: {"prompts": self.taken[name], "left_out": dict(self.dropped.get(name, Counter()).most_common())}
             for name in sorted({*self.taken, *self.dropped})
@@ -49,9 +49,9 @@ class CollectedPrompts:
 def collect_prompts(
     config: DistillConfig, seed: int, work: Path, screen: BenchmarkScreen | None, emit: Emit
 ) -> CollectedPrompts:
-    """Draw `config.prompts` prompts into `work`, the same ones for the same seed. Finished files are not repeated.
+    """Draw `config.prompts` prompts into files in `work`; the seed determines which. Finished files are skipped.
 
-    Raises `ConfigError` for a set that cannot be read or ends before its quota, `Retryable` as `read_prompt_set`.
+    Raises `ConfigError` for a set that cannot be read or has too few prompts, `Retryable` as `read_prompt_set`.
     """
     collected, seen, rows_read = _load_finished(config, work)
     quota = quotas(config)
@@ -63,7 +63,7 @@ def collect_prompts(
     while total < config.prompts:
         part: list[Prompt] = []
         while len(part) < config.chunk and total < config.prompts:
-            # The set that is furthest behind its quota is next; of equal ones the first by name.
+            # Next is the set that is furthest behind its quota; ties go by name.
             name = min(quota, key=lambda name: ((collected.taken[name] + 1) / quota[name], name))
             part.append(_next_prompt(rows[name], collected, seen, quota[name]))
             collected.taken[name] += 1
@@ -76,9 +76,9 @@ def collect_prompts(
 
 
 def refuse_short_sets(config: DistillConfig, rows: Mapping[str, int]) -> None:
-    """Raise `ConfigError` if a set has fewer rows than the prompts it is to give, before they are read.
+    """Raise `ConfigError` if a set has fewer rows than its quota of prompts. A check before any row is read.
 
-    `rows`: of the sets whose rows are known.
+    `rows`: number of rows by set, for the sets where it is known.
     """
     quota = quotas(config)
     short = [
@@ -94,20 +94,20 @@ def refuse_short_sets(config: DistillConfig, rows: Mapping[str, int]) -> None:
 
 
 def quotas(config: DistillConfig) -> dict[str, int]:
-    """Prompts that each set gives: its `count`, or by weight a part of what the counts leave (largest remainders)."""
-    left = config.prompts - sum(s.count or 0 for s in config.prompt_sets)
+    """Number of prompts of each set: its `count`, else by weight a share of what the counts leave."""
+    remaining = config.prompts - sum(s.count or 0 for s in config.prompt_sets)
     weights = {s.name: s.weight for s in sorted(config.prompt_sets, key=lambda s: s.name) if s.count is None}
-    quota = {s.name: s.count or 0 for s in config.prompt_sets} | (whole_shares(left, weights) if weights else {})
+    quota = {s.name: s.count or 0 for s in config.prompt_sets} | (whole_shares(remaining, weights) if weights else {})
     return {name: count for name, count in quota.items() if count}
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of one collected file."""
+    """Read one file of collected prompts."""
     return [Prompt(**json.loads(line)) for line in path.read_bytes().splitlines()]
 
 
 class _ScreenedRows:
-    """The rows of a prompt set, screened a block at a time: (prompt, its hashes), or (reason to drop it, None)."""
+    """Iterates over the rows of a prompt set: (prompt, its hashes), or (reason to drop the row, None)."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class _ScreenedRows:
     def _read_block(self) -> None:
         rows = [row for row, _ in zip(self._rows, range(BLOCK), strict=False)]
         queries = [row.query for row in rows if isinstance(row, Prompt)]
-        # Screening and hashing are much cheaper for many texts at once.
+        # Screening and hashing are much faster for many texts at once.
         screened = zip(
             self._screen(queries) if self._screen else [None] * len(queries), self._seen.hashes(queries), strict=True
         )
         languages = self.config.languages
         for row in rows:
-            if isinstance(row, str):  # the reason why the row has no prompt
+            if isinstance(row, str):  # the reason why there is no prompt in it
                 self._block.append((row, None))
                 continue
             hits, hashes = next(screened)
@@ -156,7 +156,7 @@ class _ScreenedRows:
 
 
 def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen: SeenTexts, quota: int) -> Prompt:
-    """The set's next prompt that is no duplicate. Raises `ConfigError` when the set has no more."""
+    """The next prompt of a set that is no duplicate. Raises `ConfigError` if there are no more."""
     name = rows.config.name
     dropped = collected.dropped.setdefault(name, Counter())
     for prompt, hashes in rows:
@@ -179,7 +179,7 @@ def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen: SeenTex
 def _save(
     work: Path, part: list[Prompt], collected: CollectedPrompts, seen: SeenTexts, rows_read: dict[str, int]
 ) -> None:
-    """Write a file of prompts and its hashes, its marker last: only then is it finished."""
+    """Write a file of prompts and their hashes. The marker is written last: with it the file is finished."""
     stem = work / f"prompts-{len(collected.files):05d}"
     rows = "".join(json.dumps(asdict(prompt), ensure_ascii=True) + "\n" for prompt in part)
     exact, bands = seen.take_unsaved()
@@ -192,7 +192,7 @@ def _save(
 
 
 def _load_finished(config: DistillConfig, work: Path) -> tuple[CollectedPrompts, SeenTexts, Counter[str]]:
-    """What earlier processes collected, the hashes of those prompts, and the rows read of each set."""
+    """Load what earlier processes collected: the prompts' counts and files, their hashes, and rows read by set."""
     collected, seen, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
     while (stem := work / f"prompts-{len(collected.files):05d}").with_suffix(".json").is_file():
         marker = json.loads(stem.with_suffix(".json").read_bytes())

@@ -1,12 +1,12 @@
-"""How hard a prompt is, from 0 to 1, and which teacher gets it (paper §3.3).
+"""The difficulty of a prompt, from 0 to 1, and the choice of its teacher (paper §3.3).
 
     difficulty = 0.4 kind + 0.2 length + 0.4 steps
 
-`kind` is what the question asks for, `length` the logarithm of its words (1,000 and more count 1), `steps` the mean
-number of reasoning steps in the neighbours' reasoning (20 and more count 1).
+`kind` is a value for what the question asks for, `length` the logarithm of its number of words (1 for 1,000 words and
+more), `steps` the mean number of steps in the neighbours' reasoning (1 for 20 steps and more).
 
-Where cheap teachers are asked first (`distill.probe`), their disagreement, or the share of them that miss a known
-answer, is weighed in:  (1 - weight) difficulty + weight probe.
+If cheap teachers are asked first (`distill.probe`), their disagreement, or the share of them that miss a known answer,
+is blended in:  (1 - weight) difficulty + weight probe.
 """
 
 import math
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def prompt_difficulty(prompt: Prompt, neighbours: Sequence[Neighbour]) -> float:
-    """0 (easiest) to 1, to four digits."""
+    """Difficulty from 0 (easiest) to 1, rounded to four digits."""
     kind = KINDS.get(prompt.kind)
     if kind is None:  # an open instruction: count the demanding words in it
         kind = min(1.0, 0.3 + 0.35 * len({word.lower() for word in _DEMANDING.findall(prompt.query)}))
@@ -50,24 +50,24 @@ def count_steps(reasoning: str) -> int:
 
 
 def blend_probe(difficulty: float, probe: float | None, weight: float) -> float:
-    """Difficulty with the probes' disagreement weighed in; unchanged where no probe answered."""
+    """Blend the probes' disagreement into the difficulty; unchanged if no probe answered."""
     return difficulty if probe is None else round((1 - weight) * difficulty + weight * probe, 4)
 
 
 def choose_teacher(teachers: Sequence[TeacherConfig], difficulty: float) -> TeacherConfig:
-    """The teacher with the lowest threshold that covers the difficulty; the last one if none does."""
+    """The teacher with the lowest `up_to` that is at least the difficulty; the one with the highest if none is."""
     ranked = sorted(teachers, key=lambda teacher: teacher.up_to)
     return next((teacher for teacher in ranked if difficulty <= teacher.up_to), ranked[-1])
 
 
 def next_teacher(teachers: Sequence[TeacherConfig], after: TeacherConfig) -> TeacherConfig | None:
-    """The teacher for harder prompts than those of `after`; None if `after` has the hardest."""
+    """The teacher with the next higher `up_to` than `after`; None if there is none."""
     ranked = sorted(teachers, key=lambda teacher: teacher.up_to)
     return next(iter(ranked[ranked.index(after) + 1 :]), None)
 
 
 def probe_disagreement(answers: Sequence[str | None], reference: str | None) -> float | None:
-    """How far the probes' answers (None: no answer) disagree, 0 to 1; None if there is no answer at all.
+    """Disagreement of the probes' answers (None: no answer), from 0 to 1; None if there is no answer at all.
 
     With a known answer it is the share of probes that miss it, else 1 - mean pairwise agreement.
     """
@@ -79,24 +79,27 @@ def probe_disagreement(answers: Sequence[str | None], reference: str | None) -> 
     return round(1 - mean_agreement(answers), 4)
 
 
-def agreement(first: str, second: str) -> float:
-    """0 to 1: 1 for the same words; 0 if both contain numbers and the last ones differ; else the F1 of their words.
+def agreement(answer: str, other: str) -> float:
+    """Agreement of two answers, from 0 to 1.
 
-    The last number decides because worked exercises end in their result.
+    1 for the same words. If both contain numbers, whether their last numbers are equal, because worked exercises end in
+    their result. Else the F1 score of their words.
     """
-    left, right = ([word.lower() for word in _WORD.findall(text)] for text in (first, second))
-    if left == right:
+    words, other_words = ([word.lower() for word in _WORD.findall(text)] for text in (answer, other))
+    if words == other_words:
         return 1.0
-    lasts = [float(numbers[-1].replace(",", "")) for text in (first, second) if (numbers := _NUMBER.findall(text))]
-    if len(lasts) == 2:
-        return float(lasts[0] == lasts[1])
-    if not left or not right:
+    last_numbers = [
+        float(numbers[-1].replace(",", "")) for text in (answer, other) if (numbers := _NUMBER.findall(text))
+    ]
+    if len(last_numbers) == 2:
+        return float(last_numbers[0] == last_numbers[1])
+    if not words or not other_words:
         return 0.0
-    shared = (Counter(left) & Counter(right)).total()
-    return 2 * shared / (len(left) + len(right))
+    overlap = (Counter(words) & Counter(other_words)).total()
+    return 2 * overlap / (len(words) + len(other_words))
 
 
 def mean_agreement(answers: Sequence[str | None]) -> float:
-    """The mean over all pairs; a missing answer agrees with nothing. Needs two answers or more."""
-    pairs = [(a, b) for at, a in enumerate(answers) for b in answers[at + 1 :]]
+    """Mean agreement of all pairs of at least two answers; a missing answer agrees with none."""
+    pairs = [(a, b) for i, a in enumerate(answers) for b in answers[i + 1 :]]
     return sum(0.0 if a is None or b is None else agreement(a, b) for a, b in pairs) / len(pairs)

@@ -1,4 +1,4 @@
-"""Distilled documents as Parquet files: SYNTH's columns, and how each document came about."""
+"""Export distilled documents as Parquet files, with SYNTH's columns and the provenance of each document."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ SCHEMA = pyarrow.schema(
         ("exemplars", pyarrow.list_(pyarrow.string())),
     ]
 )
-# What each column has, for a card.
+# Description of each column, for a dataset card.
 COLUMNS = {
     "query": "the prompt",
     "synthetic_reasoning": "the teacher's reasoning",
@@ -49,7 +49,7 @@ COLUMNS = {
 
 
 def write_parquet(documents: Path, out: Path, rows_per_file: int = ROWS_PER_FILE) -> int:
-    """Write the documents of a `documents` artifact as train-00000.parquet, ... in `out`; the number of rows.
+    """Write the documents of a `documents` artifact as train-00000.parquet, … in `out`; returns the number of rows.
 
     The same documents give the same bytes.
     """
@@ -70,14 +70,14 @@ def write_parquet(documents: Path, out: Path, rows_per_file: int = ROWS_PER_FILE
     return total
 
 
-def _batches(documents: Path, most: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows in lists of `most`; the last is shorter."""
+def _batches(documents: Path, size: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows in lists of `size`; the last may be shorter."""
     rows = []
     for path in sorted(documents.glob(DOCUMENTS)):
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 rows.append(_row(json.loads(line)))
-                if len(rows) == most:
+                if len(rows) == size:
                     yield rows
                     rows = []
     if rows:

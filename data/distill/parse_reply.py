@@ -1,9 +1,9 @@
-"""Parse a teacher's reply into a document: JSON as requested, or one of the forms that models use instead.
+"""Parse a teacher's reply into a document: the requested JSON, or a form that models use instead.
 
-The first form that gives an answer is taken: JSON objects anywhere in the text, the last one first (a model that thinks
-aloud repeats the form before it fills it in), then JSON with common mistakes (a trailing comma, curly quotes, single
-quotes), then a closed thought and what follows it, then headings. Nothing is made up: without an answer there is no
-document, and neither is there for a reply that breaks off inside its object.
+The forms are tried in this order: JSON objects anywhere in the text, the last one first (a model that thinks aloud may
+repeat the format before it fills it in); JSON with common mistakes (a trailing comma, curly quotes, single quotes); a
+closed thought and the text after it; headings. Nothing is invented: a reply without an answer, or one that ends inside
+its object, gives no document.
 """
 
 import ast
@@ -39,7 +39,7 @@ class ParsedDocument:
 
 
 def parse_reply(text: str) -> ParsedDocument | None:
-    """The document in a reply; None if there is none, or a field is missing or is not text."""
+    """The document in a reply; None if there is none, or if a field is missing or no text."""
     text = text[:MAX_CHARACTERS]
     if final := _CHANNEL.findall(text):
         text = final[-1]
@@ -57,7 +57,7 @@ def parse_reply(text: str) -> ParsedDocument | None:
 
 
 def reason_without_document(text: str) -> Literal["empty", "truncated", "unparsable"]:
-    """Why there is no document in a reply: it has no text, it breaks off inside an object, or it is of another form."""
+    """Why a reply has no document: it is empty, it ends inside a JSON object, or it has an unknown form."""
     if not text.strip():
         return "empty"
     depth, in_string, escaped = 0, False, False
@@ -75,7 +75,7 @@ def reason_without_document(text: str) -> Literal["empty", "truncated", "unparsa
 
 
 def _objects(text: str) -> Iterator[dict]:
-    """The JSON objects of a text, the last first; if there are none, a repaired one, then one inside a JSON string."""
+    """The JSON objects in a text, the last first; without any, a repaired one, then those inside a JSON string."""
     valid = list(_valid_objects(text))
     yield from reversed(valid)
     if valid:
@@ -93,24 +93,25 @@ def _objects(text: str) -> Iterator[dict]:
 
 
 def _valid_objects(text: str) -> Iterator[dict]:
-    at, tried = text.find("{"), 0
-    while at >= 0 and tried < MAX_OBJECTS:
-        tried += 1
+    """The valid JSON objects in a text that are not inside another one; at most `MAX_OBJECTS` positions are tried."""
+    start, attempts = text.find("{"), 0
+    while start >= 0 and attempts < MAX_OBJECTS:
+        attempts += 1
         try:
-            value, end = _DECODER.raw_decode(text, at)
+            value, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
-            end = at + 1
+            end = start + 1
         else:
             if isinstance(value, dict):
                 yield value
-        at = text.find("{", end)
+        start = text.find("{", end)
 
 
 def _repaired(text: str) -> dict | None:
-    """An object with one of the mistakes that are common and harmless; None if something else is wrong."""
-    commas = re.sub(r",\s*(?=[}\]])", "", text)
-    straight = commas.translate({0x201C: '"', 0x201D: '"'})
-    for candidate in (commas, straight):
+    """Parse an object with a common and harmless mistake; None if something else is wrong."""
+    without_commas = re.sub(r",\s*(?=[}\]])", "", text)
+    with_straight_quotes = without_commas.translate({0x201C: '"', 0x201D: '"'})
+    for candidate in (without_commas, with_straight_quotes):
         try:
             value = json.loads(candidate, strict=False)
         except (ValueError, RecursionError):
@@ -119,14 +120,14 @@ def _repaired(text: str) -> dict | None:
     if "'" not in text or len(text) > MAX_LITERAL:
         return None
     try:
-        value = ast.literal_eval(text)  # a Python dict: literals only, nothing is executed
+        value = ast.literal_eval(text)  # a Python dict; only literals are evaluated, no code
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def _from_object(value: dict) -> ParsedDocument | None:
-    """The document in an object, or in the only field of it."""
+    """The document in an object, or in the object that is its only field."""
     fields = {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
     answer = _text(next((fields[name] for name in _ANSWER if name in fields), None))
     if answer is None:
@@ -146,7 +147,7 @@ def _text(value: Any) -> str | None:
 
 
 def _under_headings(text: str) -> ParsedDocument | None:
-    """`Reasoning: … Answer: …`, each once and in this order."""
+    """The document in `Reasoning: … Answer: …`; each heading must occur once and in this order."""
     headings = list(_HEADING.finditer(text))
     names = [(heading["name"] or heading["bare"]).lower() for heading in headings]
     if len(headings) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):

@@ -1,7 +1,7 @@
-"""The files of prompt sets: how many rows each set has, and the rows from any number on.
+"""Read the files of prompt sets: count the rows of a set, and read them from any row on.
 
-The files of a Hub dataset are listed once, with their digests and rows, and the list is kept. Each is then fetched
-whole and checked when its turn comes, and removed when it has been read: a resume fetches only the file that it is in.
+The files of a Hub dataset are listed once, with their digests and row counts, and the list is saved. Each file is
+downloaded and checked when it is needed, and removed after reading; a resume downloads only the file it continues in.
 """
 
 import shutil
@@ -28,11 +28,11 @@ READABLE = (".parquet", ".jsonl", ".jsonl.gz", ".ndjson", ".json")
 FOOTERS_AT_ONCE = 8  # small requests
 QUESTIONS_PER_ARTICLE = 3
 
-PromptRow = tuple[str, Any, Collection[str]]  # its name in the set, its value as read, the columns that its file has
+PromptRow = tuple[str, Any, Collection[str]]  # name of the row in the set, its parsed value, the columns of its file
 
 
 def check_prompt_set(source: PromptSetConfig) -> None:
-    """Check a set's section without any request. Raises `ConfigError`."""
+    """Validate a set's configuration without sending a request. Raises `ConfigError`."""
     if source.source == "jsonl":
         if not source.path:
             raise ConfigError(f"{source.label}: source 'jsonl' needs the `path` of a file, or a glob")
@@ -45,7 +45,7 @@ def check_prompt_set(source: PromptSetConfig) -> None:
 
 
 def count_prompt_rows(source: PromptSetConfig, work: Path) -> int:
-    """Rows of a set, the most prompts that it can give; for the Hub by its files' footers.
+    """Count the rows of a set, an upper bound on its prompts; for the Hub from the files' footers.
 
     Raises `ConfigError` for a set that cannot be read, `Retryable` if the Hub does not answer.
     """
@@ -58,7 +58,7 @@ def count_prompt_rows(source: PromptSetConfig, work: Path) -> int:
 
 
 def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Path, skip: int) -> Iterator[PromptRow]:
-    """Rows of a set of files from number `skip` on; of Parquet only `columns`. Errors as `count_prompt_rows`."""
+    """Read rows of a set of files from row `skip` on; of Parquet only `columns`. Raises as `count_prompt_rows`."""
     if source.source == "jsonl":
         for path in matching_files(source.path):
             if skip and (rows := count_jsonl_rows(path)) <= skip:
@@ -82,7 +82,7 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
             else:
                 for number, row in enumerate(read_json_values(path, begin), file.first + begin):
                     yield str(number), row, _columns_of(row)
-        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
+        except ConfigError as error:  # name the dataset in the message, not the temporary path
             raise ConfigError(str(error).replace(str(path), describe(source, file.path))) from None
         shutil.rmtree(folder)
 
@@ -92,20 +92,20 @@ def _columns_of(row: Any) -> Collection[str]:
 
 
 def _hub_files(source: PromptSetConfig, work: Path) -> list[SourceFile]:
-    """The files of a Hub set with `first` and `rows` of each, listed once."""
+    """The files of a Hub set with `first` and `rows` of each; the list is made once and saved."""
     path = work / f"{source.name}.files.jsonl"
     if not path.is_file():
         files = list_hub_files(source)
-        if other := [file.path for file in files if not file.path.endswith(READABLE)]:
+        if unreadable := [file.path for file in files if not file.path.endswith(READABLE)]:
             raise ConfigError(
-                f"{source.label}: reads Parquet and JSON lines, and {other[0]} of {source.path} is neither"
+                f"{source.label}: reads Parquet and JSON lines, and {unreadable[0]} of {source.path} is neither"
             )
         with ThreadPoolExecutor(FOOTERS_AT_ONCE) as threads:
             counts = list(threads.map(lambda file: count_hub_rows(source, file, work / f"counting-{file.item}"), files))
-        first, listed = 0, []
+        first, counted_files = 0, []
         for file, rows in zip(files, counts, strict=True):
-            listed.append(replace(file, first=first, rows=rows))
+            counted_files.append(replace(file, first=first, rows=rows))
             first += rows
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file_list(path, listed)
+        write_file_list(path, counted_files)
     return read_file_list(path)

@@ -1,6 +1,6 @@
-"""Read the prompt sets of distillation: datasets of the Hub, JSON lines, or questions about Wikipedia's vital articles.
+"""Read the prompt sets of distillation: Hub datasets, JSON lines, or questions about Wikipedia's vital articles.
 
-Rows have fixed numbers: `read_prompt_set` yields the same rows from number `skip` on every time, so a resume needs only
+Rows have fixed numbers: `read_prompt_set` always yields the same rows from number `skip` on, so a resume needs only
 that number.
 """
 
@@ -18,13 +18,13 @@ from data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, r
 from data.records import Rejected
 from data.sources.wikipedia import Article, articles, web_record
 
-MAX_QUERY = 20_000  # characters; a longer "prompt" is a stray file
-ROWS_WITHOUT_PROMPT = 1000  # a set whose first rows hold no prompt at all is not what its section says
+MAX_QUERY = 20_000  # characters; longer "prompts" are misplaced documents
+ROWS_WITHOUT_PROMPT = 1000  # a set without a prompt in its first rows is configured wrongly
 QUERY_COLUMNS = ("query", "prompt", "instruction", "question", "messages", "conversations", "conversation")
 USER_ROLES = ("user", "human", "prompter")
 
 PASSAGE_CHARACTERS = 240
-BENCHMARKED = 1000  # the offline benchmarks ask about the first articles: those come last here
+BENCHMARKED = 1000  # the offline benchmarks ask about the first articles, so these come last here
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _SUBJECT = re.compile(r"^([^,;:]{2,60}?)\s+(is|are|was|were)\s")
 _HONOURS = re.compile(r"(?: (?![IVXL]+\b)[A-Za-z]*[A-Z]{3,}\w*)+$")  # 'Friedrich Wöhler FRS HonFRSE'
@@ -35,8 +35,11 @@ Kind = Literal["definition", "explanation", "fact", "person", "place", "instruct
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question for the teacher. `opening`: the first words of the reasoning, which keep a small teacher on topic;
-    `reference`: the known answer, used only to check probes; `set`: the prompt set's name."""
+    """A question for the teacher.
+
+    `opening`: first words of the reasoning, which keep a small teacher on topic; `reference`: the known answer, used
+    only to check probes; `set`: the prompt set's name.
+    """
 
     id: str
     query: str
@@ -50,7 +53,7 @@ class Prompt:
 
 
 def read_prompt_set(source: PromptSetConfig, seed: int, work: Path, skip: int = 0) -> Iterator[Prompt | str]:
-    """Rows from number `skip` on: a prompt, or why there is none ("no_query", "too_long", "not_json", …).
+    """Read a set from row `skip` on: for each row a prompt, or why there is none ("no_query", "too_long", …).
 
     `work`: a folder for the list of a Hub set's files, and for the file that is being read.
 
@@ -62,9 +65,9 @@ def read_prompt_set(source: PromptSetConfig, seed: int, work: Path, skip: int = 
         return
     check_prompt_set(source)
     columns: set[str] = set()
-    has_prompt = skip > 0  # the first rows were looked at when they were read
-    read = {*QUERY_COLUMNS, "instruction", "input", "id", "passage", *source.columns.values()}
-    for number, (row_name, row, names) in enumerate(read_prompt_rows(source, read, work, skip)):
+    has_prompt = skip > 0  # a resume: the first rows were checked when they were read
+    read_columns = {*QUERY_COLUMNS, "instruction", "input", "id", "passage", *source.columns.values()}
+    for number, (row_name, row, names) in enumerate(read_prompt_rows(source, read_columns, work, skip)):
         columns.update(names)
         if number == 0 and names:
             _check_columns(source, names)
@@ -86,7 +89,7 @@ def read_prompt_set(source: PromptSetConfig, seed: int, work: Path, skip: int = 
 
 
 def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
-    """The prompt of a row, or the reason why it has none."""
+    """The prompt in a row, or the reason why there is none."""
     if isinstance(row, Rejected):
         return row.reason
     if not isinstance(row, Mapping):
@@ -101,7 +104,7 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
         query = f"{query}\n\n{context}"
     if len(query) > MAX_QUERY:
         return "too_long"
-    if not query.isascii() and any("\ud800" <= c <= "\udfff" for c in query):
+    if not query.isascii() and any("\ud800" <= c <= "\udfff" for c in query):  # a lone surrogate
         return "invalid_utf8"
     digest = hashlib.sha256(query.encode("utf-8")).hexdigest()[:12]
     return Prompt(
@@ -116,7 +119,7 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
 
 
 def _query(source: PromptSetConfig, row: Mapping[str, Any]) -> str | None:
-    """A row's question: a text, or the first message of a user in a conversation. None if there is neither."""
+    """The question in a row: a text, or the first user message of a conversation. None if there is neither."""
     if source.form == "instruction":
         parts = [_text(row, "instruction"), _text(row, "input")]
         return "\n\n".join(part for part in parts if part) if parts[0] else None
@@ -132,6 +135,7 @@ def _query(source: PromptSetConfig, row: Mapping[str, Any]) -> str | None:
 
 
 def _text(row: Mapping[str, Any], name: str) -> str | None:
+    """A field as stripped text, numbers included; None if it is missing, empty or of another type."""
     value = row.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -139,7 +143,7 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def detokenise(text: str) -> str:
-    """Undo the spaces around punctuation and in contractions, WritingPrompts' tag, its quotes and its line breaks."""
+    """Undo the tokenisation of WritingPrompts: spaces at punctuation and in contractions, its tag, quotes and breaks."""
     text = re.sub(r"^\s*\[\s*[A-Za-z]{2,3}\s*\]", "", text)
     text = re.sub(r"\s*<newline>\s*", "\n", text)
     text = re.sub(r"``\s*|\s*''", '"', text)
@@ -149,17 +153,17 @@ def detokenise(text: str) -> str:
 
 
 def _check_columns(source: PromptSetConfig, columns: Collection[str]) -> None:
-    """Refuse a set whose first file lacks a column that its section names."""
-    named = {"columns": list(source.columns.values()), "instruction": ["instruction"]}.get(source.form, [])
-    if missing := [name for name in named if name not in columns]:
+    """Raise `ConfigError` for a set whose first file lacks a column that its configuration names."""
+    required = {"columns": list(source.columns.values()), "instruction": ["instruction"]}.get(source.form, [])
+    if missing_names := [name for name in required if name not in columns]:
         raise ConfigError(
-            f"{source.label}: no column {', '.join(missing)} in {source.path}; it has {', '.join(columns)}"
+            f"{source.label}: no column {', '.join(missing_names)} in {source.path}; it has {', '.join(columns)}"
         )
 
 
 def article_prompts(seed: int) -> Iterator[Prompt]:
-    """One question about each article, in the order that `seed` draws; then a second and a third one about each."""
-    ordered = articles(seed)  # the order of ingestion, so the student has read what it is asked about
+    """One question about each article, shuffled by `seed`; then a second and a third one about each."""
+    ordered = articles(seed)  # the same order as in ingest, so the student has read the articles it is asked about
     ordered = ordered[BENCHMARKED:] + ordered[:BENCHMARKED]
     for repeat in range(QUESTIONS_PER_ARTICLE):
         for index, article in enumerate(ordered):
@@ -168,23 +172,26 @@ def article_prompts(seed: int) -> Iterator[Prompt]:
 
 
 def article_question(article: Article, number: int) -> Prompt | None:
-    """Question `number` (of up to four kinds, in turn) about an article; None if its first sentence defines nothing."""
+    """A question about an article, its kind chosen by `number` in turn; None if the first sentence is no definition."""
     sentences = _SENTENCE_END.split(" ".join(article.extract.split()))
     match = _SUBJECT.match(re.sub(r"\s*\([^()]*\)", "", sentences[0]))
     if not match or f"{match[1]} ".startswith(_NOT_A_SUBJECT):
         return None
     name = _HONOURS.sub("", match[1].partition(" or ")[0])
-    subject, verb = _in_a_sentence(name, article), match[2]
+    subject, verb = _inside_sentence(name, article), match[2]
     kinds: dict[Kind, tuple[str, str]] = {
         "definition": (f"What {verb} {subject}?", f"We need to say what {subject} {verb}: "),
         "explanation": (f"Explain {subject} in one sentence.", f"We need to explain {subject}: "),
         "fact": (f"State one fact about {subject}.", f"We need one fact about {subject}: "),
     }
     if article.topic == "People":
-        known = "is" if verb in ("is", "was") else "are"  # present tense also for people who have died
+        present_verb = "is" if verb in ("is", "was") else "are"  # also for people who have died
         kinds = {
             "person": (f"Who {verb} {subject}?", f"We need to say who {subject} {verb}: "),
-            "fact": (f"What {known} {subject} known for?", f"We need to say what {subject} {known} known for: "),
+            "fact": (
+                f"What {present_verb} {subject} known for?",
+                f"We need to say what {subject} {present_verb} known for: ",
+            ),
         }
     elif article.topic == "Geography":
         kinds = {"place": (f"Where {verb} {subject}?", f"We need to say where {subject} {verb}: "), **kinds}
@@ -195,7 +202,7 @@ def article_question(article: Article, number: int) -> Prompt | None:
 
 
 def _passage(sentences: list[str]) -> str:
-    """Whole sentences from the beginning, in at most 240 characters; at least one."""
+    """The first sentences, in at most `PASSAGE_CHARACTERS` characters; at least one."""
     passage = sentences[0]
     for sentence in sentences[1:]:
         if len(passage) + 1 + len(sentence) > PASSAGE_CHARACTERS:
@@ -204,10 +211,11 @@ def _passage(sentences: list[str]) -> str:
     return passage
 
 
-def _in_a_sentence(subject: str, article: Article) -> str:
+def _inside_sentence(subject: str, article: Article) -> str:
     """The subject as it is written inside a sentence: 'the durian', 'salt', but 'Harare'."""
-    first, _, rest = subject.partition(" ")
-    if first in ("A", "An", "The"):
-        return f"{first.lower()} {rest}"
+    first_word, _, remainder = subject.partition(" ")
+    if first_word in ("A", "An", "The"):
+        return f"{first_word.lower()} {remainder}"
+    # Lower case if the article itself writes it so further on.
     lowered = subject[0].lower() + subject[1:]
     return lowered if re.search(rf"\b{re.escape(lowered)}\b", article.extract[len(subject) :]) else subject

@@ -1,10 +1,10 @@
 """Retrieval-guided distillation (paper §3.2, §3.3): every prompt becomes one document or one rejected record.
 
-Prompts are collected first, in files of `chunk`; each becomes one file of documents and one of rejects. A finished file
-has a marker in the work folder, with its statistics and the hashes that duplicates of its documents are recognised by,
-and is not repeated after a kill -9. An unfinished file is computed again; its replies come from the cache. Memory holds
-the prompts in progress (see data/distill/window.py), offsets of exemplars and replies, and 8 bytes a hash: 15 hashes a
-document where near duplicates are looked for, 0.5 GB in all for four million.
+Prompts are collected first, in files of `chunk`; each file gives one file of documents and one of rejected replies. A
+finished file has a marker in the work folder, with its statistics and the hashes for finding duplicates of its
+documents, and is skipped after a restart. An unfinished file is computed again; its replies come from the cache. Memory
+holds the prompts in progress (see data/distill/window.py), offsets of exemplars and replies, and 8 bytes a hash: with
+near-duplicate search 15 hashes a document, 0.5 GB for four million documents.
 
     documents-00000.jsonl   SYNTH records with provenance       rejected-00000.jsonl   the others, each with its reason
 """
@@ -38,7 +38,7 @@ CURVE_STEP = 128  # prompts between two points of the cost curve
 
 @dataclass(frozen=True)
 class DistillOutput:
-    """Statistics of a whole distillation, and what the prompt sets gave."""
+    """The result of a distillation: its statistics, and counts of the collected prompts."""
 
     stats: DistillStats
     prompts: CollectedPrompts
@@ -54,7 +54,7 @@ def distill_prompts(
     emit: Emit,
     screen: BenchmarkScreen | None = None,
 ) -> DistillOutput:
-    """Collect the prompts, ask the teachers about all of them, write documents and rejects into `out`.
+    """Collect the prompts, send them to the teachers, write documents and rejected replies into `out`.
 
     Markers go into `work`; `screen` finds texts that overlap a benchmark. Raises `ConfigError` if a prompt set or an
     endpoint cannot be used or too many documents are rejected, `Retryable` on an outage.
@@ -76,28 +76,29 @@ class _Run:
         self._config, self._pool = teachers.config, teachers.pool
         self.stats, self._seen = DistillStats(), SeenTexts(self._config.near_duplicates)
         self._done = self._accepted = 0  # prompts, for the progress line
-        self._curve: list[list[float]] = []  # [unix time, dollars since the point before], of the files not yet saved
-        self._dollars = 0.0  # spent at the last point of the curve
+        self._curve: list[list[float]] = []  # unsaved points [unix time, dollars since the previous point]
+        self._dollars = 0.0  # dollars spent at the last point of the curve
 
     def process(self, files: Sequence[Path]) -> None:
-        first = self._load_finished(files)
-        if first:
-            logger.info("resuming after %d finished files of %d prompts", first, self._config.chunk)
+        finished_count = self._load_finished(files)
+        if finished_count:
+            logger.info("resuming after %d finished files of %d prompts", finished_count, self._config.chunk)
         self._show_progress()
         refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
-        rejected, judged = Counter(self.stats.rejected), self.stats.judged
-        number = first
+        # Counts that include the files in progress, to stop early if too many replies are rejected.
+        rejected_counts, judged_count = Counter(self.stats.rejected), self.stats.judged
+        number = finished_count
 
         def on_verdict(reason: str | None) -> None:
-            nonlocal judged
+            nonlocal judged_count
             self._done, self._accepted = self._done + 1, self._accepted + (reason is None)
             if self._done % CURVE_STEP == 0:
                 self._add_curve_point()
             self._show_progress()
             if reason != UNASKED:
-                judged += 1
-                rejected.update([] if reason is None else [reason])
-                refuse_if_too_many(self._config, judged, rejected, self._pool.spent)
+                judged_count += 1
+                rejected_counts.update([] if reason is None else [reason])
+                refuse_if_too_many(self._config, judged_count, rejected_counts, self._pool.spent)
 
         def finish(file: OpenFile) -> None:
             nonlocal number
@@ -105,12 +106,12 @@ class _Run:
             self._finish(number, file)
             number += 1
 
-        PromptWindow(self._teachers, judged, on_verdict).run(files[first:], finish)
+        PromptWindow(self._teachers, judged_count, on_verdict).run(files[finished_count:], finish)
 
     def _load_finished(self, files: Sequence[Path]) -> int:
-        """Load the statistics and hashes of the finished files; returns how many there are.
+        """Load the statistics and hashes of the finished files; returns their number.
 
-        A file with prompts that the budget did not pay for is not finished: the budget may be larger now.
+        A file with unasked prompts does not count as finished, because the budget may be larger now.
         """
         for number in range(len(files)):
             marker = self._marker(number)
@@ -123,7 +124,7 @@ class _Run:
         return len(files)
 
     def _reject_contaminated(self, results: list[PromptResult]) -> list[PromptResult]:
-        """Reject documents that overlap a benchmark; the benchmark, example and words are kept as evidence."""
+        """Reject documents that overlap a benchmark, with benchmark, example and words as evidence."""
         if self._screen is None:
             return results
         accepted = [index for index, result in enumerate(results) if result.reason is None]
@@ -135,11 +136,13 @@ class _Run:
         return results
 
     def _reject_duplicates(self, results: Sequence[PromptResult]) -> Iterator[PromptResult]:
-        """Reject documents that repeat an earlier one. The query is left out of the comparison: a reply that would fit
-        every question is a duplicate whatever was asked."""
-        kept = [result for result in results if result.reason is None and result.document is not None]
-        texts = [document_text(result).removeprefix(result.task.prompt.query) for result in kept]
-        hashes = dict(zip(map(id, kept), self._seen.hashes(texts), strict=True))
+        """Reject documents that repeat an earlier one.
+
+        The query is not compared, so that a reply that fits every question is a duplicate whatever the question.
+        """
+        accepted = [result for result in results if result.reason is None and result.document is not None]
+        texts = [document_text(result).removeprefix(result.task.prompt.query) for result in accepted]
+        hashes = dict(zip(map(id, accepted), self._seen.hashes(texts), strict=True))
         for result in results:
             if id(result) not in hashes:
                 yield result
@@ -162,15 +165,15 @@ class _Run:
         part.add_unasked(Counter(prompt.set for prompt in file.unasked))
         self._done += len(file.unasked)
         emit_samples(results, self.stats.prompts, self._emit)
-        kept = "".join(self._row(result) for result in results if result.reason is None)
-        rejected = [self._row(result) for result in results if result.reason is not None]
-        rejected += [unasked_row(prompt) for prompt in file.unasked]
-        self._write(number, part, kept, "".join(rejected))
+        document_rows = "".join(self._row(result) for result in results if result.reason is None)
+        rejected_rows = [self._row(result) for result in results if result.reason is not None]
+        rejected_rows += [unasked_row(prompt) for prompt in file.unasked]
+        self._write(number, part, document_rows, "".join(rejected_rows))
         self._show_progress()
 
-    def _write(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:
-        """Write the files of one part, its marker last: only then is it finished. Empty files are not written."""
-        for pattern, rows in ((DOCUMENTS, kept), (REJECTED, rejected)):
+    def _write(self, number: int, part: DistillStats, document_rows: str, rejected_rows: str) -> None:
+        """Write the output of one file of prompts; with its marker, written last, it is finished. No empty files."""
+        for pattern, rows in ((DOCUMENTS, document_rows), (REJECTED, rejected_rows)):
             path = self._out / pattern.replace("*", f"{number:05d}")
             if rows:
                 write_atomically(path, rows.encode())
@@ -188,7 +191,7 @@ class _Run:
         return self._work / f"documents-{number:05d}.json"
 
     def _row(self, result: PromptResult) -> str:
-        """The JSON line of a result. With a fallback, the endpoint that answered is not the one that was asked."""
+        """The JSON line of a result. If a fallback answered, its model and digest are recorded, not the teacher's."""
         task, reply = result.task, result.reply
         config = self._pool.config(task.teacher.endpoint)
         if isinstance(reply, ChatReply):

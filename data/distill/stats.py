@@ -1,6 +1,6 @@
 """Statistics of a distillation: counts, distributions, cost and samples, added up file by file.
 
-They are saved for each output file, so that a resumed run still counts the files it skips.
+They are saved with each output file, so that a resumed run includes the files it skips.
 """
 
 import math
@@ -19,17 +19,20 @@ from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
 
-SAMPLE_ROWS = 48  # documents, kept and rejected, that become sample rows of the run
-SAMPLES_KEPT = 6  # in the statistics, of the kept documents and of each reason for rejection
-BINS = 20  # of the histogram of difficulty
+SAMPLE_ROWS = 48  # results that become sample rows of the run
+SAMPLES_KEPT = 6  # samples in the statistics, of accepted documents and of each reason for rejection
+BINS = 20  # of the histograms of difficulty and probe disagreement
 SAMPLE_CHARACTERS = 1200
-FIRST_JUDGED = 200  # replies, before which `max_rejected_share` is not looked at
-FALSE_ALARM = 1e-6  # probability of stopping, at one look, for rejects that the limit allows
+FIRST_JUDGED = 200  # replies before `max_rejected_share` is first checked
+FALSE_ALARM = 1e-6  # probability per check of stopping although the true share of rejects is within the limit
 
 
 @dataclass
 class DistillStats:
-    """Counts over the prompts of one output file, or of a run. Histograms: counts by the lower edge of a bin."""
+    """Counts over the prompts of one output file, or of a run. Histograms: counts by the lower edge of a bin.
+
+    The field names are those of the saved JSON.
+    """
 
     prompts: int = 0
     difficulty: float = 0.0  # sum over the `judged` prompts
@@ -37,12 +40,12 @@ class DistillStats:
     unprobed: int = 0  # prompts whose probes all failed
     reused: int = 0  # replies that another execution paid for
     unasked: int = 0  # prompts that were not sent to a teacher, because the budget was spent
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)  # by reason
     contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
-    asked: Counter[str] = field(default_factory=Counter)  # by teacher
-    kept: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)  # prompts by teacher
+    kept: Counter[str] = field(default_factory=Counter)  # accepted documents by teacher
     sets: Counter[str] = field(default_factory=Counter)  # prompts by set
-    sets_kept: Counter[str] = field(default_factory=Counter)
+    sets_kept: Counter[str] = field(default_factory=Counter)  # accepted documents by set
     kinds: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)  # of documents; "?": not recognised
     tokens_in: Counter[str] = field(default_factory=Counter)  # by the endpoint that answered
@@ -55,7 +58,7 @@ class DistillStats:
     answer_words: Counter[str] = field(default_factory=Counter)
     hostile: Counter[str] = field(default_factory=Counter)  # prompts with "sign/where", see `injection_signs`
     hostile_kept: Counter[str] = field(default_factory=Counter)  # of them, those that became documents
-    curve: list[list[float]] = field(default_factory=list)  # [unix time, dollars since the one before]
+    curve: list[list[float]] = field(default_factory=list)  # points [unix time, dollars since the previous point]
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "kept", or the reason
 
     @property
@@ -64,16 +67,16 @@ class DistillStats:
 
     @property
     def judged(self) -> int:
-        """Prompts that were sent, which are documents or rejected now."""
+        """Prompts that were sent to a teacher; each gave a document or was rejected."""
         return self.prompts - self.unasked
 
     @property
     def cost(self) -> float:
-        """Dollars, probes included."""
+        """Dollars, including probes."""
         return sum(self.dollars.values())
 
     def add(self, result: PromptResult, pool: EndpointPool) -> None:
-        """Count one prompt."""
+        """Add the result of one prompt."""
         task, teacher = result.task, result.task.teacher.endpoint
         self._add_cost(result, pool)
         if result.reason == UNASKED:
@@ -105,43 +108,43 @@ class DistillStats:
             group.append(sample_of(result))
 
     def add_unasked(self, sets: Counter[str]) -> None:
-        """Count prompts that were not sent to a teacher because the budget was spent; they are not rejected."""
+        """Add prompts, counted by set, that were not sent because the budget was spent; they are not rejected."""
         self.prompts += sets.total()
         self.unasked += sets.total()
         self.sets += sets
 
     def merge(self, other: "DistillStats") -> None:
         """Add the counts of another file."""
-        for counted in fields(self):
-            mine, theirs = getattr(self, counted.name), getattr(other, counted.name)
-            if counted.name == "samples":
-                for reason, rows in theirs.items():
+        for stat in fields(self):
+            value, other_value = getattr(self, stat.name), getattr(other, stat.name)
+            if stat.name == "samples":
+                for reason, rows in other_value.items():
                     self.samples[reason] = (self.samples.get(reason, []) + rows)[:SAMPLES_KEPT]
-            elif isinstance(mine, Counter):
-                mine.update(theirs)
+            elif isinstance(value, Counter):
+                value.update(other_value)
             else:
-                setattr(self, counted.name, mine + theirs)
+                setattr(self, stat.name, value + other_value)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
+        values = {stat.name: getattr(self, stat.name) for stat in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DistillStats":
         """The inverse of `to_json`."""
-        values = {counted.name: data[counted.name] for counted in fields(cls) if counted.name in data}
+        values = {stat.name: data[stat.name] for stat in fields(cls) if stat.name in data}
         if "unasked" not in data:  # an earlier version counted them as rejected
             values["unasked"] = values["rejected"].pop(UNASKED, 0)
         return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in values.items()})
 
     def _add_cost(self, result: PromptResult, pool: EndpointPool) -> None:
-        counted: set[str] = set()  # a probe's reply that became the document was paid for once
+        digests: set[str] = set()  # a probe's reply that became the document is paid for only once
         for paid in result.paid:
             reply = paid.reply
-            if reply.digest in counted:
+            if reply.digest in digests:
                 continue
-            counted.add(reply.digest)
+            digests.add(reply.digest)
             cost = reply_cost(pool.config(reply.endpoint), reply.tokens_in, reply.tokens_out)
             self.dollars[paid.purpose] += 0.0 if reply.reused else cost or 0.0
             self.reused += reply.reused
@@ -153,7 +156,7 @@ class DistillStats:
 
 
 def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
-    """The statistics as they stand in the manifest and the report."""
+    """The statistics for the manifest and the report."""
     stand_ins = [
         STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
         for endpoint in map(pool.config, config.endpoints)
@@ -194,9 +197,9 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
 
 
 def refuse_if_too_many(config: DistillConfig, judged: int, rejected: Counter[str], dollars: float) -> None:
-    """Raise `ConfigError` if so many of the replies so far are rejected that the whole would exceed the limit.
+    """Raise `ConfigError` if the rejects so far show that the run as a whole would exceed `max_rejected_share`.
 
-    Called at every reply, so that a poor teacher is paid for some hundreds of replies and not for all.
+    Called at every reply, so that only some hundreds of replies of a poor teacher are paid for.
     """
     limit, count = config.max_rejected_share, rejected.total()
     if judged >= FIRST_JUDGED and chance_of_rejects(count, judged, limit) < FALSE_ALARM:
@@ -207,12 +210,12 @@ def refuse_if_too_many(config: DistillConfig, judged: int, rejected: Counter[str
         )
 
 
-def chance_of_rejects(rejected: int, judged: int, share: float) -> float:
-    """Upper bound on the probability of so many rejects or more, if each reply is rejected with probability `share`.
+def chance_of_rejects(rejected_count: int, judged_count: int, share: float) -> float:
+    """Upper bound on the probability of this many rejects or more, if each reply is rejected with probability `share`.
 
-    Chernoff's bound: exp(-n KL(observed share, share)); close enough at a few hundred replies.
+    The Chernoff bound exp(-n KL(observed share || share)), which is tight enough at a few hundred replies.
     """
-    observed = rejected / judged
+    observed = rejected_count / judged_count
     if observed <= share:
         return 1.0
     if share == 0:
@@ -220,11 +223,11 @@ def chance_of_rejects(rejected: int, judged: int, share: float) -> float:
     divergence = observed * math.log(observed / share)
     if observed < 1:
         divergence += (1 - observed) * math.log((1 - observed) / (1 - share))
-    return math.exp(-judged * divergence)
+    return math.exp(-judged_count * divergence)
 
 
 def refuse_if_too_few(config: DistillConfig, stats: DistillStats) -> None:
-    """Raise `ConfigError` if no document was kept, or fewer than `max_rejected_share` allows of those asked for."""
+    """Raise `ConfigError` if no document was accepted, or if more were rejected than `max_rejected_share` allows."""
     if not stats.judged:
         raise ConfigError(
             f"distill: the budget pays for not one of {stats.prompts} prompts; raise distill.budget_dollars or "
@@ -245,14 +248,14 @@ def _most_common(rejected: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(4))
 
 
-def emit_samples(results: list[PromptResult], first: int, emit: Emit) -> None:
-    """Emit the first results of a run as sample rows; `first`: the number of results before these."""
-    for index, result in enumerate(results[: max(0, SAMPLE_ROWS - first)], first):
+def emit_samples(results: list[PromptResult], first_index: int, emit: Emit) -> None:
+    """Emit the first results of a run as sample rows; `first_index`: number of results before these."""
+    for index, result in enumerate(results[: max(0, SAMPLE_ROWS - first_index)], first_index):
         emit("sample", index=index, set="documents", **sample_of(result))
 
 
 def sample_of(result: PromptResult) -> dict[str, Any]:
-    """A document, kept or rejected, for people to look at."""
+    """A result as a sample row, to be displayed."""
     document, reply = result.document, result.reply
     row = {
         "query": result.task.prompt.query[:SAMPLE_CHARACTERS],
@@ -268,8 +271,10 @@ def sample_of(result: PromptResult) -> dict[str, Any]:
 
 
 def _bin(share: float) -> str:
+    """The histogram bin of a number from 0 to 1, by its lower edge."""
     return f"{min(BINS - 1, int(share * BINS)) / BINS:.2f}"
 
 
 def _power(text: str) -> str:
+    """The histogram bin of a text's number of words: the largest power of two up to it."""
     return str(2 ** int(math.log2(max(1, len(text.split())))))

@@ -2,11 +2,11 @@
 
 Templates are versioned by name, because changing a word changes what the teacher writes. "nautile-teacher-2" is for
 models that follow instructions. "nautile-teacher-compact-2" is for the embedded 135M model, which follows only
-examples: two fixed demonstrations (which the server reads once), shortened exemplars, and a grammar that writes the
-first words of the reasoning. Instructions in its prompt come back as answers.
+examples and repeats instructions as answers. It has two fixed demonstrations (a prompt prefix that the server caches),
+shortened exemplars, and a grammar that writes the first words of the reasoning.
 
-Exemplars, passages and queries come from other people's text. In the first template each is a section between fences
-(`data.endpoints.outgoing`); in the compact one each is a line, and line breaks in it become spaces.
+Exemplars, passages and queries are untrusted text. In the first template each is a section between fences
+(`data.endpoints.outgoing`); in the compact one each is a single line, in which line breaks become spaces.
 """
 
 import json
@@ -26,7 +26,7 @@ FULL, COMPACT = "nautile-teacher-2", "nautile-teacher-compact-2"
 
 @dataclass(frozen=True)
 class Template:
-    """Maximum lengths in characters. `exemplar`: of the query, reasoning and answer of each exemplar."""
+    """A template by name, with maximum lengths in characters. `exemplar`: of an exemplar's query, reasoning, answer."""
 
     name: str
     exemplar: tuple[int, int, int]
@@ -76,11 +76,11 @@ _DEMONSTRATIONS = (
 _REASONING, _ANSWER = "reasoning", "answer"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'  # of a JSON string without escapes
 _ESCAPED = r'"\\" ["\\n]'
-LONGEST_UNROLLED = 500  # characters; llama.cpp unrolls a repetition in a grammar
+LONGEST_UNROLLED = 500  # characters of a bounded repetition in a grammar, which llama.cpp unrolls
 
 
 def template_for(teacher: TeacherConfig, endpoint: EndpointConfig) -> Template:
-    """The template for a teacher. Raises `ConfigError` for an unknown name."""
+    """The template of a teacher: the configured one, or the default of its kind. Raises `ConfigError` if unknown."""
     name = teacher.template or (COMPACT if endpoint.kind == "embedded" else FULL)
     if name not in TEMPLATES:
         raise ConfigError(f"distill.teachers: no template {name!r}; known are {', '.join(TEMPLATES)}")
@@ -97,7 +97,7 @@ def teacher_request(
     seed: int,
     purpose: str = "teacher",
 ) -> ChatRequest:
-    """The request for one document."""
+    """Build the request for one document."""
     write = _compact if template.name == COMPACT else _full
     return ChatRequest(
         endpoint=endpoint,
@@ -133,10 +133,10 @@ def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -
 def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
     messages = [_message("system", _SYSTEM[template.name])]
     for passage, query, reasoning, answer in _DEMONSTRATIONS:
-        written = json.dumps({_REASONING: reasoning, _ANSWER: answer}, separators=(",", ":"))
-        messages += [_message("user", f"Passage: {passage}\nQuestion: {query}"), _message("assistant", written)]
+        reply = json.dumps({_REASONING: reasoning, _ANSWER: answer}, separators=(",", ":"))
+        messages += [_message("user", f"Passage: {passage}\nQuestion: {query}"), _message("assistant", reply)]
     lengths = template.exemplar
-    shown = "\n".join(
+    exercises = "\n".join(
         "- "
         + " ".join(
             _cut(_line(text), length)
@@ -147,14 +147,15 @@ def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]
         for n in neighbours
     )
     passage = f"Passage: {_line(prompt.passage)}\n" if prompt.passage else ""
-    user = f"Exercises of the same kind:\n{shown}\n\n{passage}Question: {_line(prompt.query)}"
+    user = f"Exercises of the same kind:\n{exercises}\n\n{passage}Question: {_line(prompt.query)}"
     return [*messages, _message("user", user)]
 
 
 def _grammar(template: Template, prompt: Prompt) -> str:
-    """GBNF of the reply: an object on one line. Short strings are bounded in length and end in a full stop.
+    """GBNF grammar of the reply: a JSON object on one line.
 
-    Long ones are bounded by `max_tokens` alone, because llama.cpp unrolls a repetition.
+    Strings of a short template are bounded in length and end in a full stop. Those of a long one are bounded only by
+    `max_tokens`, because llama.cpp unrolls bounded repetitions.
     """
     opening = json.dumps(prompt.opening or "", ensure_ascii=False)[1:-1]
     character = _CHARACTER
@@ -163,8 +164,8 @@ def _grammar(template: Template, prompt: Prompt) -> str:
         character = f"{_CHARACTER} | {_ESCAPED}"
     else:
         escaped = opening.replace("\\", "\\\\").replace('"', '\\"')
-        first = f'"{escaped}"' if opening else "[A-Z]"
-        reasoning = f'{first} char{{10,{max(40, template.reasoning - len(opening))}}} "."'
+        beginning = f'"{escaped}"' if opening else "[A-Z]"
+        reasoning = f'{beginning} char{{10,{max(40, template.reasoning - len(opening))}}} "."'
         answer = f'[A-Z0-9] char{{2,{template.answer}}} "."'
     return (
         f'root ::= "{{\\"{_REASONING}\\":\\"" {reasoning} "\\",\\"{_ANSWER}\\":\\"" {answer} "\\"}}"\n'
@@ -173,7 +174,7 @@ def _grammar(template: Template, prompt: Prompt) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """The beginning of `text`, cut between words. No ellipsis: a small teacher would copy it."""
+    """The beginning of `text`, cut between words, without an ellipsis, which a small teacher would copy."""
     return text if len(text) <= length else text[:length].rpartition(" ")[0] or text[:length]
 
 

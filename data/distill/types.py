@@ -1,4 +1,4 @@
-"""Types of a distillation: how a prompt is asked, what came back, what became of it, and the JSON rows on disk."""
+"""Data types of a distillation: the task of a teacher, its paid replies and its result, and the JSON rows on disk."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.records import SynthRecord, to_dict
 from data.retrieval.exemplar_index import Neighbour
 
-UNASKED = "failed_budget"  # the reason in the row of a prompt that was not sent, because the budget was spent
+UNASKED = "failed_budget"  # the reason of a prompt that was not sent to a teacher because the budget was spent
 
 
 @dataclass(frozen=True)
 class TeacherTask:
-    """A prompt with its teacher and request. `probe`: disagreement of the cheap teachers or None, in `difficulty`."""
+    """A prompt with its teacher and request. `probe`: disagreement of the probes, which `difficulty` includes."""
 
     prompt: Prompt
     neighbours: list[Neighbour]
@@ -30,13 +30,13 @@ class TeacherTask:
     request: ChatRequest
 
     def without_messages(self) -> "TeacherTask":
-        """For a task that was answered: its messages repeat the exemplars, and would be held until its file is full."""
+        """A copy without messages, which repeat the exemplars; for results, which stay in memory until a file is full."""
         return replace(self, request=replace(self.request, messages=()))
 
 
 @dataclass(frozen=True)
 class PaidReply:
-    """A reply that was paid for on behalf of a prompt, whether or not it became the document."""
+    """A reply that was paid for on behalf of a prompt. `purpose`: "probe" or "teacher"."""
 
     purpose: str
     reply: ChatReply
@@ -44,10 +44,10 @@ class PaidReply:
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What became of a task. `reason`: why the document is rejected, None if it is kept.
+    """The result of a task. `reason`: why the document is rejected, None if it is accepted.
 
-    `document` is set for most rejected replies too; `evidence` shows what the rejection rests on; `signs`: of
-    injection, in what the teacher was sent or wrote.
+    `document` is set for most rejected replies too; `evidence` supports the rejection; `signs`: signs of prompt
+    injection in the request or the reply.
     """
 
     task: TeacherTask
@@ -86,13 +86,13 @@ def result_row(result: PromptResult, endpoint: EndpointConfig, digest: str) -> s
 
 
 def unasked_row(prompt: Prompt) -> str:
-    """The JSON line of a prompt that was never sent to a teacher, because the budget was spent."""
+    """The JSON line of a prompt that was not sent to a teacher because the budget was spent."""
     row = {"reason": UNASKED, "query": prompt.query, "provenance": {"prompt": prompt.id, "set": prompt.set}}
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 
 def record_of(prompt: Prompt, document: ParsedDocument, model: str) -> SynthRecord:
-    """The document in SYNTH's own schema."""
+    """The document as a record in SYNTH's schema."""
     return SynthRecord(
         query=prompt.query,
         synthetic_reasoning=document.reasoning,

@@ -1,7 +1,7 @@
-"""Checks of replies in processes of their own, where there are enough of them to pay for starting these.
+"""Check replies, in worker processes if there are enough replies to pay for starting them.
 
-A check takes 1 to 2 ms of a core, half of it language identification, and a request 1.5 to 2 ms more, so one process
-that did both would keep up with some 300 replies a second.
+A check takes 1 to 2 ms of a core, half of it language identification, and a request another 1.5 to 2 ms, so one process
+that did both would handle only some 300 replies a second.
 """
 
 import multiprocessing
@@ -23,12 +23,12 @@ from data.retrieval.exemplar_index import Neighbour
 WORTH_PROCESSES = 4096  # prompts; two processes take 2 s of a core to start
 MOST_PROCESSES = 4
 
-_config: DistillConfig | None = None  # in a process of `VerdictProcesses`
+_config: DistillConfig | None = None  # set in the worker processes of `VerdictProcesses`
 
 
 @dataclass(frozen=True)
 class ReplyVerdict:
-    """A reply's document, why it is rejected (None: it is kept), and the signs of injection (see `injection_signs`)."""
+    """A reply's document, why it is rejected (None: accepted), and signs of prompt injection (`injection_signs`)."""
 
     document: ParsedDocument | None
     reason: str | None
@@ -38,7 +38,7 @@ class ReplyVerdict:
 def judge_reply(
     text: str, finish: str, prompt: Prompt, neighbours: Sequence[Neighbour], template: Template, config: DistillConfig
 ) -> ReplyVerdict:
-    """Parse and check a reply."""
+    """Parse and check a reply. `finish`: why the endpoint ended it, see `ChatReply`."""
     document = parse_reply(text)
     reason: str | None
     if finish in ("refusal", "content_filter"):
@@ -51,7 +51,7 @@ def judge_reply(
 
 
 def injection_signs(prompt: Prompt, neighbours: Sequence[Neighbour], reply: str) -> list[str]:
-    """ "sign/where" for every sign of an injection in what the teacher was sent or wrote."""
+    """Signs of prompt injection in the request or the reply, each as "sign/where"."""
     records = [neighbour.record for neighbour in neighbours]
     texts = {
         "query": prompt.query,
@@ -63,7 +63,7 @@ def injection_signs(prompt: Prompt, neighbours: Sequence[Neighbour], reply: str)
 
 
 class VerdictProcesses:
-    """Processes that run `judge_reply`; a context manager. They end with this process."""
+    """A pool of processes that run `judge_reply`; a context manager. They end with this process."""
 
     def __init__(self, config: DistillConfig) -> None:
         self._executor = ProcessPoolExecutor(
@@ -84,7 +84,7 @@ class VerdictProcesses:
     def judge(
         self, text: str, finish: str, prompt: Prompt, neighbours: Sequence[Neighbour], template: Template
     ) -> "Future[ReplyVerdict]":
-        """As `judge_reply`. The future's error is that of a process that died, if one did."""
+        """Run `judge_reply` in a worker. The future fails only if a worker process dies."""
         return self._executor.submit(_judge, text, finish, prompt, neighbours, template)
 
 

@@ -1,9 +1,9 @@
 """The prompts in progress: a window that slides over the files of prompts, so that no endpoint waits for another.
 
-Prompts are prepared in blocks, in a thread, and sent as soon as there is room in the window. A slow teacher's prompts
-stay in it while those of the others come and go. A file is finished when all of its prompts are, and files are finished
-in their order, because a document that repeats another is rejected in favour of the one in the earlier file. A prompt
-holds its exemplars and its messages or its reply, tens of kilobytes.
+Prompts are prepared in blocks, in a thread, and sent as soon as there is room in the window. Prompts of a slow teacher
+stay in the window while others pass through. A file is finished when all its prompts are; files are finished in order,
+because of two duplicate documents the one in the earlier file is accepted. A prompt in progress takes tens of
+kilobytes: its exemplars, and its messages or its reply.
 """
 
 from collections import deque
@@ -25,43 +25,47 @@ from data.endpoints.pool import raise_for_outage
 from data.endpoints.session import AskResult, AskSession
 
 BLOCK = 256  # prompts prepared together
-OnVerdict = Callable[[str | None], None]  # called as each result comes in: the reason for its rejection, or None
+OnVerdict = Callable[[str | None], None]  # called for each result with the reason for its rejection, or None
 
 
 @dataclass(eq=False)
 class OpenFile:
-    """A file of prompts in progress. `results`: None where there is none yet; `unasked`: prompts that are not sent."""
+    """A file of prompts in progress.
+
+    `results`: in the order of the prompts, None if pending; `unasked`: prompts that the budget does not allow to send.
+    """
 
     prompts: list[Prompt]
     results: list[PromptResult | None] = field(default_factory=list)
-    missing: int = 0  # results of prompts that were sent
+    pending_count: int = 0  # prompts that were sent and have no result yet
     unasked: list[Prompt] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
-        return not self.missing and len(self.results) + len(self.unasked) == len(self.prompts)
+        return not self.pending_count and len(self.results) + len(self.unasked) == len(self.prompts)
 
 
 @dataclass(eq=False)
 class _OpenPrompt:
-    """A prompt that was sent: its place, the probes' replies so far, and its teacher's task once there is one."""
+    """A prompt in progress: its position, the probes' replies so far, and its teacher's task once there is one."""
 
     file: OpenFile
     index: int
     item: PreparedPrompt
     probe_replies: list[AskResult | None]
     task: TeacherTask | None = None
-    reply: ChatReply | None = None  # that is being checked
+    reply: ChatReply | None = None  # the teacher's reply while it is being checked
 
 
 class PromptWindow:
-    """Asks the teachers about files of prompts. `judged`: results so far, also of earlier processes.
+    """Sends files of prompts to the teachers. `judged_count`: results so far, including those of earlier processes.
 
-    Until some hundreds of replies have been looked at, only as many prompts are sent: a poor teacher is noticed then.
+    The window stays small until the first `FIRST_JUDGED` replies have been checked, so that not many replies of a poor
+    teacher are paid for.
     """
 
-    def __init__(self, teachers: Teachers, judged: int, on_verdict: OnVerdict) -> None:
-        self._teachers, self._judged, self._on_verdict = teachers, judged, on_verdict
+    def __init__(self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict) -> None:
+        self._teachers, self._judged_count, self._on_verdict = teachers, judged_count, on_verdict
         config = teachers.config
         self._size = max(config.chunk, teachers.pool.window(config.endpoints))
         self._first_size = max(config.chunk, FIRST_JUDGED)
@@ -71,7 +75,7 @@ class PromptWindow:
         self._processes: VerdictProcesses | None = None
 
     def run(self, paths: Sequence[Path], finish: Callable[[OpenFile], None]) -> None:
-        """Call `finish` for each file once its prompts have their results, in order.
+        """Call `finish` for each file, in order, once all its prompts have results.
 
         Raises `ConfigError` and `Retryable` when an endpoint as a whole fails.
         """
@@ -88,6 +92,8 @@ class PromptWindow:
                     self._open_prompts -= len(file.prompts)
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
                     finish(file)
+                # Once the budget is spent, no further prompt is sent. Else send a prepared block if there is room,
+                # or handle the next result.
                 if prepared is not None and self._budget_spent:
                     self._add_unasked(prepared[0], prepared[1])
                     for file, prompts in blocks:
@@ -107,7 +113,7 @@ class PromptWindow:
 
     @property
     def _has_room(self) -> bool:
-        return self._open_prompts < (self._size if self._judged >= FIRST_JUDGED else self._first_size)
+        return self._open_prompts < (self._size if self._judged_count >= FIRST_JUDGED else self._first_size)
 
     def _prepare_next(
         self, blocks: Iterator[tuple[OpenFile, list[Prompt]]], lookahead: ThreadPoolExecutor
@@ -122,7 +128,7 @@ class PromptWindow:
             probes = self._teachers.probe_requests(item)
             open_prompt = _OpenPrompt(file, len(file.results), item, [None] * len(probes))
             file.results.append(None)
-            file.missing += 1
+            file.pending_count += 1
             if probes:
                 requests += [((open_prompt, sample), request) for sample, request in enumerate(probes)]
             else:
@@ -131,11 +137,12 @@ class PromptWindow:
         session.submit(requests, more_follow=more_follow and self._has_room)
 
     def _take(self, session: AskSession, open_prompt: _OpenPrompt, sample: int | None, reply: AskResult) -> None:
-        """Take a reply of a probe (number `sample`) or of a teacher, and send what follows from it."""
+        """Handle a reply of a probe (number `sample`) or of a teacher (None), and send the next request, if any."""
         if isinstance(reply, ChatFailure):
             if reply.reason in ("misconfigured", "outage"):
                 raise_for_outage([reply])
             self._budget_spent = self._budget_spent or reply.reason == "budget"
+        # The next task: the first teacher's after all probes have answered, or another teacher's after a failure.
         task, probe_replies = None, open_prompt.probe_replies
         if sample is not None:
             probe_replies[sample] = reply
@@ -151,8 +158,9 @@ class PromptWindow:
             return
         if isinstance(reply, ChatFailure):
             probes = cast(list[AskResult], probe_replies)
-            self._finish(open_prompt, self._teachers.failed(open_prompt.task, reply, probes))
+            self._finish(open_prompt, self._teachers.failure_result(open_prompt.task, reply, probes))
             return
+        # A teacher's reply: check it here, or in a worker process whose verdict comes back through the session.
         open_prompt.reply, task = reply, open_prompt.task
         if self._processes is None:
             config = self._teachers.config
@@ -166,12 +174,12 @@ class PromptWindow:
         assert open_prompt.task is not None
         assert open_prompt.reply is not None
         probes = cast(list[AskResult], open_prompt.probe_replies)
-        self._finish(open_prompt, self._teachers.judged(open_prompt.task, open_prompt.reply, probes, verdict))
+        self._finish(open_prompt, self._teachers.reply_result(open_prompt.task, open_prompt.reply, probes, verdict))
 
     def _finish(self, open_prompt: _OpenPrompt, result: PromptResult) -> None:
         open_prompt.file.results[open_prompt.index] = result
-        open_prompt.file.missing -= 1
-        self._judged += 1
+        open_prompt.file.pending_count -= 1
+        self._judged_count += 1
         self._on_verdict(result.reason)
 
     def _add_unasked(self, file: OpenFile, prompts: Sequence[Prompt]) -> None:
@@ -185,7 +193,7 @@ class PromptWindow:
 
 
 def _blocks(paths: Sequence[Path]) -> Iterator[tuple[OpenFile, list[Prompt]]]:
-    """The prompts of all files in blocks, each with its file."""
+    """The prompts of all files in blocks: (file, its next prompts)."""
     for path in paths:
         file = OpenFile(read_prompts(path))
         for begin in range(0, len(file.prompts), BLOCK):

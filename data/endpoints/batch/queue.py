@@ -76,7 +76,7 @@ class BatchQueue:
 
     @property
     def capacity(self) -> int:
-        """Requests that may be in progress at once: those in jobs, and those of the next job, which waits for a slot."""
+        """Requests that may be in progress at once: those in jobs, and those of the next job, which waits."""
         return self._batch.requests_per_job * (self._batch.jobs_at_once + 1)
 
     async def ask(self, digest: str, request: ChatRequest) -> ChatReply | ChatFailure:
