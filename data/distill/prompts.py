@@ -143,7 +143,7 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def detokenise(text: str) -> str:
-    """Undo the tokenisation of WritingPrompts: spaces at punctuation and in contractions, its tag, quotes and breaks."""
+    """Undo WritingPrompts' tokenisation: spaces at punctuation and in contractions, tags, quotes and breaks."""
     text = re.sub(r"^\s*\[\s*[A-Za-z]{2,3}\s*\]", "", text)
     text = re.sub(r"\s*<newline>\s*", "\n", text)
     text = re.sub(r"``\s*|\s*''", '"', text)

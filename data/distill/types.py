@@ -30,7 +30,7 @@ class TeacherTask:
     request: ChatRequest
 
     def without_messages(self) -> "TeacherTask":
-        """A copy without messages, which repeat the exemplars; for results, which stay in memory until a file is full."""
+        """A copy without messages, for results, which stay in memory until a file is full."""
         return replace(self, request=replace(self.request, messages=()))
 
 

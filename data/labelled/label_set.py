@@ -1,4 +1,4 @@
-"""`labels.json` of a tuned checkpoint: what it was tuned for, and how its answers become calibrated probabilities."""
+"""`labels.json` of a tuned checkpoint: the task it was tuned for, and the calibration of its probabilities."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,18 +14,18 @@ HEAD = "head.safetensors"
 
 
 class LabelSet(Section):
-    """How to ask a tuned checkpoint. Fields about labels are empty or None for the other forms."""
+    """How to prompt a tuned checkpoint and read its answers. Fields about labels are empty or None for other forms."""
 
     form: Literal["label", "entities", "chat", "opinions"]
     method: Literal["head", "verbalised", "full", "lora"]
     labels: tuple[str, ...] = ()
-    instructions: str = ""  # what stands before the text in the user's turn
-    longest: PositiveInt = 128  # tokens of a text
-    pooling: Literal["last", "mean"] = "last"  # head: of the hidden states of a text's tokens
-    bias: tuple[float, ...] | None = None  # verbalised: nats that each label's text gets whatever the text
-    temperature: PositiveFloat | None = None  # logits over this are calibrated; None: never fitted
+    instructions: str = ""  # precede the text in the user's turn
+    longest: PositiveInt = 128  # tokens of a text; longer texts are cut
+    pooling: Literal["last", "mean"] = "last"  # method "head": over the hidden states of a text's tokens
+    bias: tuple[float, ...] | None = None  # method "verbalised": each label's log-probability without any text, in nats
+    temperature: PositiveFloat | None = None  # logits are divided by it to calibrate them; None: not fitted
     threshold: Share | None = None  # below this probability the model abstains
-    coverage: Share | None = None  # share of the validation rows that the threshold lets through
+    coverage: Share | None = None  # share of the validation rows with at least the threshold
 
     @model_validator(mode="after")
     def _fits(self) -> "LabelSet":
@@ -42,12 +42,13 @@ def write_label_set(folder: Path, labels: LabelSet) -> None:
 
 
 def read_label_set(folder: Path) -> LabelSet | None:
-    """The label set of a checkpoint's folder; None for one that was not tuned. Raises `ConfigError` if it is broken."""
+    """Read the label set in a checkpoint's folder; None if it was not tuned. Raises `ConfigError` if it is invalid."""
     path = folder / LABELS
     if not path.is_file():
         return None
     try:
         return LabelSet.model_validate(read_bounded_json(path))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(f"{path}: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+        first_error = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first_error["loc"]))
+        raise ConfigError(f"{path}: `{field}`: {first_error['msg']}") from None

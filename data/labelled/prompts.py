@@ -1,7 +1,7 @@
-"""What a model is asked about a text: instructions, the text, and the reply that answers at once.
+"""Prompts of labelling tasks: instructions, the text, and a reply without reasoning.
 
-The ids are those of the chat template with an empty reasoning (`data.chat_template`), cut where prompts that share
-their instructions part: the beginning of all of them, the context of a text, and the continuation.
+The token ids are those of the chat template with an empty reasoning (`data.chat_template`), in three parts: the
+beginning that all prompts with the same instructions share, the context with the text, and the reply.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ INSTRUCTIONS = {
 
 
 def instructions_for(form: str, own: str, labels: Sequence[str]) -> str:
-    """The instructions of a form: the operator's, or our own, which name up to `MOST_LISTED` labels."""
+    """The instructions of a form: the configured ones (`own`), or the default, which lists up to 20 labels."""
     if own:
         return own.replace("{labels}", ", ".join(labels))
     text = INSTRUCTIONS[form]
@@ -29,31 +29,31 @@ def instructions_for(form: str, own: str, labels: Sequence[str]) -> str:
 
 def with_examples(instructions: str, examples: Sequence[tuple[str, str]]) -> str:
     """Instructions followed by solved examples (text, label), each on two lines."""
-    shown = [f"Text: {' '.join(text.split())}\nLabel: {label}" for text, label in examples]
-    return "\n\n".join([instructions, *shown])
+    solved = [f"Text: {' '.join(text.split())}\nLabel: {label}" for text, label in examples]
+    return "\n\n".join([instructions, *solved])
 
 
 def cut(tokenizer: Tokenizer, text: str, longest: int) -> str:
-    """The text without white space around it, cut after `longest` tokens; a character that is cut apart goes."""
+    """Strip a text and cut it after `longest` tokens; a character of which only some bytes remain is removed."""
     ids = tokenizer.encode(text.strip())
     return text.strip() if len(ids) <= longest else tokenizer.decode(ids[:longest]).rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 def beginning_ids(tokenizer: Tokenizer, instructions: str) -> list[int]:
-    """Ids that every prompt with these instructions begins with."""
+    """Token ids of the common beginning of all prompts with these instructions."""
     return encode_prompt_start(tokenizer, f"{instructions}\n\n" if instructions else "")
 
 
 def context_ids(tokenizer: Tokenizer, text: str, longest: int) -> list[int]:
-    """Ids that follow them, of a text and of the reply's beginning."""
+    """Token ids that follow `beginning_ids`: the text and the beginning of the reply."""
     return encode_prompt_end(tokenizer, cut(tokenizer, text, longest))
 
 
 def prompt_ids(tokenizer: Tokenizer, labels: LabelSet, text: str) -> list[int]:
-    """The whole prompt of a text for a tuned checkpoint."""
+    """Token ids of the whole prompt of a text, for a tuned checkpoint."""
     return beginning_ids(tokenizer, labels.instructions) + context_ids(tokenizer, text, labels.longest)
 
 
 def reply_ids(tokenizer: Tokenizer, reply: str) -> list[int]:
-    """Ids of a reply after the prompt, to its end marker."""
+    """Token ids of a reply after the prompt, including its end marker."""
     return encode_direct_reply(tokenizer, reply)

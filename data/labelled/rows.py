@@ -1,6 +1,6 @@
-"""Labelled rows of every form, from a file, a split of a Hub dataset at a commit, or a set that a package carries.
+"""Read labelled rows of every form from a file, a split of a Hub dataset at a commit, or a set in a package.
 
-A row that cannot be used is an error with its number, not a gap: a table of labels is small enough to put right.
+A row that cannot be used is an error with its number, and not skipped: a labelled table is small enough to correct.
 """
 
 import json
@@ -26,11 +26,11 @@ Form = Literal["label", "entities", "chat", "opinions", "text"]
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """A text and what is to be learnt of it.
+    """A text and its training target.
 
-    `target`: the label, the reply, or the JSON of the entities; empty for "text", and for "opinions", which has
-    `options` with the `shares` of people who chose them (they sum to 1). `source`: rows with equal ones stay in one
-    split. `number`: of the row in its data, from 1.
+    `target`: the label, the reply, or the JSON of the entities; empty for the forms "text" and "opinions". Form
+    "opinions" has `options` and the `shares` of the people who chose each, which sum to 1. `source`: rows of the same
+    source stay in one split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -44,17 +44,17 @@ class LabelledRow:
 def read_rows(
     config: LabelledDataConfig, form: Form, work: Path, files: Mapping[str, str] | None = None
 ) -> list[LabelledRow]:
-    """All rows of `config`, in order. `work`: a folder for what is fetched from the Hub, removed afterwards.
+    """Read all rows of `config`, in order.
 
-    `files`: the sha256 that a local file must still have, by its path. Raises `ConfigError` with the row's number for
-    data that cannot be used, `Retryable` if the Hub does not answer.
+    `work`: a folder for downloads from the Hub, which are removed. `files`: expected sha256 of local files by path.
+    Raises `ConfigError` with the row's number for data that cannot be used, `Retryable` if the Hub does not answer.
     """
     if config.reader in ("wikipedia_topics", "labelled_sentences") and form not in ("label", "text"):
         raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
     if config.reader == "wikipedia_topics":
-        # The 11 topics of the list of vital articles. The run's own pretraining has read these texts.
-        chosen = [article for article in articles() if article.topic not in (None, "Uncategorized")]
-        return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(chosen, 1)]
+        # The 11 topics of the list of vital articles. An offline run has been pretrained on these texts.
+        with_topic = [article for article in articles() if article.topic not in (None, "Uncategorized")]
+        return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(with_topic, 1)]
     if config.reader == "labels":
         raise ConfigError(f"{config.label}: is an artifact of the store; `nautile tune` takes it as `tune.data`")
     builders = {
@@ -62,6 +62,7 @@ def read_rows(
         "text": _text_rows,
     }  # fmt: skip
     rows: list[LabelledRow] = []
+    # Rows are numbered through all files; a builder gets the number of rows before its table.
     for where, table in _tables(config, work, files or {}):
         builder = builders[form]
         rows += builder(config, table, where, len(rows))
@@ -69,15 +70,16 @@ def read_rows(
 
 
 def check_known(rows: Sequence[LabelledRow], labels: Sequence[str], where: str) -> None:
-    """Raise `ConfigError` for a row whose label is none of `labels`, with how many such rows there are."""
-    known = set(labels)
-    unknown = [row for row in rows if row.target not in known]
+    """Raise `ConfigError` if a row's label is none of `labels`; the message counts such rows."""
+    known_labels = set(labels)
+    unknown = [row for row in rows if row.target not in known_labels]
     if unknown:
-        shown = ", ".join(map(repr, labels[:MOST_SHOWN]))
-        more = f" and {len(labels) - MOST_SHOWN} more" if len(labels) > MOST_SHOWN else ""
+        label_list = ", ".join(map(repr, labels[:MOST_SHOWN]))
+        if len(labels) > MOST_SHOWN:
+            label_list += f" and {len(labels) - MOST_SHOWN} more"
         raise ConfigError(
             f"{where}: row {unknown[0].number} has the label {unknown[0].target!r}, which was not learnt "
-            f"({len(unknown)} of {len(rows)} rows have such labels); known are {shown}{more}"
+            f"({len(unknown)} of {len(rows)} rows have such labels); known are {label_list}"
         )
 
 
@@ -99,7 +101,7 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
         path = fetch_hub_file(config, file, folder)
         try:
             tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
-        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
+        except ConfigError as error:  # name the dataset in the message, not the temporary path
             raise ConfigError(str(error).replace(str(path), where)) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -114,9 +116,9 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
     names = config.label_names or tuple(table.classes.get(config.label_column, ()))
     rows = []
     for number, row in enumerate(table.rows, before + 1):
-        place = f"{where}: row {number}"
-        text = text_value(row, config.text_column, place)
-        label = _label(row[config.label_column], names, config.cuts, f"{place}, column {config.label_column!r}")
+        row_name = f"{where}: row {number}"
+        text = text_value(row, config.text_column, row_name)
+        label = _label(row[config.label_column], names, config.cuts, f"{row_name}, column {config.label_column!r}")
         source = str(row[config.source_column]) if config.source_column else text
         rows.append(LabelledRow(text, label, source, number))
     return rows
@@ -129,24 +131,24 @@ def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int
     return [LabelledRow(text, "", text, number) for number, text in enumerate(texts, before + 1)]
 
 
-def _label(value: Any, names: Sequence[str], cuts: Sequence[float], place: str) -> str:
+def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
     if value is None or value == "" or isinstance(value, list | dict):
-        raise ConfigError(f"{place}: has no label")
+        raise ConfigError(f"{where}: has no label")
     if cuts:
         try:
             return names[bisect_right(cuts, float(value))]
         except (TypeError, ValueError):
-            raise ConfigError(f"{place}: {value!r} is no number, and `cuts` are set") from None
+            raise ConfigError(f"{where}: {value!r} is no number, and `cuts` are set") from None
     if names and str(value) not in names:
         index = int(value) if isinstance(value, int) or str(value).isdecimal() else -1
         if not 0 <= index < len(names):
-            raise ConfigError(f"{place}: {value!r} is none of the {len(names)} classes (a split without labels?)")
+            raise ConfigError(f"{where}: {value!r} is none of the {len(names)} classes (a split without labels?)")
         return names[index]
     return str(value).strip()
 
 
 def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
-    """From a text with a list of {text, label}, or from tokens with the numbers or names of BIO tags."""
+    """Rows of form "entities": a text with a list of {text, label}, or tokens with BIO tags by number or name."""
     column = config.label_column
     if column == "label" and "entities" in table.columns:
         column = "entities"
@@ -154,36 +156,36 @@ def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: i
     tags = config.label_names or tuple(table.classes.get(column, ()))
     rows = []
     for number, row in enumerate(table.rows, before + 1):
-        place = f"{where}: row {number}"
+        row_name = f"{where}: row {number}"
         if isinstance(row[config.text_column], list):
-            text, entities = spans_of_tags(row[config.text_column], row[column], tags, place)
+            text, entities = spans_of_tags(row[config.text_column], row[column], tags, row_name)
         else:
-            text = text_value(row, config.text_column, place)
-            entities = entity_row(text, row[column], place)
+            text = text_value(row, config.text_column, row_name)
+            entities = entity_row(text, row[column], row_name)
         rows.append(LabelledRow(text, entity_json(entities), text, number))
     return rows
 
 
 def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
-    """From `messages`, a list of {role, content} that ends with the assistant's reply.
+    """Rows of form "chat": `messages`, a list of {role, content} that ends with the assistant's reply.
 
-    The template of this model has a single turn, so a system message and earlier turns go before the last question.
+    The model's template has a single turn, so a system message and earlier turns are put before the last question.
     """
     require_columns(where, table.columns, ["messages"])
     rows = []
     for number, row in enumerate(table.rows, before + 1):
-        place = f"{where}: row {number}"
+        row_name = f"{where}: row {number}"
         messages = row["messages"]
         if isinstance(messages, str):
             try:
                 messages = json.loads(messages)
             except ValueError:
                 messages = None
-        good = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
-        if not good or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
+        valid = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
+        if not valid or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
             raise ConfigError(
-                f"{place}: `messages` must be a list of {{role, content}} that ends with a user's and an assistant's, "
-                "none of them empty"
+                f"{row_name}: `messages` must be a list of {{role, content}} that ends with a user's and an "
+                "assistant's, none of them empty"
             )
         query = "\n\n".join(message["content"] for message in messages[:-1])
         rows.append(LabelledRow(query, messages[-1]["content"], query, number))
@@ -197,18 +199,18 @@ def _is_message(message: Any) -> bool:
 
 
 def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
-    """From `prompt`, `options` (texts) and `shares` (of the people who chose each; counts do as well)."""
+    """Rows of form "opinions": `prompt`, `options` (texts) and `shares` or counts of the people who chose each."""
     require_columns(where, table.columns, ["prompt", "options", "shares"])
     rows = []
     for number, row in enumerate(table.rows, before + 1):
-        place = f"{where}: row {number}"
-        prompt = text_value(row, "prompt", place)
+        row_name = f"{where}: row {number}"
+        prompt = text_value(row, "prompt", row_name)
         options, shares = (json.loads(v) if isinstance(v, str) else v for v in (row["options"], row["shares"]))
         if not isinstance(options, list) or len(options) < 2 or not all(isinstance(o, str) and o for o in options):
-            raise ConfigError(f"{place}: `options` must be at least two texts")
-        numbers = isinstance(shares, list) and all(isinstance(s, int | float) and s >= 0 for s in shares)
-        if not numbers or len(shares) != len(options) or not sum(shares) > 0:
-            raise ConfigError(f"{place}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
+            raise ConfigError(f"{row_name}: `options` must be at least two texts")
+        valid = isinstance(shares, list) and all(isinstance(s, int | float) and s >= 0 for s in shares)
+        if not valid or len(shares) != len(options) or not sum(shares) > 0:
+            raise ConfigError(f"{row_name}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
         total = float(sum(shares))
         source = str(row[config.source_column]) if config.source_column else prompt
         rows.append(LabelledRow(prompt, "", source, number, tuple(options), tuple(s / total for s in shares)))

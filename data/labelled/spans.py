@@ -1,4 +1,4 @@
-"""Entities of a text: read from a list of spans or from BIO tags, written as the JSON that is learnt."""
+"""Named entities of a text: read them from a list of spans or from BIO tags, write them as the target JSON."""
 
 import json
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from typing import Any
 
 from common.errors import ConfigError
 
-Entity = tuple[str, str]  # its text, which stands in the row's text, and its label
+Entity = tuple[str, str]  # its text, a substring of the row's text, and its label
 
 
-def entity_row(text: str, value: Any, place: str) -> list[Entity]:
-    """The entities in `value`: a list, or the JSON of one, of {text, label} or {start, end, label} (characters).
+def entity_row(text: str, value: Any, where: str) -> list[Entity]:
+    """Parse `value`, a list (or its JSON) of {text, label} or {start, end, label}, with positions in characters.
 
-    Raises `ConfigError`, beginning with `place`, for another value and for a span that the text does not hold.
+    Raises `ConfigError`, beginning with `where`, for another value, and for a span that the text does not contain.
     """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            raise ConfigError(f"{place}: the entities are no JSON") from None
+            raise ConfigError(f"{where}: the entities are no JSON") from None
     if not isinstance(value, list):
-        raise ConfigError(f"{place}: the entities must be a list of {{text, label}}")
+        raise ConfigError(f"{where}: the entities must be a list of {{text, label}}")
     entities = []
     for number, entity in enumerate(value, 1):
-        part = f"{place}, entity {number}"
+        part = f"{where}, entity {number}"
         if not isinstance(entity, dict) or not isinstance(entity.get("label"), str) or not entity["label"]:
             raise ConfigError(f"{part}: must have a `label`, and a `text` or `start` and `end`")
         start, end, words = entity.get("start"), entity.get("end"), entity.get("text")
@@ -38,23 +38,23 @@ def entity_row(text: str, value: Any, place: str) -> list[Entity]:
 
 
 def spans_of_tags(
-    tokens: Sequence[Any], tags: Sequence[Any], names: Sequence[str], place: str
+    tokens: Sequence[Any], tags: Sequence[Any], names: Sequence[str], where: str
 ) -> tuple[str, list[Entity]]:
-    """The text of `tokens` joined by spaces, and the entities that BIO tags mark (names, or numbers of `names`).
+    """Join `tokens` by spaces and convert BIO `tags` (names, or indexes into `names`) to entities.
 
-    As in CoNLL's scorer, a tag I of another type than the tag before it begins an entity. Raises `ConfigError`.
+    As in CoNLL's scorer, an I tag of another type than the preceding tag begins an entity. Raises `ConfigError`.
     """
     if not isinstance(tags, list) or len(tokens) != len(tags) or not all(isinstance(t, str) for t in tokens):
-        raise ConfigError(f"{place}: needs as many tags as tokens, and tokens that are texts")
+        raise ConfigError(f"{where}: needs as many tags as tokens, and tokens that are texts")
     spans: list[tuple[int, int, str]] = []
     previous = "O"
     for i, value in enumerate(tags):
         if isinstance(value, int) and not 0 <= value < len(names):
-            raise ConfigError(f"{place}: tag {value} has no name; give them all in order as `label_names`")
+            raise ConfigError(f"{where}: tag {value} has no name; give them all in order as `label_names`")
         tag = names[value] if isinstance(value, int) else str(value)
         prefix, _, kind = tag.partition("-")
         if tag != "O" and (prefix not in ("B", "I") or not kind):
-            raise ConfigError(f"{place}: tag {tag!r} is neither O, B-TYPE nor I-TYPE")
+            raise ConfigError(f"{where}: tag {tag!r} is neither O, B-TYPE nor I-TYPE")
         if prefix == "I" and previous.partition("-")[2] == kind:
             spans[-1] = (spans[-1][0], i + 1, kind)
         elif tag != "O":
@@ -62,10 +62,10 @@ def spans_of_tags(
         previous = tag
     text = " ".join(tokens)
     if not text.strip():
-        raise ConfigError(f"{place}: has no tokens")
-    return text, [(" ".join(tokens[first:end]), kind) for first, end, kind in spans]
+        raise ConfigError(f"{where}: has no tokens")
+    return text, [(" ".join(tokens[start:end]), kind) for start, end, kind in spans]
 
 
 def entity_json(entities: Sequence[Entity]) -> str:
-    """The reply that is learnt: a JSON list of {text, label} in the order of the text."""
+    """The target reply: a JSON list of {text, label} in the given order."""
     return json.dumps([{"text": words, "label": label} for words, label in entities], ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""Splits of labelled rows by the digest of their content: stable, whatever the order of the rows or what is added.
+"""Split labelled rows by a hash of their source: stable under reordering and adding of rows.
 
-Rows with one source (an article, an author; otherwise the text) are always in one split, copies of a text too.
+Rows of the same source (an article, an author; by default the text itself) are always in one split, and so are copies
+of a text.
 """
 
 from collections import Counter, defaultdict
@@ -17,13 +18,13 @@ from data.screening.text_hash import HASH_RANGE, text_hash
 
 @dataclass
 class SplitReport:
-    """What was found in the data. Counts are of rows; `balance`: split -> label -> rows."""
+    """Counts of rows in the data, and of those that were dropped. `balance`: split -> label -> rows."""
 
     rows: int = 0
-    duplicates: int = 0  # copies of a text with the same target: the first alone is kept
+    duplicates: int = 0  # further copies of a text with the same target; they are dropped
     contradictory_texts: int = 0  # texts that have several targets
-    contradictory: int = 0  # rows of such texts: none is kept
-    leaked: dict[str, int] = field(default_factory=dict)  # split -> training rows dropped because it has them
+    contradictory: int = 0  # rows of such texts; all of them are dropped
+    leaked: dict[str, int] = field(default_factory=dict)  # split -> training rows dropped because they are in it too
     balance: dict[str, dict[str, int]] = field(default_factory=dict)
     examples: list[tuple[str, list[str]]] = field(default_factory=list)  # contradictory texts, cut, and their targets
 
@@ -40,9 +41,9 @@ class Splits:
 
 
 def read_splits(config: TuneConfig, work: Path, files: Mapping[str, str]) -> Splits:
-    """The splits of a section; `work` and `files` as for `read_rows`. Raises as `read_rows` and `split_rows` do."""
-    given = (config.validation, config.test)
-    validation, test = (part and read_rows(part, config.form, work, files) for part in given)
+    """Read and split the configured data. `work`, `files`: see `read_rows`. Raises as `read_rows` and `split_rows`."""
+    sections = (config.validation, config.test)
+    validation, test = (section and read_rows(section, config.form, work, files) for section in sections)
     rows = read_rows(config.data, config.form, work, files)
     return split_rows(
         rows, validation, test, validation_share=config.validation_share, test_share=config.test_share,
@@ -60,11 +61,11 @@ def split_rows(
     leakage: Literal["refuse", "drop"],
     labelled: bool,
 ) -> Splits:
-    """Divide `rows` where `validation` or `test` is not given (None), and check all of them against each other.
+    """Divide `rows` into the splits that are not given (None), and check all splits against each other.
 
-    A row that two splits share is refused, or with `leakage="drop"` no longer learnt from; of validation and test the
-    test keeps it. Raises `ConfigError` with counts for that, for an empty split, and where `labelled` for a label that
-    occurs once, that the training rows lack, or that is the only label.
+    A row in two splits is an error with `leakage="refuse"`. With "drop" it is dropped from the training rows; a row
+    that validation and test share stays in the test. Raises `ConfigError` for such leaks, for an empty split, and if
+    `labelled` for a label that occurs once, that the training rows lack, or that is the only one.
     """
     report = SplitReport(rows=len(rows) + len(validation or ()) + len(test or ()))
     train = _distinct(rows, report)
@@ -78,18 +79,20 @@ def split_rows(
         for row in train:
             parts[_split_of(row, *shares)].append(row)
         train = parts["train"]
-    taken: dict[str, set[int]] = {}
-    for name, held in (("test", held_test), ("validation", held_validation)):
-        taken[name] = {text_hash(row.text) for row in held} | {text_hash(row.source) for row in held}
-    for name, keys in taken.items():
-        kept = [row for row in train if not keys & {text_hash(row.text), text_hash(row.source)}]
-        if len(kept) < len(train):
-            report.leaked[name] = len(train) - len(kept)
-        train = kept
-    both = [row for row in held_validation if taken["test"] & {text_hash(row.text), text_hash(row.source)}]
-    if both:
-        report.leaked["validation and test"] = len(both)
-        held_validation = [row for row in held_validation if row not in both]
+    # Drop training rows whose text or source is in a held-out split, and validation rows that are in the test.
+    held_out_keys: dict[str, set[int]] = {}
+    for name, split_rows_ in (("test", held_test), ("validation", held_validation)):
+        held_out_keys[name] = {text_hash(row.text) for row in split_rows_}
+        held_out_keys[name] |= {text_hash(row.source) for row in split_rows_}
+    for name, keys in held_out_keys.items():
+        clean_rows = [row for row in train if not keys & {text_hash(row.text), text_hash(row.source)}]
+        if len(clean_rows) < len(train):
+            report.leaked[name] = len(train) - len(clean_rows)
+        train = clean_rows
+    in_both = [row for row in held_validation if held_out_keys["test"] & {text_hash(row.text), text_hash(row.source)}]
+    if in_both:
+        report.leaked["validation and test"] = len(in_both)
+        held_validation = [row for row in held_validation if row not in in_both]
     if report.leaked and leakage == "refuse":
         counts = ", ".join(f"{count} with {name}" for name, count in report.leaked.items())
         raise ConfigError(
@@ -111,10 +114,10 @@ def split_rows(
 
 
 def _split_of(row: LabelledRow, test_share: float, validation_share: float) -> str:
-    place = text_hash(f"split/{row.source}") / HASH_RANGE
-    if place < test_share:
+    position = text_hash(f"split/{row.source}") / HASH_RANGE  # uniform in [0, 1)
+    if position < test_share:
         return "test"
-    return "validation" if place < test_share + validation_share else "train"
+    return "validation" if position < test_share + validation_share else "train"
 
 
 def _check_labels(rows: Sequence[LabelledRow]) -> None:
@@ -129,19 +132,19 @@ def _check_labels(rows: Sequence[LabelledRow]) -> None:
 
 
 def _distinct(rows: Sequence[LabelledRow], report: SplitReport) -> list[LabelledRow]:
-    """The rows without copies, and without texts that have several targets; what goes is counted."""
+    """Drop copies, and texts that have several targets; both are counted in the report."""
     by_text: dict[int, list[LabelledRow]] = defaultdict(list)
     for row in rows:
         by_text[text_hash(row.text)].append(row)
-    kept = []
-    for same in by_text.values():
-        targets = sorted({row.target for row in same})
+    distinct_rows = []
+    for copies in by_text.values():
+        targets = sorted({row.target for row in copies})
         if len(targets) > 1:
             report.contradictory_texts += 1
-            report.contradictory += len(same)
+            report.contradictory += len(copies)
             if len(report.examples) < 5:
-                report.examples.append((same[0].text[:200], targets))
+                report.examples.append((copies[0].text[:200], targets))
             continue
-        report.duplicates += len(same) - 1
-        kept.append(same[0])
-    return kept
+        report.duplicates += len(copies) - 1
+        distinct_rows.append(copies[0])
+    return distinct_rows

@@ -1,7 +1,7 @@
-"""Read a table of the operator's whole and strictly: CSV, JSON lines or Parquet with named columns, in UTF-8.
+"""Strict reader of a user's table: CSV, JSON lines or Parquet with named columns, in UTF-8.
 
-The file is read once into memory, so that what is parsed is what was digested; a file that changes meanwhile is
-refused. Row numbers in messages count the rows of data from 1, and a CSV's also give the line.
+The file is read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is
+rejected. Row numbers in messages count rows of data from 1; for CSV the line is given too.
 """
 
 import csv
@@ -25,7 +25,7 @@ READABLE = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
 class Table(NamedTuple):
-    """The rows of a file, in order. `classes`: the names of the classes of a column whose values are their numbers."""
+    """The rows of a file, in order. `classes`: the class names of columns whose values are class numbers."""
 
     columns: list[str]
     rows: list[dict[str, Any]]
@@ -34,11 +34,11 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", header: Sequence[str] = ()) -> Table:
-    """The table in a .csv, .tsv, .jsonl, .ndjson or .parquet file, or in a .txt whose `delimiter` is given, in which
-    quotation marks are text. Values of a CSV are texts; a field without a value in JSON lines is None.
+    """Read a .csv, .tsv, .jsonl, .ndjson or .parquet file, or a .txt with a `delimiter` and without quoting.
 
-    `sha256`: what the file must contain still. `header`: the columns of a CSV whose first row is data. Raises
-    `ConfigError` with the row's number for anything that is not such a table, and for a file that has changed.
+    Values of a CSV are strings; a missing field in JSON lines is None. `sha256`: expected digest of the file. `header`:
+    the columns of a CSV whose first row is data. Raises `ConfigError`, with the row's number where there is one, for a
+    file that is no such table or has another digest.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -60,10 +60,9 @@ def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", heade
 
 
 def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
-    """(content, its sha256) of a file.
+    """Read a file and check that it does not change meanwhile; returns (content, its sha256).
 
-    Raises `ConfigError` for a file that changes while it is read, that cannot be read, or whose digest is not the
-    given `sha256`.
+    Raises `ConfigError` for a file that changes, cannot be read, or has another digest than `sha256`, if that is given.
     """
     path = Path(path)
     try:
@@ -85,7 +84,7 @@ def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
 
 
 def text_value(row: dict[str, Any], column: str, where: str) -> str:
-    """The text in a column. Raises `ConfigError`, beginning with `where`, for a missing, empty or other value."""
+    """The text in a column. Raises `ConfigError`, beginning with `where`, if it is missing, empty or no text."""
     value = row.get(column)
     if not isinstance(value, str):
         kind = "no value" if value is None else f"a {type(value).__name__}, not a text,"
@@ -97,12 +96,12 @@ def text_value(row: dict[str, Any], column: str, where: str) -> str:
 
 def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[str]) -> None:
     """Raise `ConfigError` unless all of `needed` are among the columns."""
-    if missing := [name for name in needed if name not in columns]:
-        raise ConfigError(f"{path}: no column {missing[0]!r}; there are {', '.join(columns)}")
+    if missing_names := [name for name in needed if name not in columns]:
+        raise ConfigError(f"{path}: no column {missing_names[0]!r}; there are {', '.join(columns)}")
 
 
 def _lines(path: Path, content: bytes) -> Iterator[str]:
-    """The lines with their ends, decoded."""
+    """Decoded lines, including their line ends."""
     if b"\x00" in content[:8192]:
         raise ConfigError(f"{path}: is binary, and its name says that it is text")
     for number, line in enumerate(io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")), 1):
@@ -142,8 +141,8 @@ def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple
 def _check_names(path: Path, columns: list[str]) -> None:
     if not all(columns):
         raise ConfigError(f"{path}: column {columns.index('') + 1} has no name; the first row must name each column")
-    if doubled := sorted({name for name in columns if columns.count(name) > 1}):
-        raise ConfigError(f"{path}: two columns are called {doubled[0]!r}")
+    if duplicates := sorted({name for name in columns if columns.count(name) > 1}):
+        raise ConfigError(f"{path}: two columns are called {duplicates[0]!r}")
 
 
 def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]]]:
@@ -153,7 +152,7 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
             continue
         where = f"{path}: row {len(rows) + 1}"
         try:
-            value = json.loads(line, parse_constant=_no_number)
+            value = json.loads(line, parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict) or not value:
@@ -163,7 +162,8 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
     return columns, [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _no_number(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
+    """Callback of `json.loads` for NaN and the infinities, which Python accepts and JSON does not have."""
     raise ValueError(f"{name} is no number of JSON")
 
 
@@ -187,7 +187,7 @@ def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
-    """The names of classes that `datasets` writes into a Parquet file's metadata; of a list of classes too."""
+    """The class names that `datasets` writes into a Parquet file's metadata, also for columns of lists of classes."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):

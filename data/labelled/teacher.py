@@ -1,7 +1,7 @@
-"""Labels by a teacher: its request for a text, and the label in its reply, read strictly.
+"""Label texts with a teacher: build its requests, parse its replies strictly.
 
-A text is data: it stands between fences, and chat markers in it are broken. A reply counts if it is one of the labels,
-alone or as the `label` of a JSON object, spelled exactly; every other reply is rejected, with the reason.
+A text is untrusted data: it is fenced, and chat markers in it are broken. A reply is accepted if it is exactly one of
+the labels, alone or as the `label` of a JSON object; every other reply is rejected with a reason.
 """
 
 import json
@@ -20,19 +20,19 @@ from data.endpoints.pool import EndpointPool, raise_for_outage
 from data.endpoints.session import AskResult
 from data.labelled.rows import LabelledRow
 
-UNASKED = "failed_budget"  # the reason of a text that was not sent, because the budget was spent
+UNASKED = "failed_budget"  # the reason of a text that was not sent because the budget was spent
 MOST_SHOWN = 4  # reasons in a message
 
 
 @dataclass(frozen=True)
 class TeacherLabel:
-    """What became of a text. `label`: None where `reason` says why there is none; `signs`: of injection."""
+    """The result for one text. `label`: None if rejected, for `reason`; `signs`: signs of prompt injection."""
 
     row: LabelledRow
     label: str | None
     reason: str | None
     reply: str  # or the message of the failure
-    digest: str  # of the request; empty where none was answered
+    digest: str  # of the request; empty if it was not answered
     endpoint: str
     reused: bool  # another execution paid for it
     signs: tuple[str, ...]
@@ -41,28 +41,32 @@ class TeacherLabel:
 def ask_labels(
     config: LabelConfig, pool: EndpointPool, rows: Sequence[LabelledRow], on_label: Callable[[TeacherLabel], None]
 ) -> list[TeacherLabel]:
-    """A result for every row, in order; `on_label` is called as each comes in. Equal texts are asked about once.
+    """Ask the teacher for the label of every row; returns results in order. Equal texts are sent once.
 
-    Once the budget is spent nothing more is sent. Raises `ConfigError` and `Retryable` when the endpoint as a whole
-    fails; what is paid for is in the reply cache.
+    `on_label` is called for each result as it arrives. Once the budget is spent nothing more is sent. Raises
+    `ConfigError` and `Retryable` if the endpoint as a whole fails; paid replies are in the reply cache.
     """
     results: dict[int, TeacherLabel] = {}
-    left = iter(range(len(rows)))
+    unsent = iter(range(len(rows)))
     window = pool.window([config.teacher])
     answered: list[AskResult] = []
     with pool.session() as session:
-        spent = False
+        budget_spent = False
         while len(results) < len(rows):
-            block = [] if spent or session.open_count > window // 2 else list(islice(left, window - session.open_count))
+            # Fill the window up again once half of it is answered.
+            block: list[int] = []
+            if not budget_spent and session.open_count <= window // 2:
+                block = list(islice(unsent, window - session.open_count))
             if block:
-                more = block[-1] + 1 < len(rows)
-                session.submit([(index, label_request(config, rows[index])) for index in block], more_follow=more)
+                more_follow = block[-1] + 1 < len(rows)
+                requests = [(index, label_request(config, rows[index])) for index in block]
+                session.submit(requests, more_follow=more_follow)
             if not session.open_count:
                 break
             key, result = session.next_result()
             if isinstance(result, ChatFailure):
                 raise_for_outage([result], unpaid_allowed=True)
-                spent = spent or result.reason in UNPAID
+                budget_spent = budget_spent or result.reason in UNPAID
             answered.append(result)
             index = cast(int, key)
             results[index] = label_of(config, rows[index], result)
@@ -111,13 +115,13 @@ def label_request(config: LabelConfig, row: LabelledRow) -> ChatRequest:
 
 
 def label_of(config: LabelConfig, row: LabelledRow, result: AskResult) -> TeacherLabel:
-    """The label in a reply, or why there is none."""
+    """Turn the answer to a request into a label, or the reason why there is none."""
     if isinstance(result, ChatFailure):
         reason = UNASKED if result.reason in UNPAID else f"failed_{result.reason}"
         return TeacherLabel(row, None, reason, result.message, "", config.teacher, False, ())
     label, reason = parse_label(result, config.labels)
-    read = {"text": row.text, "reply": result.text}
-    signs = tuple(f"{sign}/{where}" for where, text in read.items() for sign in hostile_signs(text))
+    texts = {"text": row.text, "reply": result.text}
+    signs = tuple(f"{sign}/{where}" for where, text in texts.items() for sign in hostile_signs(text))
     return TeacherLabel(row, label, reason, result.text, result.digest, result.endpoint, result.reused, signs)
 
 
@@ -130,30 +134,34 @@ def parse_label(reply: ChatReply, labels: Sequence[str]) -> tuple[str | None, st
     text = (parse_text(reply.text).answer or "").strip()
     if not text:
         return None, "empty"
-    known = {break_markers(label): label for label in labels} | {label: label for label in labels}
-    if text in known:
-        return known[text], None
+    # The teacher was sent the labels with broken markers, so both spellings are accepted.
+    label_of_text = {break_markers(label): label for label in labels} | {label: label for label in labels}
+    if text in label_of_text:
+        return label_of_text[text], None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None, "unparsable"
     if not isinstance(value, dict) or list(value) != ["label"] or not isinstance(value["label"], str):
         return None, "unparsable"
-    label = known.get(value["label"])
+    label = label_of_text.get(value["label"])
     return (label, None) if label is not None else (None, "unknown_label")
 
 
 def refuse_if_too_many(config: LabelConfig, results: Sequence[TeacherLabel], what: str) -> None:
-    """Raise `ConfigError` if more of the replies are rejected than `max_rejected_share`, or none was labelled."""
-    judged = [result for result in results if result.reason != UNASKED]
-    if not judged:
+    """Raise `ConfigError` if a larger share of replies than `max_rejected_share` was rejected, or all of them.
+
+    `what`: the rows as the message names them.
+    """
+    sent_results = [result for result in results if result.reason != UNASKED]
+    if not sent_results:
         raise ConfigError(f"label: the budget pays for none of the {len(results)} {what}; raise label.budget_dollars")
-    reasons = Counter(result.reason for result in judged if result.reason)
-    shown = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(MOST_SHOWN))
-    share = reasons.total() / len(judged)
+    reasons = Counter(result.reason for result in sent_results if result.reason)
+    reason_list = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(MOST_SHOWN))
+    share = reasons.total() / len(sent_results)
     if share > config.max_rejected_share or share == 1:
         raise ConfigError(
-            f"label.max_rejected_share is {config.max_rejected_share:g}, but {reasons.total()} of {len(judged)} "
-            f"replies about {what} have no label ({shown}); use another teacher or `instructions`: what is paid for is "
-            "kept"
+            f"label.max_rejected_share is {config.max_rejected_share:g}, but {reasons.total()} of {len(sent_results)} "
+            f"replies about {what} have no label ({reason_list}); use another teacher or `instructions`: what is paid "
+            "for is kept"
         )

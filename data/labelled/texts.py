@@ -1,4 +1,4 @@
-"""The texts of a table that a model is asked about, and tables of its answers written back in the same formats."""
+"""Read the texts of a table for a model to label, and write tables of its answers in the same formats."""
 
 import csv
 import io
@@ -19,10 +19,10 @@ WRITABLE = (".csv", ".jsonl", ".parquet")
 
 
 def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str | None]]:
-    """The table, and the text of each row; None for a row without a text, or with white space alone.
+    """Read a table and the text of each row; None for a row whose text is missing or blank.
 
-    `sha256`: what the file must contain still. Raises `ConfigError` for a table that cannot be read, one without the
-    column, and a value that is no text.
+    `sha256`: expected digest of the file. Raises `ConfigError` for a table that cannot be read or lacks the column, and
+    for a value that is no text.
     """
     table = read_table(config.path, sha256=sha256)
     require_columns(config.path, table.columns, [config.text_column])
@@ -41,16 +41,16 @@ def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str |
 
 
 def with_answers(table: Table, answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the table, each with the answer to it. A column of the name of an answer's becomes `given_NAME`."""
-    taken = set(answers[0]) if answers else set()
+    """Add the answers to the rows of the table. A column with the name of an answer's field becomes `given_NAME`."""
+    answer_fields = set(answers[0]) if answers else set()
     return [
-        {**{f"given_{name}" if name in taken else name: value for name, value in row.items()}, **answer}
+        {**{f"given_{name}" if name in answer_fields else name: value for name, value in row.items()}, **answer}
         for row, answer in zip(table.rows, answers, strict=True)
     ]
 
 
 def check_writable(path: Path) -> None:
-    """Raise `ConfigError` where a table could not be written to `path`."""
+    """Raise `ConfigError` if a table cannot be written to `path`: unknown format, or no such folder."""
     if path.suffix.lower() not in WRITABLE:
         raise ConfigError(f"{path}: tables are written as {', '.join(WRITABLE)}")
     if not path.parent.is_dir():
@@ -58,9 +58,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replace `path` by the rows, which have the same columns, whole or not at all. Raises `ConfigError`, `OSError`.
+    """Write rows, which all have the same columns, to `path` atomically. Raises `ConfigError`, `OSError`.
 
-    In a CSV, what is no text, number or truth value is JSON; so is a Parquet column whose values share no type.
+    In a CSV, values other than text, numbers and booleans are written as JSON; so are the values of a Parquet column
+    that have no common type.
     """
     check_writable(path)
     with atomic_path(path) as temporary:
@@ -83,7 +84,7 @@ def _column(values: list[Any]) -> pyarrow.Array:
         column = pyarrow.array(values)
     except (pyarrow.ArrowException, TypeError, OverflowError):
         column = None
-    # A type with nothing known about what it holds cannot be read back everywhere.
+    # Not every reader supports a column, or a list column, of type null.
     if column is None or "null" in str(column.type):
         texts = [None if value is None else str(_cell(value)) for value in values]
         column = pyarrow.array(texts, pyarrow.string())

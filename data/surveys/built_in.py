@@ -1,7 +1,7 @@
-"""The people of two public surveys that the package statsmodels carries, with their own answers.
+"""Respondents of two public surveys in the package statsmodels, with their answers.
 
-The tables are read as files of the installed package: importing statsmodels takes seconds, and nothing of it is needed.
-Codes become words here, as the data sets' own documentation has them.
+The tables are read as files of the installed package, without importing statsmodels, which takes seconds. Codes become
+words, following the documentation of the data sets.
 """
 
 import csv
@@ -62,7 +62,7 @@ def anes96() -> Rows:
 
 
 def fair() -> Rows:
-    """The 6,366 married women who answered Redbook's survey of 1974 (Fair 1978): classes of age, years and children."""
+    """The 6,366 married women of Redbook's survey of 1974 (Fair 1978); age, years and children are in classes."""
     return [
         {
             "age": float(row["age"]),
@@ -84,15 +84,15 @@ def fair() -> Rows:
 BUILT_IN: Mapping[str, Callable[[], Rows]] = {"anes96": anes96, "fair": fair}
 
 
-def _income(place: int) -> str:
-    low = INCOME_FROM[place]
-    if place == len(INCOME_FROM) - 1:
+def _income(band: int) -> str:
+    low = INCOME_FROM[band]
+    if band == len(INCOME_FROM) - 1:
         return f"${low:,} or more"
-    return f"${low:,} to ${INCOME_FROM[place + 1] - 1:,}" if place else f"under ${INCOME_FROM[1]:,}"
+    return f"${low:,} to ${INCOME_FROM[band + 1] - 1:,}" if band else f"under ${INCOME_FROM[1]:,}"
 
 
 def _place(thousands: int) -> str:
-    """In words; the study counts thousands, so 0 is the country or a place of under a thousand."""
+    """The size of a place in words, from thousands of inhabitants; 0 is the country or a place of under a thousand."""
     if thousands == 0:
         return "the country or a village"
     sizes = ((10, "a small town"), (50, "a town"), (500, "a city"))

@@ -1,4 +1,5 @@
-"""People with named fields: read from a file, the Hub or a package, or drawn from margins; their groups and words."""
+"""People (personas) with named fields: read them from a file, the Hub or a package, or draw them from margins; group
+them by a field, and describe them in words."""
 
 import math
 import tomllib
@@ -21,12 +22,12 @@ from data.surveys.built_in import BUILT_IN
 MOST_GROUPS = 60  # of one field
 LONGEST_PERSONA = 20_000  # characters
 
-Digests = Mapping[str, str]  # path as configured -> sha256
+Digests = Mapping[str, str]  # path as configured -> expected sha256
 
 
 @dataclass(frozen=True)
 class Person:
-    """One person. `fields` are as the table has them; a value of None or an empty text is not known."""
+    """One person. `fields`: values as in the table; None and empty text mean unknown (`is_missing`)."""
 
     id: str
     fields: Mapping[str, Any]
@@ -34,7 +35,7 @@ class Person:
 
 @dataclass(frozen=True)
 class PeopleGroup:
-    """The people who share a value of a field: their positions in the list of people."""
+    """The people who share a value of the field `by`. `members`: their positions in the list of people."""
 
     by: str
     name: str
@@ -44,16 +45,16 @@ class PeopleGroup:
 def read_people(
     config: PersonasConfig, scratch: Path, n: int | None = None, seed: int = 0, digests: Digests | None = None
 ) -> list[Person]:
-    """The people of a table, or `n` of them: drawn with the seed from a file or from margins, the first of the Hub's.
+    """Read the people of a table, or `n` of them: a random sample of a file, draws from margins, a dataset's first rows.
 
     Raises `ConfigError` for a table that cannot be read, that has fewer than `n` people, or the same id twice.
     """
-    known = (digests or {}).get(config.path, "")
+    sha256 = (digests or {}).get(config.path, "")
     match config.reader:
         case "margins":
             if n is None:
                 raise ConfigError(f"{config.path}: people drawn from margins need a number of them: -n 1000")
-            return draw_from_margins(Path(config.path), n, seed, known)
+            return draw_from_margins(Path(config.path), n, seed, sha256)
         case "built_in":
             people = _with_ids(BUILT_IN[config.path](), config)
         case "hub":
@@ -61,20 +62,20 @@ def read_people(
                 raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
             people = _with_ids(islice(_hub_rows(config, scratch), n), config)
         case _:
-            people = _with_ids(read_table(config.path, sha256=known).rows, config)
+            people = _with_ids(read_table(config.path, sha256=sha256).rows, config)
     if n is not None and n > len(people):
         raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")
     if n is None or n == len(people):
         return people
-    chosen = np.random.default_rng(seed).choice(len(people), n, replace=False)
-    return [people[i] for i in sorted(chosen.tolist())]
+    sample = np.random.default_rng(seed).choice(len(people), n, replace=False)
+    return [people[i] for i in sorted(sample.tolist())]
 
 
 def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[Person]:
     """Draw `n` people from a TOML file of margins: `[margins.age]` with a share for each value, which sum to 1.
 
-    Each field is drawn by itself, so that nothing of how fields go together in a population is kept. `sha256`: what the
-    file must contain still. Raises `ConfigError` for a file that is none or has changed.
+    The fields are drawn independently, so correlations between them are lost. `sha256`: expected digest of the file.
+    Raises `ConfigError` for an invalid file, or one with another digest.
     """
     try:
         table = tomllib.loads(read_bounded_text(path))
@@ -95,24 +96,24 @@ def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[P
         total = math.fsum(shares.values())
         if not abs(total - 1) <= SUM_TOLERANCE:
             raise ConfigError(f"{path}: the shares of margins.{field} sum to {total:.4g}, not to 1")
-        picked = draw.choice(len(shares), size=n, p=np.array(list(shares.values()), float) / total)
-        drawn[field] = [list(shares)[i] for i in picked.tolist()]
+        indexes = draw.choice(len(shares), size=n, p=np.array(list(shares.values()), float) / total)
+        drawn[field] = [list(shares)[i] for i in indexes.tolist()]
     return [Person(str(i), {field: values[i] for field, values in drawn.items()}) for i in range(n)]
 
 
 def require_fields(people: Sequence[Person], fields: Iterable[str], why: str, label: str) -> None:
-    """Raise `ConfigError` naming the first person who has no value in one of `fields`; `why` ends the message."""
+    """Raise `ConfigError` naming the first person without a value in one of `fields`; `why`: why it is needed."""
     for field in fields:
         for person in people:
             if field not in person.fields:
-                known = ", ".join(person.fields) or "none"
-                raise ConfigError(f"{label}: the personas have no field {field!r}, {why}; they have {known}")
+                field_names = ", ".join(person.fields) or "none"
+                raise ConfigError(f"{label}: the personas have no field {field!r}, {why}; they have {field_names}")
             if is_missing(person.fields[field]):
                 raise ConfigError(f"{label}: persona {person.id} has no value in {field!r}, {why}")
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a field's value is not known: None, an empty text, or NaN."""
+    """Whether a field's value is unknown: None, blank text, or NaN."""
     return (
         value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
     )
@@ -121,9 +122,9 @@ def is_missing(value: Any) -> bool:
 def groups_of(
     people: Sequence[Person], by: Sequence[str], bands: Mapping[str, Sequence[float]], label: str
 ) -> list[PeopleGroup]:
-    """The groups of each field in `by`: bands in order, other values sorted. People without the field are in none.
+    """Group people by each field in `by`: bands in order, other values sorted. Unknown values are in no group.
 
-    Raises `ConfigError` for a banded field that is no number, and for a field with too many values to be groups.
+    Raises `ConfigError` for a banded field that is no number, and for a field with too many distinct values.
     """
     groups = []
     for field in by:
@@ -142,19 +143,19 @@ def groups_of(
 
 
 def group_name(value: Any, edges: Sequence[float] | None) -> str:
-    """The name of a person's group: the value itself, or of its band. Raises `ValueError` for what is no number."""
+    """The name of the group of a value: the value itself, or its band. Raises `ValueError` for a band of no number."""
     return _band(float(value), edges)[1] if edges else text_of(value)
 
 
 def text_of(value: Any) -> str:
-    """A field's value as words on one line: whole numbers without a point."""
+    """A field's value as text on one line; whole numbers have no decimal point."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return " ".join(str(value).split())
 
 
 def persona_text(survey: SurveyConfig, person: Person) -> str:
-    """The template of the survey, filled with what is known of a person. Braces in a value stay as they are."""
+    """The survey's persona template, filled with a person's fields. Braces in a value are not interpreted."""
     words = survey.persona.format_map({field: text_of(person.fields[field]) for field in survey.persona_fields})
     if len(words) > LONGEST_PERSONA:
         raise ConfigError(f"survey {survey.name}: the words of persona {person.id} have {len(words)} characters")
@@ -162,7 +163,7 @@ def persona_text(survey: SurveyConfig, person: Person) -> str:
 
 
 def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, label: str) -> tuple[int, str]:
-    """(place among the groups, name)."""
+    """(sort key, name) of the group of a value."""
     if not edges:
         return 0, text_of(value)
     try:
@@ -174,33 +175,33 @@ def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, l
 
 
 def _band(number: float, edges: Sequence[float]) -> tuple[int, str]:
-    place = sum(number >= edge for edge in edges)
-    if place == 0:
+    index = sum(number >= edge for edge in edges)
+    if index == 0:
         return 0, f"under {text_of(float(edges[0]))}"
-    if place == len(edges):
-        return place, f"{text_of(float(edges[-1]))} and over"
-    return place, f"{text_of(float(edges[place - 1]))} to under {text_of(float(edges[place]))}"
+    if index == len(edges):
+        return index, f"{text_of(float(edges[-1]))} and over"
+    return index, f"{text_of(float(edges[index - 1]))} to under {text_of(float(edges[index]))}"
 
 
 def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list[Person]:
-    people, seen = [], set()
+    people, ids = [], set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise ConfigError(f"{config.label}: row {number + 1} is no record with named fields")
         if config.id_column and is_missing(row.get(config.id_column)):
             raise ConfigError(f"{config.label}: row {number + 1} has no {config.id_column!r}, which names a person")
-        name = text_of(row[config.id_column]) if config.id_column else str(number)
-        if name in seen:
-            raise ConfigError(f"{config.label}: two people are called {name!r} in column {config.id_column!r}")
-        seen.add(name)
-        people.append(Person(name, dict(row)))
+        person_id = text_of(row[config.id_column]) if config.id_column else str(number)
+        if person_id in ids:
+            raise ConfigError(f"{config.label}: two people are called {person_id!r} in column {config.id_column!r}")
+        ids.add(person_id)
+        people.append(Person(person_id, dict(row)))
     if not people:
         raise ConfigError(f"{config.label}: has no people")
     return people
 
 
 def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of the dataset's files in the Hub's order; a file is fetched when its first row is needed."""
+    """The rows of a dataset's files in the Hub's order; each file is downloaded when its first row is needed."""
     for file in list_hub_files(config):
         path = fetch_hub_file(config, file, scratch / "hub")
         try:

@@ -1,7 +1,7 @@
-"""What a model reads of a survey, as tokens in pieces: the preface, a persona, a question with its options in an order.
+"""Prompts of a survey as token ids, in pieces: the preface, a persona, and a question with its options in some order.
 
-The pieces end where the tokenizer would split the whole text anyway, so that the ids are those of one text, and what
-several prompts have in common is the same ids.
+The pieces end where the tokenizer would split the whole text anyway, so their ids concatenate to those of the whole
+text, and common parts of prompts have the same ids (which a prefix cache needs).
 """
 
 import itertools
@@ -18,12 +18,13 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def option_orders(options: int, limit: int, seed: int, name: str) -> list[tuple[int, ...]]:
-    """Orders of `options` options: all permutations if at most `limit`, else rotations of seeded permutations.
+    """Orders of a question's options: all permutations if there are at most `limit`, else rotations of random ones.
 
-    The rotations of one permutation put each option into each place once, so that a preference for places cancels:
-    there are as many as the largest multiple of `options` up to `limit`. With a smaller `limit` it cancels only in
-    part. `name`: of the question, which has orders of its own.
+    The rotations of a permutation put each option into each position once, so that a position bias cancels out; their
+    number is the largest multiple of `options` up to `limit`. With a `limit` below `options` it cancels only in part.
+    `options`: number of options; `name`: of the question, a part of the seed.
     """
+    # The number of permutations, as far as needed.
     count = 1
     for factor in range(2, options + 1):
         count *= factor
@@ -42,7 +43,7 @@ def option_orders(options: int, limit: int, seed: int, name: str) -> list[tuple[
 
 
 def question_words(question: QuestionConfig, order: Sequence[int], answer: str) -> str:
-    """A question with its options in an order, each with its letter where a letter is asked for."""
+    """The text of a question with its options in the given order; each has a letter if `answer` is "letter"."""
     options = [" ".join(question.options[i].split()) for i in order]
     if answer == "letter":
         lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
@@ -53,7 +54,7 @@ def question_words(question: QuestionConfig, order: Sequence[int], answer: str) 
 
 
 class SurveyPrompts:
-    """Encodes a survey for one tokenizer, each piece once."""
+    """Token ids of a survey's prompts for one tokenizer; every piece is encoded once."""
 
     def __init__(self, survey: SurveyConfig, config: SimulateConfig, tokenizer: Tokenizer) -> None:
         self.survey, self.config, self._tokenizer = survey, config, tokenizer
@@ -69,24 +70,24 @@ class SurveyPrompts:
         self._answers = [self._continuations(question) for question in survey.questions]
 
     def persona(self, person: Person) -> list[int]:
-        """The ids of a persona, which follow `beginning`."""
+        """Token ids of a persona, which follow `beginning`."""
         return self._tokenizer.encode(f"{persona_text(self.survey, person)}\n\n")
 
     def question(self, number: int, order: int) -> list[int]:
-        """The ids of a question in one of its orders, which follow a persona's, up to where the answer begins."""
+        """Token ids of a question in one of its orders, which follow a persona's, up to the beginning of the answer."""
         return self._questions[number][order]
 
     def continuations(self, number: int, order: int) -> list[list[int]]:
-        """The ids of what is weighed, for each option of the survey's own order."""
+        """Token ids of the answers whose probabilities are compared, one per option in the survey's order."""
         if self.config.answer == "text":
             return self._answers[number]
-        letters = self._answers[number]  # in the order of the places
-        places = self.orders[number][order]
-        return [letters[places.index(option)] for option in range(len(places))]
+        letters = self._answers[number]  # by position in the prompt
+        option_at = self.orders[number][order]
+        return [letters[option_at.index(option)] for option in range(len(option_at))]
 
     @property
     def longest(self) -> int:
-        """Ids of the longest question with its longest answer."""
+        """Number of ids of the longest question with its longest answer."""
         return max(
             max(map(len, questions)) + max(map(len, answers))
             for questions, answers in zip(self._questions, self._answers, strict=True)
@@ -96,12 +97,12 @@ class SurveyPrompts:
         words = question_words(question, order, self.config.answer)
         if self.config.template == "plain":
             return self._tokenizer.encode(f"{words}\nAnswer:")
-        # A letter is one token after the line break that begins every reply, so all letters are weighed at once.
+        # After the line break that begins every reply a letter is one token, so one forward pass scores all letters.
         start_of_reply = self._tokenizer.encode("\n") if self.config.answer == "letter" else []
         return [*encode_prompt_end(self._tokenizer, words), *start_of_reply]
 
     def _continuations(self, question: QuestionConfig) -> list[list[int]]:
-        """Of each place's letter, or of each option's text with its end, so that no answer begins another."""
+        """Ids of the letter of each position, or of each option's text with its end, so that no answer is a prefix."""
         encode, plain = self._tokenizer.encode, self.config.template == "plain"
         if self.config.answer == "letter":
             return [encode(f" {letter}" if plain else letter) for letter in LETTERS[: len(question.options)]]

@@ -1,10 +1,10 @@
-"""Surveys whose humans are published as shares by group: SubPOP's records, and a wave of OpinionQA.
+"""Surveys whose answers are published as shares by group: SubPOP's records, and the waves of OpinionQA.
 
-SubPOP (Suh et al. 2025, arXiv:2502.16761): one record a question and group, with the shares of those who answered; the
-last option is the refusal, which they leave out. OpinionQA (Santurkar et al. 2023, arXiv:2303.17548): a folder a wave,
-with `info.csv` (the questions) and `SEX_data.json` and the like (how many of each group took each option). No file has
-everybody's answers; in three waves (26, 27, 29) the counts by party are called `NONE_data.json`, where the others have
-`POLPARTY_data.json` (the authors' repository tatsu-lab/opinions_qa at ed8c4e0).
+SubPOP (Suh et al. 2025, arXiv:2502.16761): one record per question and group, with the shares of those who answered;
+the last option is the refusal, which the shares leave out. OpinionQA (Santurkar et al. 2023, arXiv:2303.17548): one
+folder per wave, with `info.csv` (the questions) and files such as `SEX_data.json` (how many people of each group chose
+each option). No file has the answers of everybody. In three waves (26, 27, 29) the counts by party are in
+`NONE_data.json` instead of `POLPARTY_data.json` (the authors' repository tatsu-lab/opinions_qa at ed8c4e0).
 """
 
 import ast
@@ -30,24 +30,25 @@ WORDS = {
     "EDUCATION": "Education", "INCOME": "Yearly income", "MARITAL": "Marital status", "POLIDEOLOGY": "Political views",
     "POLPARTY": "Party", "RACE": "Race", "RELIG": "Religion", "RELIGATTEND": "Goes to religious services", "SEX": "Sex",
 }  # fmt: skip
-UNNAMED = {"NONE": "POLPARTY"}  # the field of a file of counts that is called otherwise
-REFUSED = "Refused"  # an option, and the group of those who did not say which they belong to
+UNNAMED = {"NONE": "POLPARTY"}  # file name -> field, where they differ
+REFUSED = "Refused"  # name of an option, and of the group of people who did not state theirs
 TEMPLATE = {"preface": "Answer as this person would.", "persona": "{attribute}: {group}.", "words": WORDS}
 
 
 def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
-    """The survey in a table. Raises `ConfigError` beginning with `where` for the first fault."""
+    """Validate a survey given as a table. Raises `ConfigError`, beginning with `where`, for the first fault."""
     try:
         survey = SurveyConfig.model_validate(table)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        first_error = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first_error["loc"])
+        message = first_error["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{where}: {f'`{field}`: ' if field else ''}{message}") from None
     if survey.respondents is not None:
-        shown = {*survey.persona_fields, *survey.predictors}
+        # An answer must not be predicted from itself.
+        input_fields = {*survey.persona_fields, *survey.predictors}
         for question in survey.questions:
-            if (column := question.column or question.name) in shown:
+            if (column := question.column or question.name) in input_fields:
                 raise ConfigError(
                     f"{where}: the persona or the predictors name {column!r}, which is the answer to question "
                     f"{question.name!r}"
@@ -56,12 +57,12 @@ def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
 
 
 def subpop_file(path: Path) -> SurveyConfig:
-    """A survey of SubPOP's records in a file of JSON lines. Raises `ConfigError` with the row's number."""
+    """Read a survey from SubPOP's records in a JSON-lines file. Raises `ConfigError` with the row's number."""
     return _subpop(read_table(path).rows, path.stem, f"SubPOP, {path.name}", str(path))
 
 
 def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfig:
-    """A survey of SubPOP's records on the Hub, of its split `train` (Pew panels) or `test` (General Social Survey)."""
+    """Read a survey from SubPOP's records on the Hub: split `train` (Pew panels) or `test` (General Social Survey)."""
     config = PersonasConfig(reader="hub", path=repository, split=split or "train", revision=revision)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -72,13 +73,13 @@ def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfi
 
 
 def opinion_qa(folder: Path) -> SurveyConfig:
-    """A survey of a wave of OpinionQA: the questions of which counts by group are there.
+    """Read a survey from a wave of OpinionQA: the questions for which there are counts by group.
 
-    Everybody's shares are the sum over the groups of one field, with those who did not say their group. That group,
-    files of two fields (RACE_SEX) and refusals are left out. Raises `ConfigError` naming the file for anything else
-    that is not in that form.
+    The shares of everybody are summed over the groups of one field, including the people who did not state their group.
+    That group itself, files of two fields (RACE_SEX) and refusals are left out. Raises `ConfigError` naming the file
+    for data in another form.
     """
-    # pandas has written its index as a first column without a name, which a table of our own may not have.
+    # Not `read_table`, which rejects unnamed columns: pandas has written its index as an unnamed first column.
     info = csv.DictReader(io.StringIO(read_bounded_text(folder / "info.csv"), newline=""))
     require_columns(folder / "info.csv", info.fieldnames or (), ["key", "question", "references", "option_ordinal"])
     counts: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}  # field -> question -> group -> option -> people
@@ -92,7 +93,7 @@ def opinion_qa(folder: Path) -> SurveyConfig:
             if not isinstance(questions_of_field, dict):
                 raise ConfigError(f"{path}: must be an object with an object for each question")
             counts[field] = {
-                key: {group: taken for group, taken in entry.items() if isinstance(taken, Mapping)}
+                key: {group: by_option for group, by_option in entry.items() if isinstance(by_option, Mapping)}
                 for key, entry in questions_of_field.items()
                 if isinstance(entry, Mapping)
             }
@@ -101,20 +102,22 @@ def opinion_qa(folder: Path) -> SurveyConfig:
     questions = []
     for number, row in enumerate(info, 1):
         where = f"{folder / 'info.csv'}: row {number}"
-        known = {field: by_question[row["key"]] for field, by_question in counts.items() if row["key"] in by_question}
-        if not known:
+        by_field = {
+            field: by_question[row["key"]] for field, by_question in counts.items() if row["key"] in by_question
+        }
+        if not by_field:
             continue
         options = [str(o) for o in _literal(row["references"], where) if str(o) != REFUSED]
-        places = [float(place) for place in _literal(row["option_ordinal"], where)]
-        taken = {f: {g: [float(c.get(o, 0)) for o in options] for g, c in by.items()} for f, by in known.items()}
+        scale = [float(value) for value in _literal(row["option_ordinal"], where)]
+        # field -> group -> count of each option
+        numbers = {f: {g: [float(c.get(o, 0)) for o in options] for g, c in by.items()} for f, by in by_field.items()}
         groups = {
-            f: {g: _shares(numbers) for g, numbers in by.items() if sum(numbers) and g != REFUSED}
-            for f, by in taken.items()
+            f: {g: _shares(own) for g, own in by.items() if sum(own) and g != REFUSED} for f, by in numbers.items()
         }
-        everybody = [sum(column) for column in zip(*next(iter(taken.values())).values(), strict=True)]
+        everybody = [sum(column) for column in zip(*next(iter(numbers.values())).values(), strict=True)]
         questions.append(
             {"name": _name(row["key"]), "text": row["question"], "options": options,
-             **_scale(places, len(options), where), "humans": _shares(everybody),
+             **_scale(scale, len(options), where), "humans": _shares(everybody),
              "respondents": round(sum(everybody)), "groups": groups}
         )  # fmt: skip
     source = f"OpinionQA, {folder.name.replace('_', ' ')}"
@@ -126,32 +129,33 @@ def _subpop(rows: Sequence[Mapping[str, Any]], name: str, source: str, where: st
     require_columns(where, list(rows[0]), SUBPOP_COLUMNS)
     questions: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows, 1):
-        place = f"{where}: row {number}"
-        options, shares, places = (row[column] for column in ("options", "responses", "ordinal"))
-        if not all(isinstance(value, list) for value in (options, shares, places)):
-            raise ConfigError(f"{place}: `options`, `responses` and `ordinal` must be lists")
+        row_name = f"{where}: row {number}"
+        options, shares, scale = (row[column] for column in ("options", "responses", "ordinal"))
+        if not all(isinstance(value, list) for value in (options, shares, scale)):
+            raise ConfigError(f"{row_name}: `options`, `responses` and `ordinal` must be lists")
         if len(options) != len(shares) + 1:
-            raise ConfigError(f"{place}: {len(shares)} responses for {len(options)} options with a refusal")
-        fields = {"text": str(row["question"]), "options": options[:-1], **_scale(places, len(shares), place)}
+            raise ConfigError(f"{row_name}: {len(shares)} responses for {len(options)} options with a refusal")
+        fields = {"text": str(row["question"]), "options": options[:-1], **_scale(scale, len(shares), row_name)}
         question = questions.setdefault(str(row["qkey"]), {"name": _name(str(row["qkey"])), **fields, "groups": {}})
         if any(question[field] != value for field, value in fields.items()):
-            raise ConfigError(f"{place}: question {row['qkey']!r} has another text, options or scale than before")
+            raise ConfigError(f"{row_name}: question {row['qkey']!r} has another text, options or scale than before")
         groups = question["groups"].setdefault(str(row["attribute"]), {})
         if str(row["group"]) in groups:
-            raise ConfigError(f"{place}: question {row['qkey']!r} has the group {row['group']!r} twice")
+            raise ConfigError(f"{row_name}: question {row['qkey']!r} has the group {row['group']!r} twice")
         groups[str(row["group"])] = shares
     table = {"name": _name(name).lower(), "title": source, "source": source, "questions": list(questions.values())}
     return parse_survey({**table, **TEMPLATE, "licence": "CC BY-NC-SA 4.0, with the terms of its page"}, where)
 
 
-def _scale(places: Sequence[float], options: int, where: str) -> dict[str, Any]:
-    """`ordered` and `values` of a question; options that are all at one place are no scale."""
-    if len(places) != options:
-        raise ConfigError(f"{where}: has {len(places)} places on the scale for {options} options")
-    return {"ordered": True, "values": list(places)} if len(set(places)) > 1 else {"ordered": False}
+def _scale(values: Sequence[float], options: int, where: str) -> dict[str, Any]:
+    """The fields `ordered` and `values` of a question; if all options have the same value, there is no scale."""
+    if len(values) != options:
+        raise ConfigError(f"{where}: has {len(values)} places on the scale for {options} options")
+    return {"ordered": True, "values": list(values)} if len(set(values)) > 1 else {"ordered": False}
 
 
 def _name(text: str) -> str:
+    """Turn a text into an identifier."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
     return name if name[:1].isalpha() else f"q_{name}"
 
@@ -161,7 +165,7 @@ def _shares(counts: Sequence[float]) -> list[float]:
 
 
 def _literal(text: Any, where: str) -> list[Any]:
-    """A list as Python writes it, which is how `info.csv` has them."""
+    """Parse a list in Python syntax, as in `info.csv`."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

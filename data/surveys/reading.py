@@ -1,4 +1,4 @@
-"""Read a survey: a SURVEY.toml or a built-in one, its respondents with their answers, and who of them is held out."""
+"""Load surveys: their definition, the respondents with their answers, and the split into training and held-out ones."""
 
 import tomllib
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from configs.survey import BUILT_IN_SURVEYS, HUB_ID, PersonasConfig, QuestionCon
 from data.surveys.people import Digests, Person, is_missing, read_people, require_fields, text_of
 from data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
 
-MISSING = -1  # an answer that is not known
+MISSING = -1  # code of an unknown answer
 
 
 @dataclass(frozen=True)
 class Respondents:
-    """People whose own answers are known. `answers_NQ`: the option that each took, int [people, questions], or MISSING.
+    """People whose answers are known. `answers_NQ`: the chosen options, int [people, questions], or MISSING.
 
-    `train`, `held_out`: positions of the two parts, each in order.
+    `train`, `held_out`: positions of the people of each part, ascending.
     """
 
     people: list[Person]
@@ -32,10 +32,11 @@ class Respondents:
 
 
 def load_survey(name: str | Path) -> SurveyConfig:
-    """Read a survey: a SURVEY.toml, the name of one that ships here, or published shares (`data.surveys.published`).
+    """Load a survey by file or name.
 
-    These are SubPOP's records (a .jsonl file, or OWNER/NAME[:SPLIT]@REVISION of the Hub), and the folder of a wave of
-    OpinionQA. Raises `ConfigError` naming the file and field.
+    `name`: a SURVEY.toml; a built-in survey; or published shares by group (`data.surveys.published`): SubPOP's records
+    (a .jsonl file, or OWNER/NAME[:SPLIT]@REVISION of the Hub), or the folder of a wave of OpinionQA. Raises
+    `ConfigError` naming the file and field.
     """
     path = Path(name)
     if path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson"):
@@ -55,7 +56,7 @@ def load_survey(name: str | Path) -> SurveyConfig:
 
 
 def personas_config(text: str) -> PersonasConfig:
-    """The personas that an option names: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub."""
+    """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub."""
     try:
         return PersonasConfig.model_validate(text)
     except ValidationError as error:
@@ -64,9 +65,9 @@ def personas_config(text: str) -> PersonasConfig:
 
 
 def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | None = None) -> Respondents | None:
-    """The survey's people with their answers, split by its seed; None for a survey without.
+    """Read the survey's respondents and split them by its seed; None for a survey without respondents.
 
-    Raises `ConfigError` for an answer that is none of the options, and for a split that leaves a side empty.
+    Raises `ConfigError` for an answer that is none of the options, and for a split with an empty part.
     """
     if survey.respondents is None:
         return None
@@ -75,10 +76,10 @@ def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | Non
     require_fields(people, predictors_of(survey), "which the persona or the predictors name", label)
     answers_NQ = np.stack([_answers(survey, question, people) for question in survey.questions], axis=1)
     order = np.random.default_rng(survey.split_seed).permutation(len(people))
-    held = round(survey.held_out_share * len(people))
-    if not 0 < held < len(people):
+    held_out_count = round(survey.held_out_share * len(people))
+    if not 0 < held_out_count < len(people):
         raise ConfigError(f"{label}: {len(people)} respondents cannot be split by held_out_share")
-    return Respondents(people, answers_NQ, np.sort(order[held:]), np.sort(order[:held]))
+    return Respondents(people, answers_NQ, np.sort(order[held_out_count:]), np.sort(order[:held_out_count]))
 
 
 def choose_people(
@@ -88,9 +89,10 @@ def choose_people(
     scratch: Path,
     digests: Digests | None = None,
 ) -> tuple[list[Person], np.ndarray | None]:
-    """Who is asked, and their positions among the respondents if that is what they are (the held-out ones).
+    """Choose the people to simulate: the held-out respondents, the declared groups, or the configured personas.
 
-    Raises `ConfigError` if there is nobody to ask, and for a persona without a field of the template or of `by`.
+    Returns the people, and their positions among the respondents (None if they are others). Raises `ConfigError` if
+    there are no people, and for a persona without a field of the template or of `by`.
     """
     label = f"survey {survey.name}"
     if config.personas is None or config.personas == survey.respondents:
@@ -102,30 +104,34 @@ def choose_people(
                 )
             require_fields(people, survey.persona_fields, "which the template of the persona names", label)
             return people, None
-        asked = respondents.held_out
+        positions = respondents.held_out
         if config.n is not None:
-            if config.n > len(asked):
-                raise ConfigError(f"{label}: {len(asked)} respondents are held out, and {config.n} were asked for: -n")
-            asked = np.sort(np.random.default_rng(config.seed).choice(asked, config.n, replace=False))
-        people = [respondents.people[i] for i in asked]
+            if config.n > len(positions):
+                raise ConfigError(
+                    f"{label}: {len(positions)} respondents are held out, and {config.n} were asked for: -n"
+                )
+            positions = np.sort(np.random.default_rng(config.seed).choice(positions, config.n, replace=False))
+        people = [respondents.people[i] for i in positions]
     else:
-        label, asked = config.personas.label, None
-        people = _kept(survey, config, scratch, digests)
+        label, positions = config.personas.label, None
+        people = _read_personas(survey, config, scratch, digests)
     require_fields(people, survey.persona_fields, f"which the template of survey {survey.name} names", label)
     require_fields(people, config.by, "which --by names", label)
-    return people, asked
+    return people, positions
 
 
-def _kept(survey: SurveyConfig, config: SimulateConfig, scratch: Path, digests: Digests | None) -> list[Person]:
-    """The people of `config.personas`; those of the Hub are kept in `scratch` for a resumed job."""
+def _read_personas(
+    survey: SurveyConfig, config: SimulateConfig, scratch: Path, digests: Digests | None
+) -> list[Person]:
+    """Read the people of `config.personas`; those of the Hub are saved in `scratch` for a resumed job."""
     assert config.personas is not None
     path = scratch / "people.json"
-    if config.personas.reader == "hub" and (kept := read_json(path)) is not None:
-        return [Person(name, fields) for name, fields in kept]
+    if config.personas.reader == "hub" and (saved_people := read_json(path)) is not None:
+        return [Person(name, fields) for name, fields in saved_people]
     people = read_people(config.personas, scratch, config.n, config.seed, digests)
     if config.personas.reader == "hub":
-        wanted = {*survey.persona_fields, *config.by, *predictors_of(survey)}
-        people = [Person(p.id, {name: v for name, v in p.fields.items() if name in wanted}) for p in people]
+        field_names = {*survey.persona_fields, *config.by, *predictors_of(survey)}
+        people = [Person(p.id, {name: v for name, v in p.fields.items() if name in field_names}) for p in people]
         write_json(path, [[person.id, person.fields] for person in people])
     return people
 
@@ -136,24 +142,26 @@ def predictors_of(survey: SurveyConfig) -> tuple[str, ...]:
 
 
 def declared_groups(survey: SurveyConfig) -> list[Person]:
-    """A person for each group that the questions give shares of, with the fields `attribute` and `group`, and its own.
+    """A person for each group that the questions have shares of, with the fields `attribute`, `group` and the group's.
 
-    For surveys that publish shares by group and no people; their template speaks of {attribute} and {group}.
+    For surveys that publish shares by group instead of people; their template uses {attribute} and {group}.
     """
-    named = {(by, group): None for q in survey.questions for by, groups in q.groups.items() for group in groups}
+    # A dict as an ordered set.
+    pairs = {(by, group): None for q in survey.questions for by, groups in q.groups.items() for group in groups}
     return [
         Person(f"{by}={group}", {"attribute": survey.words.get(by, by), "group": group, by: group})
-        for by, group in named
+        for by, group in pairs
     ]
 
 
 def shares(answers: np.ndarray, options: int) -> np.ndarray | None:
-    """The share of each option among the answers that are known, float64 [options]; None if none is."""
-    known = answers[answers != MISSING]
-    return np.bincount(known, minlength=options) / len(known) if len(known) else None
+    """The share of each option among the known answers, float64 [options]; None if all are missing."""
+    known_answers = answers[answers != MISSING]
+    return np.bincount(known_answers, minlength=options) / len(known_answers) if len(known_answers) else None
 
 
 def _answers(survey: SurveyConfig, question: QuestionConfig, people: Sequence[Person]) -> np.ndarray:
+    """The option of a question that each person chose, int [people], or MISSING. Raises `ConfigError`."""
     column = question.column or question.name
     codes = {text_of(code): i for i, code in enumerate(question.codes or question.options)}
     answers = np.full(len(people), MISSING)

@@ -1,7 +1,7 @@
-"""A survey's humans as rows that `nautile tune` learns from (form "opinions"): a prompt, its answers, and their shares.
+"""Turn a survey's human answers into training rows for `nautile tune` (form "opinions"): prompt, options, shares.
 
-The prompts are those of `nautile simulate`, so that what is learnt there is what is asked here. Held-out respondents
-are in no row (SubPOP, Suh et al. 2025, §3: forward KL on the distributions of groups).
+The prompts are the same as in `nautile simulate`. Held-out respondents are in no row. The method is that of SubPOP
+(Suh et al. 2025, arXiv:2502.16761, §3): forward KL to the answer distributions of groups.
 """
 
 from collections.abc import Iterator
@@ -15,27 +15,27 @@ from data.surveys.people import Person, group_name, persona_text
 from data.surveys.prompts import LETTERS, option_orders, question_words
 from data.surveys.reading import Respondents, declared_groups, shares
 
-FEWEST = 10  # people of a group whose shares are learnt
+FEWEST = 10  # people of a group that is trained on
 
 
 def training_rows(
     survey: SurveyConfig, config: SimulateConfig, respondents: Respondents | None
 ) -> tuple[list[dict[str, Any]], int]:
-    """(rows, how many people were left out because their group has fewer than `FEWEST`).
+    """Build the training rows; returns (rows, number of people left out because their group is smaller than `FEWEST`).
 
-    A row for each training respondent and question, with the shares of those who are alike in all fields of `by`;
-    without `by`, of all. Published shares: a row for each group and question. The order of a row's options is drawn.
-    Raises `ConfigError` for a survey without human answers.
+    There is a row for each training respondent and question, with the shares of the people who are alike in all fields
+    of `by` (of all people without `by`); for published shares, a row for each group and question. The order of the
+    options in a row is random. Raises `ConfigError` for a survey without human answers.
     """
     orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
-    rows, people = [], 0
+    rows, left_out_count = [], 0
     targets = list(_published(survey) if respondents is None else _of_respondents(survey, config, respondents))
     if not targets:
         raise ConfigError(f"survey {survey.name}: has no human answers by group, so there is nothing to learn from")
     preface = " ".join(survey.preface.split())
     draw = np.random.default_rng([config.seed, 4])
     for person, by_question in targets:
-        people += by_question is None
+        left_out_count += by_question is None
         for number, human in enumerate(by_question or ()):
             if human is None:
                 continue
@@ -50,33 +50,33 @@ def training_rows(
                     "source": person.id,
                 }
             )
-    return rows, people
+    return rows, left_out_count
 
 
 def _of_respondents(
     survey: SurveyConfig, config: SimulateConfig, respondents: Respondents
 ) -> Iterator[tuple[Person, list[np.ndarray | None] | None]]:
-    """Each training respondent with the shares of their group, a question each; None for a group of too few."""
+    """Each training respondent with the shares of their group for each question; None for too small a group."""
     train = [respondents.people[i] for i in respondents.train]
     answers_NQ = respondents.answers_NQ[respondents.train]
     for field in config.by:
-        if missing := next((person for person in train if field not in person.fields), None):
-            raise ConfigError(f"--by {field}: respondent {missing.id} of survey {survey.name} has no such field")
+        if without_field := next((person for person in train if field not in person.fields), None):
+            raise ConfigError(f"--by {field}: respondent {without_field.id} of survey {survey.name} has no such field")
     names = [tuple(group_name(p.fields[field], survey.bands.get(field)) for field in config.by) for p in train]
     members: dict[tuple[str, ...], list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
-    learnt = {
+    group_shares = {
         name: [shares(answers_NQ[own, number], len(q.options)) for number, q in enumerate(survey.questions)]
         for name, own in members.items()
         if len(own) >= FEWEST
     }
     for person, name in zip(train, names, strict=True):
-        yield person, learnt.get(name)
+        yield person, group_shares.get(name)
 
 
 def _published(survey: SurveyConfig) -> Iterator[tuple[Person, list[np.ndarray | None] | None]]:
     for person in declared_groups(survey):
         by, _, group = person.id.partition("=")
-        known = [question.groups.get(by, {}).get(group) for question in survey.questions]
-        yield person, [None if values is None else np.array(values) / sum(values) for values in known]
+        by_question = [question.groups.get(by, {}).get(group) for question in survey.questions]
+        yield person, [None if values is None else np.array(values) / sum(values) for values in by_question]
