@@ -22,7 +22,7 @@ class LabelSet(Section):
     instructions: str = ""  # precede the text in the user's turn
     longest: PositiveInt = 128  # tokens of a text; longer texts are cut
     pooling: Literal["last", "mean"] = "last"  # method "head": over the hidden states of a text's tokens
-    bias: tuple[float, ...] | None = None  # method "verbalised": each label's log-probability without any text, in nats
+    bias: tuple[float, ...] | None = None  # method "verbalised": each label's mean log-probability, to be subtracted
     temperature: PositiveFloat | None = None  # logits are divided by it to calibrate them; None: not fitted
     threshold: Share | None = None  # below this probability the model abstains
     coverage: Share | None = None  # share of the validation rows with at least the threshold

@@ -45,7 +45,7 @@ class PeopleGroup:
 def read_people(
     config: PersonasConfig, scratch: Path, n: int | None = None, seed: int = 0, digests: Digests | None = None
 ) -> list[Person]:
-    """Read the people of a table, or `n` of them: a random sample of a file, draws from margins, a dataset's first rows.
+    """Read the people of a table, or `n` of them: a random sample of a file, draws from margins, the first of the Hub.
 
     Raises `ConfigError` for a table that cannot be read, that has fewer than `n` people, or the same id twice.
     """
