@@ -4,8 +4,7 @@ They stand in for SYNTH offline and are the problems of the reinforcement-learni
 here from the generator's metadata, so it is always correct. Train, guard and held-out problems are disjoint by
 construction: a hash of the question's text decides its split, independent of seed, task mix and order.
 
-`reasoning_gym` is imported inside functions, and only the generators used here (`_factory`): many modules need only the
-types.
+`_factory` imports `reasoning_gym` late, and only the generators used here, because many modules need only the types.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ _REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the
 _PACKAGES = ("reasoning_gym", "reasoning_gym.arithmetic", "reasoning_gym.algorithmic")
 _FACTORY = "reasoning_gym.factory"
 _IMPORTING = threading.Lock()
-# The modules of `reasoning_gym` that register the tasks below; the last draws from two others.
+# The modules of `reasoning_gym` that register the tasks below. `gsm_symbolic` imports the last two by name.
 _MODULES = (
     "arithmetic.chain_sum", "arithmetic.products", "arithmetic.leg_counting", "arithmetic.gcd",
     "algorithmic.spell_backward", "arithmetic.gsm_symbolic.gsm_symbolic", "arithmetic.gsm_symbolic.generators_00_49",
@@ -109,9 +108,9 @@ def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | st
 def _factory() -> ModuleType:
     """`reasoning_gym.factory`, with the generators of `_MODULES` registered.
 
-    The package's own `__init__` imports 106 generators, SymPy and matplotlib: 1.6 s in a process that draws a problem.
-    The six used here need 0.1 s, so modules without code stand for their packages while they are imported. Those are
-    removed afterwards: whoever imports `reasoning_gym` later gets the whole package, with the same generators.
+    The package's `__init__` imports 106 generators, SymPy and matplotlib, which takes 1.6 s; the six used here take
+    0.1 s. To skip it, empty modules take the place of the packages during the import. They are removed afterwards, so
+    that a later `import reasoning_gym` gets the whole package, with the same generators.
     """
     with _IMPORTING:
         if _FACTORY not in sys.modules:
