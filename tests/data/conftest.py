@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from common.events import silent
 from configs.model import TokenizerConfig
@@ -12,10 +11,6 @@ from data.tokens.build import write_tokens
 from data.tokens.tokenise_file import CorpusPlan
 
 RANKS = 300
-
-# No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.
-settings.register_profile("nautile", deadline=None, derandomize=True)
-settings.load_profile("nautile")
 
 
 @pytest.fixture(scope="session")

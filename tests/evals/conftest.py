@@ -3,16 +3,11 @@
 import random
 
 import pytest
-from hypothesis import settings
 
 from data.chat_template import ParsedReply
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.running.answerers import Answer
 from tests.support.servers.benchmark_hub import BenchmarkHub
-
-# No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.
-settings.register_profile("nautile", deadline=None, derandomize=True)
-settings.load_profile("nautile")
 
 
 def make_reply(answer: str | None, reasoning: str = "", finished: bool = True) -> ParsedReply:

@@ -158,7 +158,7 @@ def test_a_removed_artifact_has_no_row(store, catalog):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
     store = Store(tmp_path_factory.mktemp("any"))
@@ -239,7 +239,7 @@ def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
     before = files()
     seen = set()
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @settings(max_examples=80)
     @given(statements(store.root.parent))
     def refused(sql):
         with pytest.raises(ConfigError, match="the query was refused: ") as error:

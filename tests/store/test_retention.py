@@ -99,7 +99,7 @@ def test_a_dry_run_lists_what_would_be_removed_and_frees_nothing(store, publish)
     assert [row["id"] for row in Catalog(store).query("SELECT id FROM artifacts")] == [new.id]
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.integers(1, 3), st.none() | st.floats(0, 40))
 def test_no_rule_breaks_a_lineage(tmp_path_factory, seed, newest, days):
     rng = random.Random(seed)

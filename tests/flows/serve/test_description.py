@@ -26,9 +26,7 @@ def session():
 
 @pytest.mark.slow
 @api.parametrize()
-@hypothesis.settings(
-    max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+@hypothesis.settings(max_examples=10, database=None, suppress_health_check=list(HealthCheck))
 def test_each_answer_is_as_described(case, session):
     """No status, type or body that the description does not have, nothing of 500, and no wrong request accepted."""
     case.call_and_validate(

@@ -86,7 +86,7 @@ def document(ids):
     return json.loads(text)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_every_finished_reply_is_a_document_of_its_schema(schema, seed):
     """Tokens drawn at random from those that the masks allow, thought first."""

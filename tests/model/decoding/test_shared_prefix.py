@@ -50,7 +50,7 @@ answers = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(st.lists(st.tuples(st.integers(0, 3), questions, answers), min_size=1, max_size=4))
 def test_random_trees_have_the_sums_of_whole_sequences(config, params, scorer, tree):
     groups = [

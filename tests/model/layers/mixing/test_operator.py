@@ -227,7 +227,7 @@ def test_a_row_in_two_parts_is_the_row(cut):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=33))
 def test_any_segments_as_the_recurrence_says(row):
     """Against the definition, a token at a time: a new document resets the sums, padding is skipped."""
