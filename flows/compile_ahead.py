@@ -1,4 +1,7 @@
-"""While a pretraining computes, a process compiles the programs of later stages (`tasks.engine.compile_ahead`)."""
+"""Compile the programs of later stages in a process of their own while a pretraining runs.
+
+The process is `tasks.engine.compile_ahead`.
+"""
 
 import logging
 import os
@@ -25,9 +28,9 @@ LOG = "compile-ahead.txt"  # among the store's logs
 
 @contextmanager
 def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> Iterator[None]:
-    """Around the steps of a run: with `launch.compile_ahead` the process runs beside them, and ends with the block.
+    """Run the compiling process while the block runs its steps, if `launch.compile_ahead` is set.
 
-    What goes wrong in it is logged and stops nothing, because a stage compiles what it does not find.
+    Its errors are only logged: a stage compiles itself what is not in the compilation cache.
     """
     request = request_of(store, config, steps, force) if config.launch.compile_ahead else None
     if request is None:
@@ -38,13 +41,13 @@ def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], forc
 
 
 def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bool) -> AheadRequest | None:
-    """What is to be compiled; None where no pretraining comes first, which takes long enough and leaves idle time."""
+    """The programs to compile; None if no pretraining comes first, which is long enough and leaves cores idle."""
 
     def to_come(step: Step) -> bool:
         return force or any(store.find(kind, step.key) is None for kind in step.outputs)
 
-    several = config.launch.stages if config.launch.processes > 1 else ()  # their programs are for all hosts together
-    later = [step for step in steps if step.label in REHEARSED and step.label not in several and to_come(step)]
+    multihost = config.launch.stages if config.launch.processes > 1 else ()  # one process cannot compile their programs
+    later = [step for step in steps if step.label in REHEARSED and step.label not in multihost and to_come(step)]
     if not later or not any(step.label == "pretrain" and to_come(step) for step in steps):
         return None
     return AheadRequest(

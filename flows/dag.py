@@ -1,8 +1,8 @@
-"""The pipeline on one page: every step of a run, what it reads, and the part of the configuration it depends on.
+"""The DAG of the pipeline: every step of a run, its inputs, and the part of the configuration it depends on.
 
-A step's key follows from its stage, the semantic fields of its section, the local files that these name, and the keys
-of its inputs, so nothing is run to know it. `nautile run`, `status`, `--from`, `--until` and `--only` all rest
-on this one list.
+A step's key is a hash of its stage, the semantic fields of its section, the local files that these name, and the keys
+of its inputs. So all keys are known before anything runs. `nautile run`, `status`, `--from`, `--until` and `--only`
+use this one list of steps.
 """
 
 import os
@@ -29,9 +29,9 @@ from tasks.reason import reason
 from tasks.report import report
 from tasks.self_distill import self_distill
 
-DISTILLED = "distilled"  # what a mixture calls the distilled documents; every other name is a source of `ingest`
+DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
-TRAINED = ("pretrain", "align", "reason", "self_distill")  # each begins from the checkpoint of the one before
+TRAINED = ("pretrain", "align", "reason", "self_distill")  # each stage trains the checkpoint of the one before
 
 
 @dataclass(frozen=True)
@@ -47,31 +47,33 @@ class Step:
     """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`.
 
     `section` is the part of the configuration that the stage reads, as plain JSON data. Its semantic fields are hashed
-    into the key, so it holds nothing else: a change in `reason` must not touch the key of `pretrain`.
+    into the key, so it must hold nothing that the stage does not read: a change in `reason` keeps the key of
+    `pretrain`.
     """
 
     label: str
     stage: Stage
     section: dict[str, Any]
     needs: dict[str, Need]
-    resource: str = "cpu"  # what it uses, and `[resources]` limits: accelerator, cpu or network
+    resource: str = "cpu"  # accelerator, cpu or network; `[resources]` limits how many steps use it at once
     unwritten: tuple[str, ...] = ()  # optional outputs of the stage that this step does not write
-    given: dict[str, str] = field(default_factory=dict)  # inputs that no step makes: name -> `kind/<full key>`
-    inputs: dict[str, str] = field(default_factory=dict)  # all of them: name -> `kind/<full key>`
+    stored_inputs: dict[str, str] = field(default_factory=dict)  # inputs no step makes: name -> `kind/<full key>`
+    inputs: dict[str, str] = field(default_factory=dict)  # all inputs: name -> `kind/<full key>`
     key: str = ""  # filled in by `build_dag`, as are `inputs`
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The kinds of artifact it writes."""
+        """The artifact kinds that the step writes."""
         return tuple(kind for kind in self.stage.outputs if kind not in self.unwritten)
 
 
 def pipeline_steps(config: RunConfig) -> list[Step]:
-    """Every step that `config` asks for, producers before consumers, still without keys."""
+    """List every step of `config`, producers before consumers, without keys."""
     settings = config.model_dump(mode="json")
+    # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
     starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
 
-    def part(*names: str, **more: Any) -> dict[str, Any]:
+    def section(*names: str, **more: Any) -> dict[str, Any]:
         return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
 
     def endpoints(names: Iterable[str]) -> dict[str, Any]:
@@ -80,13 +82,13 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     def checkpoint(producer: str) -> dict[str, Need]:
         return {"checkpoint": Need(producer, "checkpoint")}
 
-    def asking(names: Iterable[str]) -> str:
-        """The resource of a step that waits for the replies of these endpoints."""
+    def resource_of(names: Iterable[str]) -> str:
+        """The resource of a step that sends requests to these endpoints."""
         kinds = {config.endpoints[name].kind for name in with_fallbacks(list(names), config.endpoints)}
         return "cpu" if kinds <= {*OWN_KINDS} else "network"
 
     teachers, judge = endpoints(config.distill.endpoints), endpoints(config.align.judge.endpoints)
-    # What is trained on is screened against the benchmarks' questions.
+    # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}
     exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
     documents = {"retrieval": Need("index", "retrieval")}
@@ -94,55 +96,56 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
     evaluation = evaluate_section(config)
     steps = [
-        Step("held_out", held_out, part(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
-        *_ingest_steps(config, part("tokenizer"), questions),
-        Step("index", index, part("index"), exemplars, "cpu"),
+        Step("held_out", held_out, section(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
+        *_ingest_steps(config, section("tokenizer"), questions),
+        Step("index", index, section("index"), exemplars, "cpu"),
         Step(
             "distill",
             distill,
-            part("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
+            section("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
             documents | questions,
-            asking(config.distill.endpoints),
+            resource_of(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, part("pretrain", "model"), mixture, "accelerator"),
+        Step("pretrain", pretrain, section("pretrain", "model"), mixture, "accelerator"),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
-        Step("align", align, part("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
+        Step("align", align, section("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
         Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
-        Step("reason", reason, part("reason"), checkpoint("align") | questions, "accelerator"),
+        Step("reason", reason, section("reason"), checkpoint("align") | questions, "accelerator"),
         Step("evaluate:reason", evaluate, evaluation, checkpoint("reason"), "accelerator"),
-        Step("self_distill", self_distill, part("self_distill"), checkpoint("reason") | questions, "accelerator"),
+        Step("self_distill", self_distill, section("self_distill"), checkpoint("reason") | questions, "accelerator"),
         Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill"), "accelerator"),
         *(
-            Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, asking([name]))
+            Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, resource_of([name]))
             for name in (model.endpoint for model in config.evaluate.models)
         ),
     ]
     if starts:
         steps = _from_starts(steps, starts)
-    return [*steps, Step("report", report, part("report"), all_outputs(steps), "cpu")]
+    return [*steps, Step("report", report, section("report"), all_outputs(steps), "cpu")]
 
 
 def build_dag(
     config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | None = None, *, memory: Path | None = None
 ) -> list[Step]:
-    """The steps of `config` with their keys, producers before consumers.
+    """Build the steps of `config` with their keys, producers before consumers.
 
-    `steps_of` replaces `pipeline_steps`. For processes that Prefect starts, where nobody can pass an argument, the
-    environment variable NAUTILE_DAG names such a function as `module:function`. `memory`: see `with_local_files`.
+    `steps_of` replaces `pipeline_steps`. Processes that Prefect starts take no arguments: for them the environment
+    variable NAUTILE_DAG names such a function as `module:function`. `memory`: see `with_local_files`.
 
-    Every `start` of `config` is a full id (`flows.starts.resolve_starts`). Raises `ConfigError` if the parts of the
-    configuration do not fit together, or name a local file that is not there.
+    Every `start` of `config` must be a full id (`flows.starts.resolve_starts`). Raises `ConfigError` if sections of
+    the configuration contradict each other or name a local file that does not exist.
     """
     if steps_of is None:
-        named = os.environ.get(DAG_VARIABLE)
-        steps_of = pkgutil.resolve_name(named) if named else pipeline_steps
+        function_name = os.environ.get(DAG_VARIABLE)
+        steps_of = pkgutil.resolve_name(function_name) if function_name else pipeline_steps
+    # Producers come first, so the keys of a step's inputs are known when its own is computed.
     dag: dict[str, Step] = {}
     for step in steps_of(config):
         if step.label in dag:
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
-        inputs |= step.given
+        inputs |= step.stored_inputs
         section = with_local_files(step.section, memory)
         resource = config.deployment(step.stage.name).resource or step.resource
         key = step.stage.key(section, inputs)
@@ -151,12 +154,12 @@ def build_dag(
 
 
 def all_outputs(steps: Iterable[Step]) -> dict[str, Need]:
-    """Every artifact of `steps`, as inputs."""
+    """Every artifact that `steps` write, as inputs of a step that reads them all."""
     return {f"{step.label}.{kind}": Need(step.label, kind) for step in steps for kind in step.outputs}
 
 
 def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str, Any]:
-    """What an evaluation depends on: of a checkpoint, or of the model behind `endpoint`, one of `evaluate.models`."""
+    """The section of an evaluation: of a checkpoint, or of the model behind `endpoint` (one of `evaluate.models`)."""
     settings = config.evaluate.model_dump(mode="json")
     models = {model["endpoint"]: model for model in settings.pop("models")}
     section = {"seed": config.seed, "evaluate": settings}
@@ -167,25 +170,26 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
 
 
 def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
-    """The steps with the checkpoints that some begin from; steps that lead only to the one replaced are left out."""
+    """Give each step in `starts` its stored checkpoint, and drop the steps whose outputs nothing reads any more."""
     replaced = TRAINED[: max(TRAINED.index(name) for name in starts)]
-    kept: list[Step] = []
-    read: set[str] = set()  # by the steps that are kept
+    kept_steps: list[Step] = []
+    producers: set[str] = set()  # labels that the kept steps read
+    # Consumers first, so that a step knows whether anything that is kept reads it.
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
-        if step.label not in read and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
+        if step.label not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
             needs = {name: need for name, need in step.needs.items() if name != "checkpoint"}
-            given = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
-            step = replace(step, needs=needs, given=given)
-        read |= {need.producer for need in step.needs.values()}
-        kept.insert(0, step)
-    return kept
+            stored = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
+            step = replace(step, needs=needs, stored_inputs=stored)
+        producers |= {need.producer for need in step.needs.values()}
+        kept_steps.insert(0, step)
+    return kept_steps
 
 
 def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:
-    """A step for each source. With `deduplicate.across`, each reads the signatures of the sources before it."""
+    """One step per source. With `deduplicate.across`, each reads the MinHash signatures of the sources before it."""
     settings, across = config.ingest.model_dump(mode="json"), config.ingest.deduplicate.across
     steps = []
     for number, source in enumerate(config.ingest.sources):
@@ -205,17 +209,18 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
 
 
 def _exemplar_source(config: RunConfig) -> str:
+    """The only source with `exemplars`. Raises `ConfigError` if none or several have it."""
     names = [source.name for source in config.ingest.sources if source.exemplars]
     if len(names) != 1:
-        what = f"{', '.join(names)} do" if names else "none does"
-        raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
+        actual = f"{', '.join(names)} do" if names else "none does"
+        raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {actual}")
     return names[0]
 
 
 def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The benchmarks with all their items, which are held out however few are asked.
+    """The benchmarks without their `items` limits: all items are held out, also those that the evaluation skips.
 
-    Only for the stand-ins that are generated to the number asked for does that number matter.
+    Generated benchmarks keep `items`, because it is the number of items that are generated.
     """
     benchmarks = settings["evaluate"]["benchmarks"]
     return [

@@ -1,7 +1,7 @@
-"""What the calls to paid endpoints will cost, before the first is made: requests, tokens and dollars per endpoint.
+"""Cost forecast for calls to paid endpoints, before a run starts: requests, tokens and dollars per endpoint.
 
-Lengths are those of earlier calls of the same model and purpose, in any run of this store; where there are none, the
-most that the configuration allows. Replies that are in the store already cost nothing and are not subtracted here.
+Token counts are averages of earlier calls of the same model and purpose in this store, or, without such calls, the
+maximum that the configuration allows. Stored replies cost nothing, but are not subtracted here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from store.catalog import Catalog, CatalogBusy
 
 CHARACTERS_PER_TOKEN = 4
 RUBRIC_TOKENS = 600
-LONGEST_QUERY = 1500  # tokens of a prompt and its passage, assumed where no call was measured
+LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
 _MEASURED = """
 SELECT model, purpose, count(*) AS calls, avg(tokens_in) AS tokens_in, avg(tokens_out) AS tokens_out,
     quantile_cont(tokens_out, 0.1) AS low_out, quantile_cont(tokens_out, 0.9) AS high_out,
@@ -34,7 +34,7 @@ FROM calls WHERE status = 'ok' AND NOT cached AND tokens_in IS NOT NULL AND toke
 
 @dataclass(frozen=True)
 class _Calls:
-    """Requests of a step to an endpoint: `expected` and at most; `tokens`: the most in and out that one may have."""
+    """Requests of a step to an endpoint: expected number, maximum, and the maximum (tokens in, tokens out) of one."""
 
     purpose: str
     endpoint: str
@@ -45,8 +45,11 @@ class _Calls:
 
 @dataclass(frozen=True)
 class CallForecast:
-    """The calls of a step to an endpoint. `dollars`: at the shortest tenth of the measured lengths, expected, at the
-    longest tenth; without measured replies (`measured` 0) all three are at the most that the configuration allows."""
+    """The calls of a step to an endpoint.
+
+    `dollars`: (low, expected, high), at the 10 % quantile, the mean and the 90 % quantile of the measured lengths.
+    Without measured replies (`measured` 0) all three use the maximum lengths that the configuration allows.
+    """
 
     label: str
     endpoint: str
@@ -57,11 +60,11 @@ class CallForecast:
     tokens_out: int
     dollars: tuple[float, float, float]
     measured: int
-    budget_dollars: float  # of the step; 0: none
+    budget_dollars: float  # of the step; 0: no budget
 
 
 def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
-    """The forecast of every step that asks endpoints."""
+    """Forecast the calls of every step that uses endpoints."""
     measured = _measured_lengths(store)
     forecasts = []
     for step in steps:
@@ -71,9 +74,9 @@ def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
         for calls in _calls_of(step, endpoints) if endpoints else ():
             config = endpoints[calls.endpoint]
             row = measured.get((config.model, calls.purpose))
-            ways = [calls.tokens] * 3
+            lengths = [calls.tokens] * 3  # (tokens in, tokens out) of a request: low, expected, high
             if row is not None:
-                ways = [
+                lengths = [
                     (row["low_in"], row["low_out"]),
                     (row["tokens_in"], row["tokens_out"]),
                     (row["high_in"], row["high_out"]),
@@ -81,9 +84,9 @@ def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
             requests = (calls.expected, calls.expected, calls.most)
             dollars = [
                 reply_cost(config, round(count * tokens_in), round(count * tokens_out)) or 0.0
-                for count, (tokens_in, tokens_out) in zip(requests, ways, strict=True)
+                for count, (tokens_in, tokens_out) in zip(requests, lengths, strict=True)
             ]
-            tokens_in, tokens_out = (round(calls.expected * tokens) for tokens in ways[1])
+            tokens_in, tokens_out = (round(calls.expected * tokens) for tokens in lengths[1])
             forecasts.append(
                 CallForecast(
                     label=step.label,
@@ -114,13 +117,13 @@ def forecast_lines(forecasts: Sequence[CallForecast]) -> list[str]:
         return []
     lines = ["expected calls to paid endpoints (replies that are in the store already cost nothing):"]
     for row in paid:
-        basis = f"by {row.measured:,} measured replies" if row.measured else "at most, for none is measured yet"
+        basis = f"by {row.measured:,} measured replies" if row.measured else "at most; no reply is measured yet"
         budget = f"; the step's budget is ${row.budget_dollars:,.2f}" if row.budget_dollars else ""
         lines.append(
             f"  {row.label}, {row.endpoint} ({row.purpose}): {row.requests:,} requests, {row.tokens_in:,} tokens in, "
             f"{row.tokens_out:,} out, {_dollars(row.dollars)} {basis}{budget}"
         )
-    low, expected, high = (sum(row.dollars[way] for row in paid) for way in range(3))
+    low, expected, high = (sum(row.dollars[index] for row in paid) for index in range(3))
     return [*lines, f"  in all {_dollars((low, expected, high))}"]
 
 
@@ -130,38 +133,43 @@ def _dollars(spread: tuple[float, float, float]) -> str:
 
 
 def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
-    """The requests of a step, from its section. Steps of other stages, or of another shape, have none."""
+    """The requests of a step, from its section. Only distill, align and evaluations of endpoints have any."""
     section: dict[str, Any] = step.section
     if step.stage.name == "distill":
         yield from _distill_calls(DistillConfig.model_validate(section["distill"]), endpoints)
     elif step.stage.name == "align":
         align = AlignConfig.model_validate(section["align"])
         rollout, judge = align.rollout, align.judge
-        drawn = align.policy.steps * rollout.prompts * rollout.group
-        known = judge.calibration_items // len(KINDS) * len(KINDS)
-        calibration = known + (judge.hostile_items // 2 * 2 if known else 0)
+        rollouts = align.policy.steps * rollout.prompts * rollout.group
+        # Calibration items are balanced over the kinds of flaw, hostile items come in pairs.
+        calibration = judge.calibration_items // len(KINDS) * len(KINDS)
+        calibration += judge.hostile_items // 2 * 2 if calibration else 0
         tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
-        most = drawn * (1 + align.policy.refill) + calibration
-        yield _Calls("judge", judge.endpoint, drawn + calibration, most, tokens)
+        most = rollouts * (1 + align.policy.refill) + calibration
+        yield _Calls("judge", judge.endpoint, rollouts + calibration, most, tokens)
     elif step.stage.name == "evaluate" and "model_under_test" in section:
         evaluate = EvaluateConfig.model_validate(section["evaluate"])
         count = evaluate.held_out.count if evaluate.held_out else 0
-        for choice in evaluate.benchmarks:
-            parts = COMPOSITES.get(choice.name, (choice.name,))
+        for benchmark in evaluate.benchmarks:
+            parts = COMPOSITES.get(benchmark.name, (benchmark.name,))
             sizes = [BENCHMARKS[part].size if part in BENCHMARKS else 0 for part in parts]
-            count += choice.items or sum(sizes)
+            count += benchmark.items or sum(sizes)
         tokens = (evaluate.prompt_length, evaluate.max_tokens)
         yield _Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
 
 
 def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
-    """Teachers get the prompts between their thresholds of difficulty, which is taken to be spread evenly."""
+    """The requests of a distillation to its teachers and its difficulty probe.
+
+    A teacher gets the prompts between the previous teacher's threshold of difficulty and its own; difficulty is assumed
+    to be uniform in 0..1.
+    """
 
     def longest(name: str) -> tuple[int, int]:
         teacher = next((teacher for teacher in config.teachers if teacher.endpoint == name), config.teachers[0])
         template = template_for(teacher, endpoints[name])
-        shown = config.neighbours * sum(TEMPLATES[template.name].exemplar)
-        return shown // CHARACTERS_PER_TOKEN + LONGEST_QUERY, config.max_tokens
+        exemplar_characters = config.neighbours * sum(TEMPLATES[template.name].exemplar)
+        return exemplar_characters // CHARACTERS_PER_TOKEN + LONGEST_QUERY, config.max_tokens
 
     below = 0.0
     for teacher in config.teachers:
@@ -175,7 +183,7 @@ def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) 
 
 
 def _measured_lengths(store: Store) -> dict[tuple[str, str], dict[str, Any]]:
-    """Lengths of earlier replies by model and purpose."""
+    """(model, purpose) -> token counts of earlier replies; empty while another process writes the catalog."""
     try:
         catalog = Catalog(store)
         catalog.ingest(patience=1.0)

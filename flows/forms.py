@@ -1,7 +1,7 @@
-"""The short form of a run in Prefect: a configuration by its name, overrides, which steps, and what the run is called.
+"""Parameters of the Prefect flows: configuration name, overrides, selected steps, and the name of the run.
 
-Prefect's server checks what is sent against the types here before it makes a run, and names the field. What only the
-configuration can decide is checked when the run starts: it then fails with one message, and without a stack trace.
+Prefect's server validates a request against these types before it creates a run, and its error names the field. What
+depends on the configuration is checked when the run starts: the run then fails with one message and no stack trace.
 """
 
 import logging
@@ -24,15 +24,15 @@ _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORK
 
 ConfigName = Annotated[str, Field(min_length=1)]
 Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\s*=")]]
-# Both are empty by default, for a field that may be null is shown with a switch between text and none.
+# Both default to an empty string: Prefect shows a nullable field with an additional switch between text and null.
 StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(OPERATED)})(:\S+)?)?$")]
 RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
 
 
 def run_name() -> str:
-    """What the run that begins is called: its parameter `name`, else the name it has.
+    """The name of the flow run that begins: its parameter `name`, else the name that Prefect has given it.
 
-    A scheduled run, which nobody has named, is called after its flow and configuration.
+    A scheduled run is named after its flow and configuration.
     """
     parameters = flow_run.parameters
     context = FlowRunContext.get()
@@ -44,13 +44,14 @@ def run_name() -> str:
 
 
 def refused(error: Exception) -> State[Any]:
-    """The end of a run whose form cannot be followed: its message, where an exception would be logged with a trace.
+    """The failed state of a run with invalid parameters: only the message, without the stack trace of an exception.
 
-    The process of a deployment's run raises `FailedRun` for this end, and Prefect would log that with its trace.
+    In the process of a deployment's run Prefect raises `FailedRun` for this state; the filter keeps its stack trace out
+    of the log.
     """
-    logging.getLogger("prefect.flow_runs").addFilter(_is_no_failed_run)
+
+    def is_not_failed_run(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+
+    logging.getLogger("prefect.flow_runs").addFilter(is_not_failed_run)
     return Failed(message=f"The form cannot be followed: {error}")
-
-
-def _is_no_failed_run(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))

@@ -1,8 +1,8 @@
 """The flow of the whole pipeline: text in, an evaluated model and its report out (paper §3 to §5).
 
-It runs the selected steps as Prefect tasks, and only artifact ids pass from step to step. A step starts as soon as
-its inputs are there and its resource has a free slot (`[resources]`), so a distillation that waits for teachers runs
-beside an ingestion. With one slot of each, steps that use the same resource take turns, in the order of the DAG.
+The selected steps run as Prefect tasks; only artifact ids pass from step to step. A step starts as soon as its inputs
+exist and its resource has a free slot (`[resources]`), so a distillation that waits for teachers runs in parallel with
+an ingestion. With one slot per resource, steps that use the same resource run one after the other, in DAG order.
 """
 
 import logging
@@ -44,12 +44,13 @@ log = logging.getLogger(__name__)
 
 Outputs = dict[str, dict[str, str]]
 
-# What `nautile run` has loaded and checked before Prefect starts. No parameter: Prefect would store and show it.
+# The configuration and run that `nautile run` has prepared before Prefect starts. It is not a parameter of the flow,
+# because Prefect would store and show it.
 prepared_run: ContextVar[tuple[RunConfig, PreparedRun] | None] = ContextVar("prepared_run", default=None)
 
 
 class StageFailed(RuntimeError):
-    """Steps did not succeed, retries included. `failures`: label -> what the step raised, first failure first."""
+    """Steps failed after all retries. `failures`: label -> the step's exception, in order of time."""
 
     def __init__(self, failures: dict[str, Exception]) -> None:
         super().__init__("; ".join(f"{label}: {error}" for label, error in failures.items()))
@@ -68,8 +69,8 @@ def pipeline(
 ) -> Outputs | State[Any]:
     """Run a configuration, or the selected part of it.
 
-    Returns label -> kind -> artifact id of what was selected, or the failed state of a form that cannot be followed.
-    Raises `StageFailed` after everything that does not need the failed step has ended.
+    Returns label -> kind -> artifact id of the selected steps, or a failed state if the parameters are invalid.
+    Raises `StageFailed` after all steps that do not depend on the failed step have ended.
 
     Args:
         config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
@@ -86,7 +87,7 @@ def pipeline(
 
 
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    """The body of `pipeline` and of a stage's flow; what `nautile run` has prepared counts in place of the form."""
+    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters."""
     run_id, prepared = str(flow_run.id), prepared_run.get()
     if prepared is None:
         try:
@@ -99,14 +100,14 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
         store = open_store()
 
     def resume(label: str) -> str:
-        # A deployment's run is retried with the values of its form; a run from a terminal by its command.
+        # A deployment's run is retried in Prefect with its parameters; a run from a terminal with its command.
         if deployment.id:
             return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
         return prepared[1].resume_command(label) if prepared else ""
 
     give_way(config.launch.niceness)
     with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
-        if prepared is None:
+        if prepared is None:  # inside `notifying`, so that a deployment's invalid selection sends a message
             try:
                 run = prepare_run(config, selection, store, config_words(argument, overrides), base)
                 check_ray_hosts(store, config.launch, run)
@@ -129,10 +130,10 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
 
 @dataclass
 class _StepRunner:
-    """Starts the steps of one flow run, side by side as far as their inputs and `[resources]` allow.
+    """Scheduler of one flow run: starts steps in parallel as far as their inputs and `[resources]` allow.
 
-    Approval pauses the whole flow run, and a suspended one has no process. So a question is asked when no step is
-    running, and none starts before it is answered.
+    An approval pauses the whole flow run, and a suspended run has no process. So an approval is requested only when no
+    step is running, and no step starts before the answer.
     """
 
     store: Store
@@ -142,7 +143,7 @@ class _StepRunner:
     resume: Callable[[str], str]  # label -> the command that resumes the run from there
     server_limits: dict[str, str]  # resource -> name of the server's limit over all of its runs
     running: dict[str, Step] = field(default_factory=dict)
-    unanswered: list[tuple[Step, dict[str, str], str]] = field(default_factory=list)  # ended, with a question
+    unanswered: list[tuple[Step, dict[str, str], str]] = field(default_factory=list)  # ended step, outputs, question
     failures: dict[str, Exception] = field(default_factory=dict)
     outputs: Outputs = field(default_factory=dict)
 
@@ -152,14 +153,14 @@ class _StepRunner:
         self.ended: SimpleQueue[tuple[Step, PrefectFuture[dict[str, str]]]] = SimpleQueue()
 
     def run(self) -> Outputs:
-        """Run all steps. Steps that need a failed one never have their inputs, and stay behind."""
+        """Run all steps. Steps that depend on a failed step never get their inputs and stay in `waiting`."""
         while True:
             while not self.unanswered and (step := self._next_step()):
                 self._start(step)
             if self.running:
-                self._take(*self.ended.get())
+                self._collect(*self.ended.get())  # blocks until a step ends
             elif self.unanswered:
-                self._ask_and_keep(*self.unanswered.pop(0))
+                self._ask_and_record(*self.unanswered.pop(0))
             else:
                 break
         if self.failures:
@@ -167,7 +168,7 @@ class _StepRunner:
         return self.outputs
 
     def _next_step(self) -> Step | None:
-        """The first step that can start now."""
+        """The first step that can start now; None if none can, or if it needs an approval while others run."""
         force, in_use = self.prepared.selection.force, Counter(step.resource for step in self.running.values())
         limits = self.config.resources.limits()
         for step in self.waiting:
@@ -199,13 +200,14 @@ class _StepRunner:
             raise StageFailed({**self.failures, step.label: error}) from error
         self.waiting.remove(step)
         self.running[step.label] = step
-        # Prefect asks the server for a limit of each tag before a task begins. On SQLite that request often meets the
-        # recording of the task's own events, and is sent again two seconds later.
+        # No tags: before a task begins, Prefect requests the concurrency limit of each of its tags. On SQLite that
+        # request often collides with the writes of the task's own events, and Prefect retries it only after 2 s.
         with TagsContext(current_tags=set()):
             future = as_prefect_task(step.stage).submit(step.section, step.inputs, context)
         future.add_done_callback(lambda future: self.ended.put((step, future)))
 
-    def _take(self, step: Step, future: PrefectFuture[dict[str, str]]) -> None:
+    def _collect(self, step: Step, future: PrefectFuture[dict[str, str]]) -> None:
+        """Record the result of a step that has ended, or queue its question about a used-up budget."""
         del self.running[step.label]
         try:
             outputs = future.result()
@@ -219,23 +221,23 @@ class _StepRunner:
         if question:
             self.unanswered.append((step, outputs, question))
         else:
-            self._keep(step, outputs)
+            self._record(step, outputs)
 
-    def _ask_and_keep(self, step: Step, outputs: dict[str, str], question: str) -> None:
+    def _ask_and_record(self, step: Step, outputs: dict[str, str], question: str) -> None:
         patience, force = self.config.operation.of(step.stage.name).patience, self.prepared.selection.force
         try:
             approval.ask(self.store, self.run_id, f"budget:{step.label}", step.label, question, patience, force)
         except Exception as error:  # not approved: the whole run stops
             raise StageFailed({**self.failures, step.label: error}) from error
-        self._keep(step, outputs)
+        self._record(step, outputs)
 
-    def _keep(self, step: Step, outputs: dict[str, str]) -> None:
+    def _record(self, step: Step, outputs: dict[str, str]) -> None:
         self.outputs[step.label] = outputs
         self.available |= {Need(step.label, kind) for kind in outputs}
 
 
 def _link_dashboard(run_id: str) -> None:
-    """Link the run's page in Prefect to the dashboard, if the dashboard's address is known."""
+    """Add a link to the dashboard to the run's page in Prefect, if the dashboard's address is known."""
     page = run_page(run_id)
     if not page:
         return

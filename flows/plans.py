@@ -1,7 +1,7 @@
-"""What a run is going to do, recorded as it starts and closed as it ends: a row of the catalog's table `plans`.
+"""The plan of a run, a row of the catalog's table `plans`: written when the run starts and updated when it ends.
 
-Attempts are recorded as they begin, so they alone cannot say how many steps are still to come, or that a run which is
-between two steps is alive. A run that is retried or resumed starts again, with a row of its own.
+Attempts are recorded only when they begin, so they do not show how many steps will follow, or that a run between two
+steps is alive. Each retry or resume of a run adds a new row.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def planned_steps(run: PreparedRun) -> list[dict[str, Any]]:
-    """The steps of a run as the table has them: label, stage, key, and `after`, the labels whose outputs it reads."""
+    """The column `plans.steps`: label, stage, key of each step, and `after`, the labels whose outputs it reads."""
     labels = [step.label for step in run.steps]
     return [
         {
@@ -42,10 +42,9 @@ def planned_steps(run: PreparedRun) -> list[dict[str, Any]]:
 
 @contextmanager
 def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, name: str, resume: str) -> Iterator[None]:
-    """Record the run while the block works, and how it ended; a run that is killed stays `running`.
+    """Record the start and the end of the run around the block; a run that is killed stays `running`.
 
-    `name`: of the flow run; `resume`: the command that continues it. Raises `ConfigError` if the store cannot be
-    written.
+    `name`: of the flow run. `resume`: the command that resumes it. Raises `ConfigError` if the store is not writable.
     """
     row = {
         "id": uuid.uuid4().hex,
@@ -65,7 +64,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
         write_row(store, "plan", row)
     try:
         yield
-    except Pause:  # the run is suspended until somebody answers
+    except Pause:  # the run is suspended until its approval
         _close(store, row, state="suspended")
         raise
     except Exception as error:
@@ -78,7 +77,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
 
 
 def _close(store: Store, row: dict[str, Any], **fields: Any) -> None:
-    """Record how the run ended. Problems are logged, so that they never hide how it did."""
+    """Record how the run ended. An error here is only logged, so that it does not hide the run's own error."""
     try:
         write_row(store, "plan", row | fields | {"ended": now()})
         Catalog(store).ingest(**AT_END)

@@ -1,7 +1,7 @@
-"""The terminal's view of a run: live lines on a terminal, log lines in a pipe, and the closing table.
+"""Progress of `nautile run`: live lines on a terminal, log lines in a pipe, and the closing summary table.
 
-`RunProgress` keeps what is known of each step; the views only draw it. Rate and time left come from `RateMeter` rather
-than from rich's own estimate: a file that takes five minutes must not show a rate that comes and goes.
+`RunProgress` holds the state of each step; the views only render it. Rate and time left come from `RateMeter`, because
+rich's own estimate fluctuates when an item such as a large file takes minutes.
 """
 
 import time
@@ -36,7 +36,7 @@ _MARKS: dict[State, tuple[str, str]] = {
 
 @dataclass
 class StepProgress:
-    """One step: its state, the last counts and note it reported, and how fast it goes."""
+    """Progress of one step: its state, the counts and note of its last update, and its rate."""
 
     label: str
     state: State = "waiting"
@@ -51,11 +51,11 @@ class StepProgress:
     meter: RateMeter = field(default_factory=RateMeter)
 
     def share(self) -> float | None:
-        """0..1, None while unknown."""
+        """Completed share of the step, 0..1; None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
 
     def describe(self) -> str:
-        """Count, rate, note, time left and attempt, as far as they are known; of a step that does not run, its note."""
+        """Count, rate, note, time left and attempt, as far as known. For a step that does not run: its note."""
         if self.state != "running":
             return self.note
         parts = describe_progress(self.done, self.total, self.unit, self.note, self.meter)
@@ -65,7 +65,7 @@ class StepProgress:
 
 
 class RunProgress:
-    """The steps of a run, in order. `clock` gives seconds."""
+    """Progress of all steps of a run, in order. `clock` returns seconds."""
 
     def __init__(self, labels: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.steps = {label: StepProgress(label) for label in labels}
@@ -73,14 +73,14 @@ class RunProgress:
         self._clock = clock
 
     def begin(self, label: str, attempt: int = 1) -> None:
-        """A step, or another attempt at it, starts."""
+        """Record that a step, or a new attempt at it, starts."""
         step = self.steps[label]
         step.state, step.attempt = "running", attempt
         step.started = self._clock() if step.started is None else step.started
         step.meter.begin()
 
     def advance(self, label: str, done: float | None, total: float | None, unit: str, note: str) -> None:
-        """A running step reports its counts."""
+        """Record the counts and note that a running step reports."""
         step = self.steps[label]
         if step.state != "running":
             self.begin(label)
@@ -89,15 +89,16 @@ class RunProgress:
             step.meter.add(self._clock(), done, unit)
 
     def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
-        """A step ends. `reason`: why it failed; without one the last note stays, for it shows what was reached."""
+        """Record that a step ends. `reason`: why it failed; without it the last note stays, which shows the result."""
         step = self.steps[label]
-        note = "" if state == "reused" else step.note  # of a failure that another attempt had nothing to do after
+        # A step can fail, be retried, and then be reused: the note of its failure must not stay.
+        note = "" if state == "reused" else step.note
         step.state, step.artifacts, step.note = state, tuple(artifacts), reason or note
         if step.started is not None:
             step.seconds = self._clock() - step.started
 
     def elapsed(self, label: str) -> float | None:
-        """Seconds since the step started, or that it took."""
+        """Seconds since the step started, or its total time once it has ended. None before it starts."""
         step = self.steps[label]
         if step.seconds is not None or step.started is None:
             return step.seconds
@@ -105,7 +106,7 @@ class RunProgress:
 
 
 class LiveView(Live):
-    """One line a step, redrawn four times a second by rich's own thread; below them the heading while there is one."""
+    """Terminal view with one line per step, redrawn four times a second by rich's thread, and the heading below."""
 
     def __init__(self, run: RunProgress, console: Console) -> None:
         self._run = run
@@ -113,7 +114,7 @@ class LiveView(Live):
         super().__init__(console=console, refresh_per_second=4, get_renderable=self._lines)
 
     def changed(self, label: str) -> None:
-        """Do nothing: the next redrawing shows it."""
+        """Do nothing: the next redraw shows the change."""
 
     def _lines(self) -> RenderableType:
         lines = Table.grid(padding=(0, 1), expand=True)
@@ -137,7 +138,7 @@ def _ellipsis(text: str, style: str = "") -> Text:
 
 
 class LogView:
-    """A line at the start and the end of a step, and one every `LOG_EVERY_S` while it runs."""
+    """Line output for pipes: a line at the start and the end of a step, and one every `LOG_EVERY_S` while it runs."""
 
     def __init__(self, run: RunProgress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
@@ -156,7 +157,7 @@ class LogView:
         return None
 
     def changed(self, label: str) -> None:
-        """Print a line if the step's state or attempt is another than in its last line, or that is long ago."""
+        """Print a line if the step's state or attempt has changed, or if its last line is older than `LOG_EVERY_S`."""
         step = self._run.steps[label]
         now = self._clock()
         state, attempt, printed_at = self._printed.get(label, ("waiting", 1, 0.0))

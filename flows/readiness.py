@@ -1,6 +1,6 @@
-"""What only the operator can give before a run: keys, servers that answer, agreements on the Hub, rows that exist.
+"""Checks before a run of what the operator must provide: API keys, reachable servers, accepted Hub terms, enough rows.
 
-And where a configured price is not the vendor's: the budget is computed from it.
+Also configured prices that differ from the vendor's, because budgets are computed from them.
 """
 
 import os
@@ -24,14 +24,17 @@ from data.sources.hub import COMMIT
 from evals.benchmarks.catalogue import BENCHMARKS
 from flows.dag import Step
 
-ANSWER_S = 2.0  # that a server may take to accept a connection
-SAME_PRICE = 0.01  # difference that is none, as a share
+ANSWER_S = 2.0  # time limit for a server to accept a connection
+SAME_PRICE = 0.01  # relative difference below which prices count as equal
 
-_Address = tuple[str, str, str]  # the field, the URL, what is to answer there
+_Address = tuple[str, str, str]  # configuration field, URL, the model to serve there
 
 
 def missing_settings(steps: Sequence[Step]) -> list[str]:
-    """A line for each thing that the steps need and that is not there. Asks nothing of the Hub and sends no request."""
+    """A line for each key, server or setting that the steps need and that is missing.
+
+    Opens connections to configured servers but sends no request, and does not access the Hub.
+    """
     lines: list[str] = []
     addresses: list[_Address] = []
     keys: dict[str, list[str]] = {}
@@ -53,7 +56,11 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
             if source.reader == "hub" and not COMMIT.fullmatch(source.revision):
                 lines.append(f"{source.label}: set `revision` to a commit of {source.path}")
         if step.stage.name == "distill":
-            lines += _incomplete_sets(DistillConfig.model_validate(section["distill"]))
+            for prompt_set in DistillConfig.model_validate(section["distill"]).prompt_sets:
+                try:
+                    check_prompt_set(prompt_set)
+                except ConfigError as error:
+                    lines.append(str(error))
         if step.stage.name == "evaluate" and not os.environ.get("HF_TOKEN"):
             benchmarks = EvaluateConfig.model_validate(section["evaluate"]).benchmarks
             gated = [b.name for b in benchmarks if b.name in BENCHMARKS and BENCHMARKS[b.name].gated]
@@ -67,7 +74,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
 
 
 def missing_webhook(operation: OperationConfig) -> list[str]:
-    """A line if messages are wanted and the address to send them to is not there."""
+    """A line if `operation.notify` names an environment variable that is not set."""
     variable = operation.notify
     if not variable or os.environ.get(variable):
         return []
@@ -75,13 +82,13 @@ def missing_webhook(operation: OperationConfig) -> list[str]:
 
 
 def has_prompt_files(step: Step) -> bool:
-    """Whether the step reads prompt sets from files, whose rows are worth counting before it is its turn."""
+    """Whether the step reads prompt sets from files, whose rows can be counted before the run starts."""
     sets = (step.section.get("distill") or {}).get("prompt_sets", ())
     return any(prompt_set["source"] != "wikipedia" for prompt_set in sets)
 
 
 def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
-    """Raise `ConfigError` if a distillation asks more prompts of a set than it has rows, by the Hub's own counts.
+    """Raise `ConfigError` if a distillation needs more prompts of a set than it has rows (for the Hub: by its counts).
 
     Returns a line for each set whose rows cannot be counted now.
     """
@@ -94,7 +101,7 @@ def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
         hub_error = None
         if any(prompt_set.source == "hub" for prompt_set in config.prompt_sets):
             hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-            hub_error = _connection_error(hub)  # the clients would try for two minutes
+            hub_error = _connection_error(hub)  # checked first, because the Hub's client retries for two minutes
             lines += [f"rows of the prompt sets not counted: {hub} does not answer ({hub_error})"] if hub_error else []
         with tempfile.TemporaryDirectory() as folder:
             for prompt_set in config.prompt_sets:
@@ -108,8 +115,8 @@ def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
 
 
 def price_differences(steps: Sequence[Step]) -> list[str]:
-    """A line for each endpoint whose configured prices are not those that its vendor lists."""
-    from genai_prices import Usage, __version__, calc_price  # 0.3 s of processor time, for paid endpoints alone
+    """A line for each endpoint whose configured prices differ from the vendor's list (package genai-prices)."""
+    from genai_prices import Usage, __version__, calc_price  # takes 0.3 s to import
 
     lines = []
     million = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
@@ -121,7 +128,7 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
                 listed = calc_price(million, endpoint.model, provider_id="mistral")
             else:
                 listed = calc_price(million, endpoint.model, provider_api_url=endpoint.url)
-        except LookupError:  # a server of one's own, or a model that the list does not have
+        except LookupError:  # a private server, or a model that is not listed
             continue
         configured = (endpoint.dollars_per_million_in, endpoint.dollars_per_million_out)
         prices = (float(listed.input_price), float(listed.output_price))
@@ -135,22 +142,13 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
 
 
 def endpoints_of(steps: Iterable[Step]) -> dict[str, EndpointConfig]:
-    """The endpoints that the steps may ask, those that replace others included."""
+    """The endpoints that the steps may call, fallbacks included."""
     sections = [step.section.get("endpoints", {}) for step in steps]
     return {name: EndpointConfig.model_validate(e) for endpoints in sections for name, e in endpoints.items()}
 
 
-def _incomplete_sets(config: DistillConfig) -> list[str]:
-    lines = []
-    for prompt_set in config.prompt_sets:
-        try:
-            check_prompt_set(prompt_set)
-        except ConfigError as error:
-            lines.append(str(error))
-    return lines
-
-
 def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
+    """A line for each address where no server accepts a connection."""
     addresses = list(addresses)
     with ThreadPoolExecutor(8) as threads:
         errors = threads.map(lambda address: _connection_error(address[1]), addresses)
@@ -162,7 +160,7 @@ def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
 
 
 def _connection_error(url: str) -> str | None:
-    """Why no connection to the server can be opened; None if it can, or if a proxy would open it."""
+    """The error of opening a connection to the server; None if it succeeds, or if a proxy would open it."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in getproxies() and not proxy_bypass(host):

@@ -1,4 +1,4 @@
-"""`nautile run`: the pipeline in this process, shown step by step, with a plain account of whatever stops it."""
+"""`nautile run`: run the pipeline in this process, show the progress of each step, and explain failures."""
 
 import logging
 import os
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProgressListener:
-    """Passes what stages report on to the run's progress and its view."""
+    """Callback that passes progress updates of stages to the run's progress and its view."""
 
     progress: RunProgress
     view: LiveView | LogView
-    undelivered: Counter[str] = field(default_factory=Counter)  # measurements that sinks did not take, by step
-    reasons: bool = True  # show why a step failed; False where the command then prints it, of its only step
+    undelivered: Counter[str] = field(default_factory=Counter)  # step -> measurements that telemetry sinks refused
+    reasons: bool = True  # show why a step failed; False if the command itself prints it
 
     def __call__(self, update: StageUpdate) -> None:
         if update.label not in self.progress.steps:
@@ -74,10 +74,10 @@ def run(
     base: RunConfig | None = None,
     name: str | None = None,
 ) -> int:
-    """Run it, print how it went, and return the exit code. `argument`, `base`: see `prepare_run`.
+    """Run the pipeline, print its progress and result, and return the exit code. `argument`, `base`: `prepare_run`.
 
-    `name`: what the run is called; by default the configuration's. Raises `ConfigError` for what is wrong before
-    anything has started.
+    `name`: the name of the run, by default that of the configuration. Raises `ConfigError` for errors that are
+    detected before anything starts.
     """
     store = open_store()
     try:
@@ -86,6 +86,7 @@ def run(
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
+    # Everything printed before the live view starts: changed settings, expected cost, what is not configured.
     if prepared.changes:
         out.print(Text(f"changes {describe_changes(prepared.changes)}"), soft_wrap=True)
     print_forecast(out, prepared, store)
@@ -105,9 +106,9 @@ def run(
     unsubscribe = subscribe(listener)
     try:
         with terminable(), view, prefect_server.prefect_api():
-            # After an embedded server has been started, which keeps its priority.
+            # Only after the start of an embedded server, which must keep its priority.
             give_way(config.launch.niceness)
-            # Prefect reads its settings as it is imported: only now are they all set.
+            # Prefect reads its settings at import, and only now are they all set.
             with collector_paused():
                 from prefect import tags
 
@@ -131,7 +132,7 @@ def run(
     except (KeyboardInterrupt, SystemExit):
         labels = [step.label for step in progress.steps.values() if step.state in ("running", "cancelled")]
         where = f" in {', '.join(labels)}" if labels else ""
-        err.print(Text(f"stopped{where}; its processes are ended and what was finished is kept."), soft_wrap=True)
+        err.print(Text(f"stopped{where}; all processes have ended, finished work is kept."), soft_wrap=True)
         err.print(Text(f"Continue with: {prepared.resume_command(next(iter(labels), None))}"), soft_wrap=True)
         return ExitCode.INTERRUPTED
     finally:
@@ -142,7 +143,7 @@ def run(
         for label, error in failures.items():
             print_failure(err, label, error, prepared, log_file)
         if left := [step.label for step in progress.steps.values() if step.state == "waiting"]:
-            err.print(Text(f"not started, for they need what failed: {', '.join(left)}"), soft_wrap=True)
+            err.print(Text(f"not started, because they need a failed step: {', '.join(left)}"), soft_wrap=True)
         return min(map(exit_code, failures.values()))
     out.print()
     out.print(summary_table(progress))
@@ -154,41 +155,41 @@ def run(
 
 
 def exit_code(cause: BaseException | None) -> ExitCode:
-    """BAD_INPUT for what the operator must correct (configuration, a teacher that does not answer), else FAILED.
+    """BAD_INPUT for what the operator must correct (configuration, an endpoint that does not answer), else FAILED.
 
-    Of several failures the lowest code counts: a crash is the graver news.
+    After several failures a run exits with the lowest code, so that a crash is not hidden by a wrong setting.
     """
     return ExitCode.BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else ExitCode.FAILED
 
 
 def with_config(message: str, argument: str) -> str:
-    """Put the configuration's name into the commands of a message of the store, which does not know it."""
+    """Replace the placeholder CONFIG in commands of an error message; the store does not know the configuration."""
     return message.replace("nautile run CONFIG ", f"nautile run {argument} ")
 
 
 def undelivered_line(points: int, telemetry: TelemetryConfig) -> str:
-    """What the end of a run says about measurements that its sinks did not take."""
+    """The closing line about measurements that the telemetry sinks did not accept."""
     sinks = [name for name in ("tensorboard", "otlp", "mlflow", "trackio", "wandb") if getattr(telemetry, name)]
     return f"telemetry ({', '.join(sinks)}): {points:,} measurements were not delivered; the store has them"
 
 
 def reason_of(update: StageUpdate) -> str:
-    """Why a step failed, in one line: without the path and the lines of its log, which the closing account prints."""
+    """Why a step failed, in one line. `print_failure` prints the path and the last lines of its log later."""
     lines = visible(update.reason).splitlines()
     return lines[0] if lines else ""
 
 
 def print_forecast(out: Console, run: PreparedRun, store: Store) -> None:
-    """Print what the run's calls to paid endpoints will cost and what they still need, if it makes any."""
+    """Print the expected cost of the run's calls to paid endpoints, and their missing settings."""
     paid = [step for step in run.steps if asks_paid_endpoints(step)]
     if to_make := [step for step in paid if run.selection.force or not is_in_store(store, step)]:
         out.print(Text("\n".join(forecast_lines(forecast_calls(to_make, store)))), soft_wrap=True)
         if missing := missing_settings(to_make):
-            out.print(Text("\n  ".join(["still to be set before they are asked:", *missing])), soft_wrap=True)
+            out.print(Text("\n  ".join(["settings that these endpoints still need:", *missing])), soft_wrap=True)
 
 
 def print_failure(err: Console, label: str, cause: BaseException | None, run: PreparedRun, log_file: Path) -> None:
-    """Print which step failed, why, what to do, and the resume command. A crash carries the last lines of its log."""
+    """Print which step failed, why, what to do, and the resume command. A crash includes the last lines of its log."""
     why = with_config(visible(str(cause)), run.argument)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
     err.print(Text(advice(cause)), soft_wrap=True)
@@ -198,7 +199,7 @@ def print_failure(err: Console, label: str, cause: BaseException | None, run: Pr
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does: children ended, states recorded, the resume command printed."""
+    """Handle SIGTERM like Ctrl-C: end child processes, record states, print the resume command."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""How a run stands, step by step: its plan, the attempts at it, what waits for an answer, and the time that is left.
+"""The state of a run, step by step: its plan, its attempts, open approval questions, and the time left.
 
-The terminal and the dashboard show this. Everything is read from the catalog and small files, so a page may ask for it
-every few seconds, and no process of the run has to be alive.
+The terminal and the dashboard show it. Everything is read from the catalog and small files, so that a page can reload
+it every few seconds, also after the processes of the run have ended.
 """
 
 import json
@@ -19,12 +19,12 @@ from store.events import read_live
 from store.manifest import host
 from tasks.engine.staging import read_retry_note
 
-Ask = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
+Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
-AT_WORK = ("running", "waiting")
+LIVE = ("running", "waiting")
 
-# The newest start of each run that is a pipeline's, and what its attempts came to, newest first: a run of before there
-# were plans is one with several steps, so that an estimate or a single use of a model is none. (limit)
+# Pipeline runs, newest first: the newest start of each, with the counts of its steps by state. Old runs have no row in
+# `plans`; they are included if they have several steps, which single uses of a model do not have. (limit)
 RUNS = """
 WITH latest AS (
     SELECT * FROM runs WHERE run IS NOT NULL
@@ -45,8 +45,8 @@ FROM begun b FULL JOIN plan p USING (run) WHERE p.run IS NOT NULL OR b.stages > 
 """
 # The newest start of a run. (run)
 PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
-# The last attempt at each step of a run, its times, and the calls of its execution. What this run made itself before it
-# was retried counts as done, not as reused. (run)
+# The last attempt at each step of a run, its times, and the endpoint calls of its execution. A step that the run itself
+# executed and then reused after a retry counts as done, not as reused. (run)
 STEPS = """
 WITH spent AS (
     SELECT execution, sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
@@ -65,28 +65,28 @@ SELECT m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.started, m.en
 FROM own m JOIN tries t USING (label) LEFT JOIN spent s USING (execution)
 QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.started DESC, m.time DESC) = 1 ORDER BY t.begun, m.label
 """
-# How long each step took the last time that it was made, preferably of this configuration. (config)
+# How long each step took at its last complete execution, preferably with this configuration. (config)
 LAST_TIMES = """
 SELECT label, arg_max(seconds, (config IS NOT DISTINCT FROM ?, ended)) AS seconds FROM (
     SELECT label, config, execution, sum(seconds) AS seconds, max(ended) AS ended FROM runs
     WHERE NOT coalesce(reused, false) GROUP BY ALL HAVING bool_or(state = 'done'))
 GROUP BY label
 """
-# Which executions read the outputs of which, for a run without a plan. (executions)
+# Pairs of executions where one reads an output of the other, for a run without a plan. (executions)
 READS = """
 SELECT DISTINCT a.execution AS reader, i.execution AS producer FROM inputs i JOIN artifacts a ON a.id = i.artifact
 WHERE list_contains(?, a.execution)
 """
-# Keys that are in the store: a step with one of them will be reused. (keys)
-MADE_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_contains(?, key)"
+# Which of the keys are in the store: steps with these will be reused. (keys)
+STORED_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_contains(?, key)"
 
 
 @dataclass(frozen=True)
 class StepState:
-    """A step of a run as it stands.
+    """The state of a step of a run.
 
-    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, or left out of a run that ended.
-    `row`: its last attempt, empty before the first. Times are seconds, None while unknown.
+    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, or "left out" (the run ended before
+    it). `row`: the last attempt of `STEPS`, empty before the first. Times are in seconds, None while unknown.
     """
 
     label: str
@@ -96,36 +96,36 @@ class StepState:
     key: str = ""
     row: CatalogRow = field(default_factory=dict)
     note: str = ""  # why it waits, or what it is doing
-    elapsed_s: float | None = None  # of the attempt at work; of all attempts once it has ended
+    elapsed_s: float | None = None  # of the current attempt; of all attempts once the step has ended
     done: float | None = None
     total: float | None = None
     unit: str = ""
     left_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)  # the newest that a running step reported
-    expected_s: float | None = None  # what it took the last time; 0 if it will be reused
+    metrics: Mapping[str, float] = field(default_factory=dict)  # newest values of a running step
+    expected_s: float | None = None  # time of its last execution; 0 if it will be reused
 
     @property
     def share(self) -> float | None:
-        """0..1, None while unknown."""
+        """Completed share of the step, 0..1; None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as it stands: running, waiting (for an answer), done, failed, cancelled or interrupted."""
+    """The state of a run: running, waiting (for an approval), done, failed, cancelled or interrupted."""
 
     run: str
     config: str
     name: str
     state: str
     steps: tuple[StepState, ...]
-    question: Mapping[str, Any] | None = None  # the note of the question that it waits for
-    resume: str = ""  # the command that continues it
+    question: Mapping[str, Any] | None = None  # the note of the approval that it waits for
+    resume: str = ""  # the command that resumes it
     settings: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     begun: datetime | None = None
     ended: datetime | None = None  # None while it is live
-    changes: tuple[Change, ...] = ()  # what it changes in the configuration that its own builds on
+    changes: tuple[Change, ...] = ()  # differences from the configuration that the run's configuration extends
 
     @property
     def finished(self) -> int:
@@ -133,7 +133,7 @@ class RunState:
         return sum(step.state in FINISHED for step in self.steps)
 
     def share(self) -> float:
-        """How much of it is done, 0..1: steps weigh as they last took, or all alike while a time is not known."""
+        """Completed share of the run, 0..1. Steps are weighted by their last times, or equally if one is unknown."""
         shares = [1.0 if step.state in FINISHED else step.share or 0.0 for step in self.steps]
         times = [
             0.0 if step.state == "reused" else step.elapsed_s if step.state == "done" else step.expected_s
@@ -145,13 +145,14 @@ class RunState:
         return sum(map(operator.mul, weights, shares)) / sum(weights) if shares else 0.0
 
     def time_left(self) -> tuple[float, int] | None:
-        """Seconds until the end, and how many of the steps to come have no known time, which are left out of it.
+        """Seconds until the end, and the number of unfinished steps whose time is unknown and counted as 0.
 
-        The longest path through what is left, each step at what it took the last time; None unless it is running.
+        The critical path of the unfinished steps, each at the time of its last execution. None unless the run is
+        running.
         """
         if self.state != "running":
             return None
-        end: dict[str, float] = {}
+        end: dict[str, float] = {}  # label -> seconds until the step ends; `steps` lists producers first
         unknown = 0
         for step in self.steps:
             own = 0.0
@@ -166,61 +167,63 @@ class RunState:
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:
-    """The state of a run from its row of `RUNS`. `questions`: notes of the runs that wait, by run."""
+    """The state of a run from its row of `RUNS`. `questions`: run -> note, of the runs that wait for an approval."""
     if row["run"] in questions:
         return "waiting"
-    if row["state"] is None:  # a run of before there were plans: its attempts alone are known
+    if row["state"] is None:  # an old run without a row in `plans`: only its attempts are known
         attempts = (("running", "running"), ("failed", "failed"), ("stopped", "cancelled"))
         return next((state for column, state in attempts if row[column]), "done")
     if row["state"] == "suspended":
-        return "cancelled"  # nobody waits for its answer any more
+        return "cancelled"  # it was suspended for an approval, and its question is gone
+    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock.
     if row["state"] == "running" and row["host"] == host() and not store.run_lock(row["run"]).held_elsewhere():
         return "interrupted"
     return str(row["state"])
 
 
 def questions_by_run(store: Store) -> dict[str, dict[str, Any]]:
-    """The notes of the runs that wait for an answer, by run."""
+    """The notes of the runs that wait for an approval: run -> note."""
     return {note["run"]: note for note in waiting(store)}
 
 
 def run_state(
     store: Store,
-    ask: Ask,
+    query: Query,
     summary: CatalogRow,
     questions: Mapping[str, Any],
-    left: Callable[[str, float, float], float | None] | None = None,
+    time_left: Callable[[str, float, float], float | None] | None = None,
 ) -> RunState:
     """The state of the run whose row of `RUNS` is `summary`.
 
-    `left`: (key, done, total) -> seconds left of a step at work; where it knows none, the rate since the attempt began
-    counts.
+    `time_left`: (key, done, total) -> seconds left of a running step. Where it returns None, the average rate of the
+    attempt is used.
     """
     run = summary["run"]
     state = state_of(summary, store, questions)
-    plan = next(iter(ask(PLAN, run)), None)
-    rows = {row["label"]: row for row in ask(STEPS, run)}
-    planned = json.loads(plan["steps"] or "[]") if plan else _steps_of_attempts(ask, rows)
-    live = state in AT_WORK
-    expected = {row["label"]: row["seconds"] for row in ask(LAST_TIMES, summary["config"])} if live else {}
-    to_make = [step["key"] for step in planned if step["label"] not in rows]
-    made = {row["key"] for row in ask(MADE_KEYS, to_make)} if live and to_make else set()
+    plan = next(iter(query(PLAN, run)), None)
+    rows = {row["label"]: row for row in query(STEPS, run)}
+    planned = json.loads(plan["steps"] or "[]") if plan else _steps_of_attempts(query, rows)
+    live = state in LIVE
+    # Expected times matter only while the run is live: the last time of each step, 0 for one that will be reused.
+    expected = {row["label"]: row["seconds"] for row in query(LAST_TIMES, summary["config"])} if live else {}
+    keys_to_come = [step["key"] for step in planned if step["label"] not in rows]
+    stored = {row["key"] for row in query(STORED_KEYS, keys_to_come)} if live and keys_to_come else set()
     question = questions.get(run)
     steps = []
     for step in planned:
         row = rows.get(step["label"])
         fields: dict[str, Any] = {"after": tuple(step.get("after", ())), "key": step["key"]}
-        fields["expected_s"] = 0.0 if step["key"] in made else expected.get(step["label"])
-        # What an earlier start of the run did not finish will be tried again by this one.
-        again = row and plan and live and row["state"] not in FINISHED and row["started"] < plan["started"]
-        if row is None or again:
-            own = "coming" if live else "left out"
+        fields["expected_s"] = 0.0 if step["key"] in stored else expected.get(step["label"])
+        # This start of the run will retry a step that an earlier start did not finish.
+        to_retry = row and plan and live and row["state"] not in FINISHED and row["started"] < plan["started"]
+        if row is None or to_retry:
+            step_state = "coming" if live else "left out"
         else:
-            own, more = _attempted(store, row, state, left)
-            fields |= more
+            step_state, attempt_fields = _attempt_state(store, row, state, time_left)
+            fields |= attempt_fields
         if question and question["label"] == step["label"]:
-            own, fields["note"] = "waiting", "for an answer"
-        steps.append(StepState(step["label"], step["stage"], own, **fields))
+            step_state, fields["note"] = "waiting", "for an answer"
+        steps.append(StepState(step["label"], step["stage"], step_state, **fields))
     return RunState(
         run,
         summary["config"] or "",
@@ -237,29 +240,30 @@ def run_state(
     )
 
 
-def _steps_of_attempts(ask: Ask, rows: Mapping[str, CatalogRow]) -> list[dict[str, Any]]:
-    """The steps that were begun, in the form of a plan's."""
+def _steps_of_attempts(query: Query, rows: Mapping[str, CatalogRow]) -> list[dict[str, Any]]:
+    """The steps of a run without a plan, from its attempts, in the form of `plans.steps`."""
     labels = {row["execution"]: label for label, row in rows.items() if row["execution"]}
     after: dict[str, list[str]] = {label: [] for label in rows}
-    for read in ask(READS, list(labels)) if labels else ():
-        if read["producer"] in labels:
-            after[labels[read["reader"]]].append(labels[read["producer"]])
+    for pair in query(READS, list(labels)) if labels else ():
+        if pair["producer"] in labels:
+            after[labels[pair["reader"]]].append(labels[pair["producer"]])
     return [
         {"label": label, "stage": row["stage"], "key": row["key"], "after": after[label]} for label, row in rows.items()
     ]
 
 
-def _attempted(
-    store: Store, row: CatalogRow, run: str, left: Callable[[str, float, float], float | None] | None
+def _attempt_state(
+    store: Store, row: CatalogRow, run_state: str, time_left: Callable[[str, float, float], float | None] | None
 ) -> tuple[str, dict[str, Any]]:
-    """The state of a step that was begun, and the fields of its `StepState` that follow from its attempts."""
+    """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
     staging = store.root / "staging" / row["key"]  # not `Store.staging`, which would create the folder
-    if row["state"] == "failed" and run in AT_WORK and (note := read_retry_note(staging)):
+    if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
     if row["state"] != "running":
         return str(row["state"]), {"row": row, "elapsed_s": None if row["reused"] else row["seconds"]}
-    if run in ("interrupted", "cancelled", "failed"):
+    if run_state in ("interrupted", "cancelled", "failed"):
         return "interrupted", {"row": row}
+    # A running step: its progress is in live.json, which its process rewrites every few seconds.
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["started"]).total_seconds()
     live = read_live(staging / "live.json")
     fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
@@ -267,12 +271,13 @@ def _attempted(
     done, total = live.get("done"), live.get("total")
     if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
         fields |= {"done": done, "total": total}
-        fields["left_s"] = left(row["key"], done, total) if left else None
+        fields["left_s"] = time_left(row["key"], done, total) if time_left else None
+        # After a resume, `done` includes work of earlier attempts, so the rate of this attempt is not known.
         if fields["left_s"] is None and done > 0 and row["attempts"] == 1:
             fields["left_s"] = elapsed * (total - done) / done
     return "running", fields
 
 
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:
-    """The run that is shown when none is named: the newest that has begun a step, else the newest."""
+    """The run to show by default: the newest that has begun a step, else the newest."""
     return next((row for row in summaries if row["stages"]), summaries[0] if summaries else None)

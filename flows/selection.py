@@ -1,4 +1,4 @@
-"""Which steps a run does, where the inputs of those come from when the rest is not run, and how to resume it."""
+"""The steps that a run executes (`--from`, `--until`, `--only`), their inputs from the store, the resume command."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from tasks.engine.ray_cluster import check_hosts
 class Selection(Section):
     """Which steps of the DAG to run, by stage (`evaluate`) or by label (`evaluate:align`). Empty: all of them.
 
-    `force` runs them again, with the replies that are paid for; `ask_again` has them pay for new ones.
+    `force` runs them again with the stored replies of endpoints; `ask_again` requests new replies, which cost again.
     """
 
     first: str | None = None
@@ -33,24 +33,25 @@ class Selection(Section):
     ask_again: bool = False
 
     def options(self, stopped_at: str | None = None) -> str:
-        """The options of `nautile run` that resume this selection after it stopped at a step.
+        """The options of `nautile run` that resume this selection after it stopped at step `stopped_at`.
 
-        A forced run resumes from that step, so that what it has just written is not written again.
+        A forced run resumes from that step: the steps before it have just been written and need no second execution.
         """
         first = stopped_at if self.force and not self.only and stopped_at else self.first
-        given = (("--from", first), ("--until", self.last), ("--only", self.only))
+        stages = (("--from", first), ("--until", self.last), ("--only", self.only))
         flags = (("--force", self.force), ("--ask-again", self.ask_again))
-        return "".join(f" {option} {value}" for option, value in given if value) + "".join(
+        return "".join(f" {option} {stage}" for option, stage in stages if stage) + "".join(
             f" {flag}" for flag, is_set in flags if is_set
         )
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose selection and inputs have been checked: its steps in order, and what they read of others.
+    """A run whose selection and inputs have been checked.
 
-    `argument`: the configuration as the operator named it and what was set, as words of a shell, for printed commands.
-    `changes`: what the run changes in the configuration that its own builds on.
+    `argument`: the configuration and its `--set` options, quoted for a shell, for the commands that are printed.
+    `steps`: what to run, in order. `inputs`: outputs of other steps, which are read from the store.
+    `changes`: differences from the configuration that this run's configuration extends.
     """
 
     argument: str
@@ -60,8 +61,9 @@ class PreparedRun:
     changes: Sequence[Change] = ()
 
     def resume_command(self, stopped_at: str | None = None) -> str:
-        """The shell command that resumes the run, as it works from the current folder."""
+        """The shell command that resumes the run from the current folder."""
         program = Path(sys.argv[0])
+        # A `nautile` that is not on PATH, as in a virtual environment that is not active, is named by its path.
         if os.access(program, os.X_OK) and str(program.parent) not in os.environ.get("PATH", "").split(os.pathsep):
             path = program.absolute()
             name = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -73,12 +75,12 @@ class PreparedRun:
 def prepare_run(
     config: RunConfig, selection: Selection, store: Store, argument: str = "", base: RunConfig | None = None
 ) -> PreparedRun:
-    """Build the DAG once and check the selection and its inputs, before anything runs.
+    """Build the DAG and check the selection and its inputs, before anything runs.
 
-    `base`: what the configuration builds on (`configs.load.load_base`), by which the run says what it changes.
+    `base`: the configuration that `config` extends (`configs.load.load_base`); the run records the differences.
 
-    Raises `ConfigError` for a name that fits no step, an input that is not in the store, or a bad row in a file of
-    problems.
+    Raises `ConfigError` for a name that matches no step, an input that is not in the store, or an invalid row in a
+    file of RL problems.
     """
     argument = argument or shlex.quote(config.name)
     store.refresh()
@@ -100,9 +102,9 @@ def prepare_run(
 
 
 def check_ray_hosts(store: Store, launch: LaunchConfig, run: PreparedRun) -> None:
-    """Raise `ConfigError` if the Ray cluster has not the hosts for a stage of several processes that the run does."""
-    several = [s for s in run.steps if launch.on_ray and s.stage.multihost and s.stage.name in launch.stages]
-    for step in several:
+    """Raise `ConfigError` if the Ray cluster has too few hosts for a multi-process stage of the run."""
+    multihost = [s for s in run.steps if launch.on_ray and s.stage.multihost and s.stage.name in launch.stages]
+    for step in multihost:
         if run.selection.force or not is_in_store(store, step):
             check_hosts(launch, step.stage.name)
 
@@ -116,11 +118,11 @@ def is_in_store(store: Store, step: Step) -> bool:
 
 
 def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
-    """Labels of the steps that `selection` picks. Raises `ConfigError` for a name that fits none."""
+    """Labels of the steps in `selection`. Raises `ConfigError` for a name that matches no step."""
     if selection.only and (selection.first or selection.last):
         raise ConfigError("--only cannot be combined with --from or --until")
     if selection.ask_again and not selection.force:
-        raise ConfigError("--ask-again needs --force: a step that is reused asks nothing")
+        raise ConfigError("--ask-again needs --force: a step that is reused sends no requests")
     labels = [step.label for step in dag]
     if selection.only:
         return set(_matching(dag, selection.only, "--only"))
@@ -132,10 +134,10 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
 
 
 def outside_inputs(store: Store, dag: Sequence[Step], chosen: set[str], argument: str) -> set[Need]:
-    """What the chosen steps read of the others, which must be in the store under the DAG's keys.
+    """The inputs that the chosen steps read from steps that are not chosen; all must be in the store.
 
-    Raises `ConfigError` naming the first that is missing and the command that makes it; `argument` is the
-    configuration in that command.
+    Raises `ConfigError` with the first missing input and the command that makes it. `argument` is the configuration in
+    that command.
     """
     needs: set[Need] = set()
     for step in dag:
@@ -153,7 +155,7 @@ def outside_inputs(store: Store, dag: Sequence[Step], chosen: set[str], argument
 
 
 def _matching(dag: Sequence[Step], name: str, option: str) -> list[str]:
-    """Labels of the steps whose label or stage is `name`."""
+    """Labels of the steps whose label or stage is `name`. Raises `ConfigError`, with a guess, if there are none."""
     labels = [step.label for step in dag if name in (step.stage.name, step.label)]
     if labels:
         return labels

@@ -1,4 +1,4 @@
-"""`nautile store snapshot`: publish a saved step of an unfinished pretraining, for another to begin from."""
+"""`nautile store snapshot`: publish a saved step of an unfinished pretraining as a checkpoint to start others from."""
 
 import uuid
 
@@ -12,16 +12,16 @@ from tasks.snapshot import snapshot
 
 
 def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:
-    """The checkpoint of step `step` (None: the newest) that the pretraining of `config` has saved.
+    """Publish the checkpoint of training step `step` (None: the newest) that the pretraining of `config` has saved.
 
-    Raises `ConfigError` if that step is not saved, naming those that are.
+    Raises `ConfigError`, with the saved steps, if that step is not saved.
     """
     [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
     folder = store.root / "staging" / pretrain.key / "scratch" / "checkpoints" / "steps"
     saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
     if not saved or step not in (None, *saved):
-        there = f"it has {', '.join(map(str, saved))}" if saved else "it has none: it is finished, or has not saved yet"
-        raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {there}")
+        available = f"it has {', '.join(map(str, saved))}" if saved else "it is finished, or has not saved any yet"
+        raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {available}")
     number = step or saved[-1]
     context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
     outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, pretrain.inputs, context)

@@ -1,4 +1,4 @@
-"""A flow for each stage, for deployments, apart from the pipeline's, which `nautile run` needs alone."""
+"""Prefect flows that run one stage each, for deployments. `nautile run` uses only the pipeline's flow."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from flows.selection import Selection
 
 
 def stage_flow(stage: str) -> Flow[Any, Outputs | State[Any]]:
-    """A flow that runs one stage wherever the pipeline uses it, with the same keys and the same reuse.
+    """A flow that runs all steps of one stage, with the same keys and reuse as in the pipeline.
 
-    What the stage reads must be in the store already.
+    The inputs of the stage must be in the store.
     """
 
     def rerun(

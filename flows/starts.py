@@ -1,4 +1,4 @@
-"""The DAG of a configuration in a store: which checkpoint each step with a `start` begins from, and the keys."""
+"""The DAG of a configuration in a store, with the stored checkpoints that `start` settings refer to."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,15 +11,15 @@ from store.artifacts import Artifact, Store
 
 
 def dag_in(store: Store, config: RunConfig) -> list[Step]:
-    """The steps of `config` with the keys that they have in `store`. Raises as `resolve_starts` and `build_dag`."""
+    """The steps of `config` with their keys in `store`. Raises like `resolve_starts` and `build_dag`."""
     return build_dag(resolve_starts(config, store), memory=store.digest_memory)
 
 
 def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
-    """`config` with every `start` replaced by the full id of the checkpoint that it means in `store`.
+    """`config` with every `start` replaced by the full id of the checkpoint that it refers to in `store`.
 
-    Raises `ConfigError` for an unknown or ambiguous id, something that is no checkpoint, and a pretraining that would
-    begin from a model of another shape or tokenizer.
+    Raises `ConfigError` for an unknown or ambiguous id, an artifact that is not a checkpoint, and a pretraining that
+    would start from a model of another shape or tokenizer.
     """
     sections = {}
     for name in TRAINED:
@@ -27,32 +27,33 @@ def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
         if section.start is None:
             continue
         try:
-            # A checkpoint that this run makes would move the key of the step, and a resumed run would begin elsewhere.
-            artifact = checkpoint_named(store, section.start, made_here=TRAINED[TRAINED.index(name) :])
+            # Checkpoints of this run are excluded: they would change the key of the step when the run is resumed.
+            artifact = checkpoint_named(store, section.start, own_labels=TRAINED[TRAINED.index(name) :])
         except ConfigError as error:
             raise ConfigError(f"{name}.start: {error}") from None
-        if name == "pretrain" and store.has_files(artifact):  # else the stage compares, once it is fetched
+        if name == "pretrain" and store.has_files(artifact):  # else the stage checks it after fetching the files
             refuse_other_shape(artifact.folder, artifact.id, config.model, config.tokenizer)
         sections[name] = section.model_copy(update={"start": artifact.full_id})
     return config.model_copy(update=sections) if sections else config
 
 
-def checkpoint_named(store: Store, start: str, made_here: Sequence[str]) -> Artifact:
-    """The checkpoint that a `start` means; "newest" passes over those of the labels `made_here`.
+def checkpoint_named(store: Store, start: str, own_labels: Sequence[str]) -> Artifact:
+    """The checkpoint that a `start` refers to: an id, `newest` or `newest:LABEL`.
 
-    Raises `ConfigError` for an unknown or ambiguous id, and where there is no such checkpoint.
+    `newest` skips checkpoints of `own_labels`, the labels that the run itself writes. Raises `ConfigError` for an
+    unknown or ambiguous id, and if there is no such checkpoint.
     """
     newest, _, label = start.partition(":")
     if newest != "newest":
         return store.get(start)
-    if label in made_here:
+    if label in own_labels:
         raise ConfigError(f"this run makes a checkpoint of {label} itself, so the newest changes: give an id")
 
-    def fits(manifest: Mapping[str, Any]) -> bool:
-        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in made_here
+    def matches(manifest: Mapping[str, Any]) -> bool:
+        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in own_labels
 
-    checkpoints = [artifact for artifact in store.list("checkpoint") if fits(artifact.manifest)]
+    checkpoints = [artifact for artifact in store.list("checkpoint") if matches(artifact.manifest)]
     if not checkpoints:
-        others = f" of {label}" if label else f", other than of {', '.join(made_here)}"
+        others = f" of {label}" if label else f", other than of {', '.join(own_labels)}"
         raise ConfigError(f"no checkpoint{others} in {store.location}: `nautile artifacts checkpoint` lists them")
     return checkpoints[-1]

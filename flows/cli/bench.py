@@ -1,7 +1,7 @@
-"""`nautile bench`: how fast a checkpoint or an export reads prompts and writes tokens here, and what it keeps.
+"""`nautile bench`: prefill and decoding speed of a checkpoint or an ONNX export on this machine, and its state size.
 
-Times are medians of three, after a first call that compiles. A prompt has half the context, at most 512 tokens; the
-first tokens are those that a stream would show first, four at once.
+Times are medians of three calls, after a warm-up call that compiles. A prompt has half the context, at most 512 tokens.
+The time to the first tokens covers the first `STRIDE` tokens, which decoding returns together.
 """
 
 import statistics
@@ -30,19 +30,19 @@ from model.weights.files import WEIGHTS
 STREAMS = (1, 8, 32)
 STATE_TOKENS = (1024, 4096, 16384, 65536)
 PROMPT = 512
-STRIDES = 4  # of tokens, that a measurement of decoding writes
-ROWS = 4  # prompts that are read together, as `nautile serve` does
+STRIDES = 4  # strides of tokens per measurement of decoding
+ROWS = 4  # prompts per prefill, as in `nautile serve`
 REPEATS = 3
 MIB = 2**20
 
 
 def bench(folders: Sequence[Path], streams: Sequence[int] = STREAMS) -> list[dict[str, Any]]:
-    """Measure what is in each folder: an ONNX export with onnxruntime, a checkpoint with JAX."""
+    """Measure the model in each folder: an ONNX export with onnxruntime, a checkpoint with JAX."""
     return [_measure(folder, streams) for folder in folders]
 
 
 def bench_view(results: Sequence[dict[str, Any]]) -> RenderableType:
-    """Speeds of all models, then the size of their state beside a transformer's."""
+    """Tables of the models' speeds, and of the size of their state compared with a transformer's."""
     speeds = text_table("model", "streams", "prefill tokens/s", "first tokens ms", "decode tokens/s")
     for result in results:
         for row in result["speeds"]:
@@ -58,7 +58,7 @@ def bench_view(results: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def state_sizes(config: ModelConfig, tokens: int) -> tuple[int, int]:
-    """Bytes that a stream keeps after so many tokens: of this model, and of one with attention in every layer."""
+    """Bytes of decoding state after `tokens` tokens: of this model, and of a model with attention in every layer."""
     sizes = state_bytes(config)
     fixed = sizes["sca_sums"] + sizes["convolution_history"]
     layers = config.sca_per_block + 1
@@ -68,7 +68,7 @@ def state_sizes(config: ModelConfig, tokens: int) -> tuple[int, int]:
 def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
     exported = is_onnx_export(folder)
     runtime = load_runtime("onnx" if exported else "jax", folder)
-    # An export computes in float32, and so keeps a float32 state.
+    # An export computes in float32, so its state is float32 as well.
     config = runtime.config.model_copy(update={"compute_dtype": "float32"}) if exported else runtime.config
     sizes = {str(tokens): [size / MIB for size in state_sizes(config, tokens)] for tokens in STATE_TOKENS}
     return {
@@ -85,11 +85,11 @@ def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
 
 
 def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
-    """Prefill of a few prompts, decoding in all slots together, and the time to the first token of one of them."""
+    """Speed of prefill (`ROWS` prompts) and of decoding (all slots in parallel), and one slot's first tokens."""
     slots.start()
     rows = min(ROWS, slots.count)
     tokens_RP = np.random.default_rng(0).integers(0, slots.config.vocabulary, (rows, length)).astype(np.int32)
-    # More tokens than are written here, so that no sample ends.
+    # The limit is higher than the number of measured tokens, so that no slot finishes early.
     request = DecodeRequest((0,), slots.config.context - length, temperature=0.0)
 
     def read(count: int) -> Any:
@@ -119,7 +119,7 @@ def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], None], before: Callable[[], None] = lambda: None) -> float:
-    """The median of three, after a first call that compiles; `before` each, something that is not timed."""
+    """Median seconds of `REPEATS` calls of `work`, after a warm-up call that compiles; `before` is not timed."""
     times = []
     for _ in range(1 + REPEATS):
         before()

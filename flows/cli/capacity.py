@@ -1,4 +1,4 @@
-"""`nautile plan`: run the stage `plan` on its own, outside of a pipeline run; or compare settings of the model."""
+"""`nautile plan`: run the stage `plan` outside of a pipeline run, or compare settings of the model (`--compare`)."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +27,15 @@ def plan_pretraining(
     largest: bool,
     show: Callable[[str], object],
 ) -> Path:
-    """The folder of the plan's artifact, made now or reused from an equal earlier request. `show` gets progress."""
+    """Make the artifact of a plan, or reuse that of an equal earlier request; returns its folder. `show`: progress."""
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
     store.refresh()
     config = resolve_starts(config, store)
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
-    rest = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
-    sections = {"plan": plan, "pretrain": pretrain, **rest}
+    others = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
+    sections = {"plan": plan, "pretrain": pretrain, **others}
     context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
 
     def on_update(update: StageUpdate) -> None:
@@ -45,7 +45,7 @@ def plan_pretraining(
     unsubscribe = subscribe(on_update)
     try:
         settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-        # A plan depends on operational fields, such as the mesh, which keys leave out.
+        # A plan also depends on operational fields such as the mesh, which keys leave out: add a hash of all fields.
         outputs = run_stage(plan_capacity, {**settings, "every_field": fingerprint(settings)}, {}, context)
     finally:
         unsubscribe()
@@ -60,10 +60,10 @@ def compare_settings(
     settings: Sequence[str],
     show: Callable[[str], object],
 ) -> list[dict[str, Any]]:
-    """One block compiled alone in several settings, for each of `topologies` (comma-separated); JSON data.
+    """Compile one block alone in several settings, for each of `topologies` (comma-separated); returns JSON data.
 
-    settings: mixing/chunk/remat; none: `model.capacity.speed.compare` chooses. Compilations are kept in the store, so
-    an interrupted comparison goes on where it stopped. Raises ConfigError for an unknown topology or setting.
+    `settings`: mixing/chunk/remat; if empty, `model.capacity.speed.compare` chooses them. Results are cached in the
+    store, so an interrupted comparison resumes. Raises `ConfigError` for an unknown topology or setting.
     """
     from model.capacity import topology
 
@@ -78,7 +78,7 @@ def compare_settings(
 
 
 def comparison_markdown(comparison: Mapping[str, Any]) -> str:
-    """The table of `compare_settings` for one topology, best setting first."""
+    """The comparison of one topology from `compare_settings` as Markdown, best setting first."""
     with_estimate = any(row.get("tokens_per_second_estimate") for row in comparison["settings"])
     rows = [_setting_cells(row, comparison["configured"]) for row in comparison["settings"]]
     by = "the compiler's estimate" if with_estimate else "the bound: this compiler estimates no time"
@@ -87,11 +87,11 @@ def comparison_markdown(comparison: Mapping[str, Any]) -> str:
         [
             f"# One block on {comparison['topology']}: {comparison['rows_per_chip']} rows of "
             f"{comparison['row_length']} tokens a chip",
-            f"Compiled alone, forward and backward; nothing is measured. Ordered by tokens/s after {by}. A chip: "
+            f"Compiled alone, forward and backward; nothing is measured. Ordered by tokens/s, from {by}. A chip: "
             + (f"{peak / 1e12:.0f} TFLOP/s, " if peak else "peak unknown, ")
             + f"{comparison['bandwidth'] / 1e9:,.0f} GB/s. Bound: FLOPs at that peak or bytes at that bandwidth, "
-            "whichever takes longer. XLA counts nothing of a Pallas kernel: its FLOPs, bytes and least time are added "
-            "by formula. Communication between chips is left out.",
+            "whichever takes longer. XLA does not count Pallas kernels: their FLOPs, bytes and minimum time are added "
+            "by formula. Communication between chips is not included.",
             markdown_table(_SETTING_COLUMNS, rows),
         ]
     )
@@ -104,14 +104,14 @@ _SETTING_COLUMNS = (
 
 
 def _setting_cells(row: Mapping[str, Any], configured: str) -> list[str]:
-    """One setting: the block's two programs together, then what follows for the whole model on all chips."""
+    """The cells of one setting: the block's forward and backward together, then the whole model on all chips."""
     name = row["setting"] + (" (configured)" if row["setting"] == configured else "")
     if "refused" in row:
         return [name, f"does not fit: {row['refused']}", *[""] * (len(_SETTING_COLUMNS) - 2)]
-    both = [row["programs"][part] for part in ("forward", "backward")]
+    programs = [row["programs"][part] for part in ("forward", "backward")]
 
     def total(field: str) -> float | None:
-        values = [program[field] for program in both]
+        values = [program[field] for program in programs]
         return None if None in values else sum(values)
 
     def milliseconds(field: str) -> str:
@@ -126,7 +126,7 @@ def _setting_cells(row: Mapping[str, Any], configured: str) -> list[str]:
         milliseconds("bound"),
         milliseconds("estimate"),
         milliseconds("kernels") if total("kernels_counted") else "",
-        f"{max(program['temporaries'] for program in both) / 2**30:.2f} GiB",
+        f"{max(program['temporaries'] for program in programs) / 2**30:.2f} GiB",
         f"{row['kept_by_all_blocks'] / 2**30:.2f} GiB",
         amount(row["tokens_per_second_bound"]),
         "no figure" if rate is None else amount(rate),

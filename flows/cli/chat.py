@@ -1,6 +1,6 @@
-"""`nautile chat`: ask a checkpoint questions, and print its reasoning and answer as they are generated.
+"""`nautile chat`: send questions to a checkpoint, and print its reasoning and answer while they are generated.
 
-Each question is a conversation of its own, because the model is trained on single turns (paper §3.2).
+Each question starts a new conversation, because the model is trained on single turns (paper §3.2).
 """
 
 import sys
@@ -27,7 +27,7 @@ from store.manifest import MANIFEST
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How to sample. `max_tokens` None: three quarters of the context, as in the reinforcement stages."""
+    """Sampling settings. `max_tokens` None: three quarters of the context, as in the RL stages."""
 
     max_tokens: int | None = None
     temperature: float = 0.7
@@ -47,11 +47,11 @@ class ChatAnswer:
     tokens: int = 0
     finished: bool = False
     seconds: float = field(default=0.0, compare=False)
-    first_seconds: float = field(default=0.0, compare=False)  # until the first tokens: the prompt, and compilation
+    first_seconds: float = field(default=0.0, compare=False)  # until the first tokens: prefill and compilation
     first_tokens: int = 0
 
     def speed(self) -> str:
-        """Tokens a second once it writes; empty if all came at once, for that would be no speed."""
+        """Decoding speed as text, without prefill; empty if all tokens arrived together, which gives no speed."""
         later, seconds = self.tokens - self.first_tokens, self.seconds - self.first_seconds
         return f", {amount(later / seconds)} tokens/s" if later > 0 and seconds > 0 else ""
 
@@ -79,9 +79,9 @@ class Chat:
         self._seed, self._questions = settings.seed, 0
 
     def ask(self, answer: ChatAnswer) -> Iterator[StreamedText]:
-        """Generate the reply to `answer.query`: yield text as it comes, and fill in `answer` at the end.
+        """Generate the reply to `answer.query`: yield text as it is generated, and fill in `answer` at the end.
 
-        Raises ConfigError if the question is longer than the context leaves room for.
+        Raises `ConfigError` if the question and `max_tokens` do not fit into the context.
         """
         prompt = encode_prompt(self._tokenizer, answer.query)
         if len(prompt) > self._sampler.prompt_length:
@@ -94,11 +94,11 @@ class Chat:
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)
         for completion in self._sampler.stream(prompt, (self._seed, self._questions)):
-            added = completion.ids[len(ids) :].tolist()
-            ids += added
+            new_ids = completion.ids[len(ids) :].tolist()  # a completion holds all tokens so far
+            ids += new_ids
             if not answer.first_tokens:
                 answer.first_tokens, answer.first_seconds = len(ids), time.perf_counter() - started
-            yield stream.write(added)
+            yield stream.write(new_ids)
         yield stream.finish()
         reply = parse_completion(self._tokenizer, ids)
         answer.thinking, answer.answer, answer.finished = reply.reasoning, reply.answer, reply.finished
@@ -106,29 +106,32 @@ class Chat:
 
 
 def heading(folder: Path, name: str) -> str:
-    """What a conversation is held with: the checkpoint's name, and for an artifact its step and when it was made."""
+    """The heading of a chat: the checkpoint's name, and for an artifact the step that made it and the time."""
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict):
         return name
-    made = datetime.fromisoformat(manifest["created"]).astimezone()
-    return f"{name}, made by {manifest['label']} on {made:%Y-%m-%d at %H:%M}"
+    created = datetime.fromisoformat(manifest["created"]).astimezone()
+    return f"{name}, made by {manifest['label']} on {created:%Y-%m-%d at %H:%M}"
 
 
-_HELP = """Type a question; each stands alone, for the model knows no conversations. Ctrl-C stops a reply.
+_HELP = """Type a question; each is answered without the previous ones. Ctrl-C stops a reply.
 /help  this text
 /exit  end the chat, as Ctrl-D does"""
 
 
 def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> None:
-    """Answer questions from standard input until it ends. Ctrl-C stops a reply, not the conversation.
+    """Answer questions from standard input until it ends. Ctrl-C stops a reply, not the chat.
 
-    On a terminal `/help` and `/exit` are commands. `name`: what the checkpoint is called (`heading`).
+    On a terminal `/help` and `/exit` are commands. `name`: the heading to print (`heading`).
     """
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401 - line editing for input()
 
-        console.print(f"{name}. Each question stands alone. Ctrl-C stops a reply, /exit ends the chat.", style="dim")
+        console.print(
+            f"{name}. Each question is answered without the previous ones. Ctrl-C stops a reply, /exit ends the chat.",
+            style="dim",
+        )
     while True:
         try:
             query = input("> " if interactive else "").strip()
@@ -151,7 +154,7 @@ def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> No
 
 
 def stream_answer(chat: Chat, query: str, console: Console, show_thinking: bool) -> None:
-    """Print one reply as it comes: the reasoning dim, the answer plain, then tokens and speed."""
+    """Print a reply while it is generated: dim reasoning, plain answer, then the number of tokens and the speed."""
     answer = ChatAnswer(query)
     previous: Part | None = None
     parts: tuple[Part, ...] = ("thinking", "answer") if show_thinking else ("answer",)
@@ -169,7 +172,7 @@ def stream_answer(chat: Chat, query: str, console: Console, show_thinking: bool)
 
 
 def answer_as_json(chat: Chat, query: str) -> dict[str, Any]:
-    """One reply as data: query, thinking, answer (None if the thinking did not end), tokens, finished, seconds."""
+    """A reply as JSON data: query, thinking, answer (None if the thinking did not end), tokens, finished, seconds."""
     answer = ChatAnswer(query)
     for _ in chat.ask(answer):
         pass

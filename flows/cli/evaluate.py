@@ -1,7 +1,7 @@
-"""`nautile evaluate`: ask a checkpoint or an export the held-out problems, alone or paired with another.
+"""`nautile evaluate`: evaluate a checkpoint or an export on held-out problems, alone or paired with a checkpoint.
 
-The problems are those of a configuration's `evaluate.held_out`, asked as the stage `evaluate` asks them; nothing is
-written to the store. Compared with `--against`, the result is added to the card of an ONNX export.
+The problems are those of a configuration's `evaluate.held_out`, with the prompts of the stage `evaluate`; nothing is
+written to the store. With `--against`, the comparison is added to the card of an ONNX export.
 """
 
 import tempfile
@@ -28,25 +28,26 @@ from model.exports.onnx.folder import add_measurement
 def evaluate_folder(
     folder: Path, runtime: str, against: Path | None, config: RunConfig, problems: int | None
 ) -> dict[str, Any]:
-    """The accuracy of what is in `folder`; `against` a checkpoint: the same problems asked of that, and the comparison.
+    """Evaluate the model in `folder`, and with `against` compare it with that checkpoint on the same problems.
 
-    problems: only so many of them. Raises ConfigError where the configuration has none, or a folder cannot be read.
+    `problems`: only the first so many. Raises `ConfigError` if the configuration has no held-out problems, or if a
+    folder is not readable.
     """
     if config.evaluate.held_out is None:
         raise ConfigError(f"configuration {config.name!r} has no `evaluate.held_out`: there are no problems to ask")
     items = held_out(config.evaluate.held_out, config.seed)[:problems]
-    name, rows = _ask(folder, runtime, config, items)
-    asked = [row for row in rows if row["left_out"] is None]
-    if not asked:
+    name, rows = _answer(folder, runtime, config, items)
+    answered = [row for row in rows if row["left_out"] is None]
+    if not answered:
         raise ConfigError(f"{folder}: all {len(rows)} problems are longer than evaluate.prompt_length")
-    correct = sum(bool(row["strict"]) for row in asked)
-    low, high = wilson(correct, len(asked))
+    correct = sum(bool(row["strict"]) for row in answered)
+    low, high = wilson(correct, len(answered))
     result: dict[str, Any] = {
-        "model": name, "problems": len(asked), "left_out": len(rows) - len(asked), "correct": correct,
-        "accuracy": correct / len(asked), "low": low, "high": high, "comparison": None,
+        "model": name, "problems": len(answered), "left_out": len(rows) - len(answered), "correct": correct,
+        "accuracy": correct / len(answered), "low": low, "high": high, "comparison": None,
     }  # fmt: skip
     if against is not None:
-        other, other_rows = _ask(against, "jax", config, items)
+        other, other_rows = _answer(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seed)}
         if runtime == "onnx":
             add_measurement(folder, _sentence(result, config.name))
@@ -54,7 +55,7 @@ def evaluate_folder(
 
 
 def evaluation_view(result: dict[str, Any]) -> RenderableType:
-    """The accuracy with its interval, and the comparison if there is one."""
+    """The accuracy with its confidence interval, and the comparison if there is one."""
     share = f"{100 * result['accuracy']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
     left_out = f", {result['left_out']} too long" if result["left_out"] else ""
     parts: list[RenderableType] = [
@@ -67,15 +68,17 @@ def evaluation_view(result: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _ask(folder: Path, runtime: str, config: RunConfig, items: Sequence[BenchmarkItem]) -> tuple[str, list[SampleRow]]:
-    """The model's name, and a row for each problem."""
+def _answer(
+    folder: Path, runtime: str, config: RunConfig, items: Sequence[BenchmarkItem]
+) -> tuple[str, list[SampleRow]]:
+    """Answer all problems with the model in `folder`: the model's name, and a row for each problem."""
     answerer = CheckpointAnswerer(folder, config.evaluate, config.tokenizer, runtime)
     with tempfile.TemporaryDirectory() as scratch:
         return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seed)
 
 
 def _sentence(result: dict[str, Any], config_name: str) -> str:
-    """What the card of an export says of the comparison."""
+    """The sentence about the comparison in the card of an export."""
     test = result["comparison"]["benchmarks"][HELD_OUT]
     return (
         f"{test['n']:,} held-out problems of `{config_name}`, greedy, strict: {100 * test['b']:.1f} % right, and "

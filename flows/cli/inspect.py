@@ -1,4 +1,4 @@
-"""The data behind the read commands and `nautile store`: rows for the terminal and for --json, nothing printed."""
+"""Data of the read commands (`status`, `artifacts`, `show` ...) and of `nautile store`: rows for tables and --json."""
 
 import json
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DE
 
 
 def status(store: Store, config: RunConfig) -> list[CatalogRow]:
-    """A row for each step of the configuration's DAG.
+    """The state of each step of the configuration's DAG, a row per step.
 
-    `state`: made, damaged (its manifest cannot be read; `verify` reads the files too), running, waiting (between two
-    attempts, or for an answer), interrupted (its work is kept), failed, or not made.
+    `state`: made, damaged (its manifest cannot be read; only `verify` checks the files), running, waiting (between two
+    attempts, or for an approval), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
-    asked = _asked(store)
+    approval_notes = _approval_notes(store)
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
     for step in dag_in(store, config):
@@ -46,12 +46,13 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         last_run = last.get(step.key, {})
         staging = store.root / "staging" / step.key
         live = read_json(staging / "live.json") or {}
+        # The order matters: a damaged or complete artifact counts more than what its staging folder says.
         state = "not made"
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
             state = "made"
-        elif note := asked.get(step.key):
+        elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
@@ -65,7 +66,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "state": state,
                 "key": step.key,
                 "artifacts": [artifact.id for artifact in artifacts],
-                "start": next((store.get(full_id).id for full_id in step.given.values()), None),
+                "start": next((store.get(full_id).id for full_id in step.stored_inputs.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),
@@ -75,20 +76,20 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     return rows
 
 
-def _asked(store: Store) -> dict[str, str]:
-    """Key of each step that waits for an answer -> how to answer."""
-    asked = {}
+def _approval_notes(store: Store) -> dict[str, str]:
+    """Key of each step that waits for an approval -> a note with the command that approves it."""
+    notes = {}
     for note in waiting(store):
         run = note["run"]
         plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
         steps = json.loads(plans[0]["steps"]) if plans else []
         command = f"for an answer: `nautile approve {run[:8]}` (`nautile status {run[:8]}` shows the question)"
-        asked |= {step["key"]: command for step in steps if step["label"] == note["label"]}
-    return asked
+        notes |= {step["key"]: command for step in steps if step["label"] == note["label"]}
+    return notes
 
 
 def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogRow]:
-    """A row for each artifact, oldest first."""
+    """The artifacts in the store, oldest first, a row each. `superseded`: include replaced ones."""
     store.refresh()
     artifacts = store.list(kind, superseded=superseded)
     if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
@@ -100,7 +101,7 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
 
 
 def show(store: Store, artifact_id: str) -> dict[str, Any]:
-    """The manifest with path, location (`at`) and damaged files; every byte is read."""
+    """The manifest of an artifact with its path, location (`at`) and damaged files; reads every byte."""
     store.refresh()
     artifact = store.get(artifact_id)
     return {
@@ -113,7 +114,7 @@ def show(store: Store, artifact_id: str) -> dict[str, Any]:
 
 
 def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
-    """The artifact and everything it was made from: `made` is the id of the artifact that read the row's."""
+    """The artifact and all artifacts it was made from; `made` is the id of the artifact that read this one."""
     columns = (
         "depth",
         "name",
@@ -133,15 +134,15 @@ def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
 
 
 def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of a read-only query over the catalog, which is brought up to date first."""
+    """Update the catalog and run a read-only query on it; returns its columns and rows."""
     return _catalog(store).select(query)
 
 
 def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dict[str, Any]:
-    """Read every byte of one artifact or of all, and compare it with its digest; `remote`: the remote copies too.
+    """Compare the files of one artifact or of all with their digests; `remote`: also the remote copies.
 
-    Returns `artifacts`: how many were checked; `damaged`: id -> names of its damaged files; `remedies`: id -> what to
-    do. An artifact whose manifest cannot be read counts as damaged.
+    Returns `artifacts`: the number of checked artifacts; `damaged`: id -> names of damaged files; `remedies`: id ->
+    what to do. An artifact whose manifest cannot be read counts as damaged.
     """
     store.refresh()
     if artifact_id:
@@ -161,6 +162,7 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
 
 
 def _remedy(store: Store, artifact_id: str) -> str:
+    """What to do about a damaged artifact, with the command."""
     try:
         artifact = store.get(artifact_id)
     except ConfigError:
@@ -169,7 +171,7 @@ def _remedy(store: Store, artifact_id: str) -> str:
         return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
     if artifact.manifest["stage"] == ADDED:
-        return "bring it in again: `nautile store add FOLDER`"
+        return "add it again: `nautile store add FOLDER`"
     if artifact.superseded:
         return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
     return f"run its stage again: `nautile run CONFIG --only {label} --force`"
@@ -183,7 +185,7 @@ def garbage(
     unfinished: Sequence[str] = (),
     replies: Sequence[str] = (),
 ) -> list[CatalogRow]:
-    """Remove what is not needed and update the catalog: a row for each path; `dry_run`: only list them."""
+    """Remove files that are not needed and update the catalog; returns a row per path. `dry_run`: only list them."""
     store.refresh()
     items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
@@ -194,9 +196,9 @@ def garbage(
 
 
 def add(store: Store, folder: Path, kind: str) -> CatalogRow:
-    """Bring a checkpoint's folder or an ONNX export into the store as an artifact; its row.
+    """Add a checkpoint's folder or an ONNX export to the store as an artifact; returns its row.
 
-    Raises `ConfigError` if it is none.
+    Raises `ConfigError` if the folder is not a valid checkpoint or export.
     """
     # Imports JAX, which the other commands do not need.
     from data.labelled.label_set import HEAD, LABELS
@@ -219,7 +221,7 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
-    """Send missing artifacts to the remote, or all files of one: a row for each artifact sent."""
+    """Send missing artifacts to the remote, or all files of one artifact; returns a row per artifact sent."""
     mirrored = _mirrored(store)
     if artifact_id is None:
         return [row_of(artifact) for artifact in mirrored.push_all()]
@@ -228,7 +230,7 @@ def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
 
 
 def fetch(store: Store, artifact_id: str) -> CatalogRow:
-    """Download an artifact's files from the remote; its row."""
+    """Download an artifact's files from the remote; returns its row."""
     mirrored = _mirrored(store)
     store.refresh()
     artifact = store.get(artifact_id)
@@ -237,7 +239,10 @@ def fetch(store: Store, artifact_id: str) -> CatalogRow:
 
 
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
-    """Write a table to the Parquet file `out`, or with table `all` each to `out/<table>.parquet`: table -> rows."""
+    """Write a table to the Parquet file `out`, or with table `all` each table to `out/<table>.parquet`.
+
+    Returns table -> number of rows.
+    """
     catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
@@ -252,7 +257,10 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
 
 
 def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
-    """The artifact of this kind that an id names, or the newest. Raises `ConfigError` if there is none."""
+    """The artifact with this id, which must be of this kind, or the newest of the kind.
+
+    Raises `ConfigError` if there is none.
+    """
     store.refresh()
     if artifact_id:
         artifact = store.get(artifact_id)
@@ -275,7 +283,7 @@ def checkpoint_folder(name: str | None) -> Path:
 
 
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
-    """The artifact of a checkpoint or an export, and its folder; None for a folder that is not in the store."""
+    """The artifact of a checkpoint or an export (None if its folder is not in the store), and its folder."""
     folder = named_or_newest(store, "export", name).path if name.startswith("export/") else checkpoint_folder(name)
     for kind in ("checkpoint", "export"):
         for _, key, number, path in store.folders(kind):
@@ -285,13 +293,13 @@ def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]
 
 
 def checkpoint_id(store: Store, name: str) -> str:
-    """The id of a checkpoint that is to be the input of a step; a folder outside the store is added to it first."""
+    """The full id of a checkpoint that a step will read. A folder outside the store is added to the store."""
     artifact, folder = checkpoint_artifact(store, name)
     return artifact.full_id if artifact else str(add(store, folder, "checkpoint")["id"])
 
 
 def _catalog(store: Store) -> Catalog:
-    """The catalog with everything that the event files and manifests hold now."""
+    """The catalog, updated from the event files and manifests. Raises `ConfigError` if there is no store."""
     store.refresh(events=True)
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
@@ -301,7 +309,7 @@ def _catalog(store: Store) -> Catalog:
 
 
 def row_of(artifact: Artifact) -> CatalogRow:
-    """The artifact as the read commands list it."""
+    """The row of an artifact in `nautile artifacts`."""
     return {
         "id": artifact.id,
         "stage": artifact.manifest["stage"],

@@ -1,7 +1,7 @@
 """The log files of a run's stages, for `nautile logs`.
 
-While a stage runs, its log is in its staging folder; when it ends, the log moves to the store's `logs/`. A reader that
-follows keeps the file open, so it misses nothing when the file moves.
+While a stage runs, its log is in its staging folder; when it ends, the log is moved to the store's `logs/`. `--follow`
+keeps the file open, so it misses nothing when the file is moved.
 """
 
 import codecs
@@ -19,8 +19,8 @@ from store.catalog import Catalog
 from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
-_BLOCK = 1 << 20
-# Newest first; estimates (`nautile plan`) after all others, so that none is what is shown by default.
+_BLOCK = 1 << 20  # bytes per read
+# Newest first, but plans (`nautile plan`) after all others, so that they are never the default.
 _RUNS = """
 SELECT run, max(r.started) AS begun, arg_max(p.name, p.started) AS name
 FROM runs r LEFT JOIN plans p USING (run) WHERE run IS NOT NULL
@@ -44,7 +44,7 @@ class LogFile:
     state: str
 
     def path(self, store: Store) -> Path | None:
-        """Where the log is now; None if there is none: the step ran no process, or a later attempt replaced it."""
+        """Where the log is now; None if the step ran no process, or if a later attempt replaced the log."""
         staging = store.root / "staging" / self.key
         record = read_json(staging / "execution.json")
         if isinstance(record, dict) and record.get("execution") == self.execution and (staging / "log.txt").is_file():
@@ -53,7 +53,7 @@ class LogFile:
         return finished if finished.is_file() else None
 
     def item_logs(self, store: Store) -> list[Path]:
-        """Logs of the work items in progress; each is appended to the stage's log when its item ends."""
+        """Logs of the work items in progress; each is appended to the stage's log when the item ends."""
         return item_logs(store.root / "staging" / self.key)
 
     def is_running(self, store: Store) -> bool:
@@ -62,7 +62,7 @@ class LogFile:
 
 
 def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
-    """The log of `stage` in `run`. Default: in the newest run, the running stage, else the last that did any work.
+    """The log of `stage` in `run`. Default: in the newest run, the running stage, else the last that was executed.
 
     Raises `ConfigError` if there is no such run or stage.
     """
@@ -78,7 +78,7 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
 
 
 def run_logs(store: Store, run: str) -> list[LogFile]:
-    """The last attempt of a run at each step, in the order in which they started."""
+    """The logs of the last attempts of a run at each step, in order of their start."""
     rows = Catalog(store).query(_STAGES, [run])
     return [LogFile(**{name: row[name] for name in LogFile.__dataclass_fields__}) for row in rows]
 
@@ -89,11 +89,11 @@ def last_lines(path: Path, lines: int) -> str:
 
 
 def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[tuple[LogFile, str]]:
-    """Yield text as it is written, with the log it is from, until the stage ends (`whole_run`: until the run does)."""
+    """Yield new text of the logs with its log, until the stage ends (`whole_run`: until the run ends)."""
     yield from _follow_stage(store, log, lines)
     followed = {log.label}
     while whole_run:
-        # Ask whether the run is alive first: a stage that ends between the two questions is then still shown.
+        # Check whether the run is alive before reading its stages, so that a stage that ends in between is not missed.
         alive = store.run_lock(log.run).held_elsewhere()
         Catalog(store).ingest()
         later = [other for other in run_logs(store, log.run) if other.label not in followed and other.state != "reused"]
@@ -127,7 +127,10 @@ def _tail(text: str, lines: int) -> str:
 
 
 def run_id(store: Store, run: str | None) -> str:
-    """The id of the run that is called `run` or whose id begins so, or of the newest run."""
+    """The id of the run whose name is `run` or whose id begins with it; None: of the newest run.
+
+    Raises `ConfigError` if there is no such run, or if several match.
+    """
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
@@ -137,6 +140,6 @@ def run_id(store: Store, run: str | None) -> str:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
         return next(iter(runs))
-    if named := run_named(run, runs):
-        return named
+    if matching_id := run_named(run, runs):
+        return matching_id
     raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in list(runs)[:8])}")

@@ -1,7 +1,7 @@
-"""The `nautile` command line: its commands in the order of `--help`, its error messages and exit codes.
+"""The `nautile` command line: its commands in the order of `--help`, error messages and exit codes.
 
-Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard error says what is wrong and how to
-fix it); 130 stopped by the operator. Each command imports what it needs itself, so that `--help` is instant.
+Exit codes: 0 success; 1 a stage failed; 2 invalid input (one line on standard error explains how to fix it); 130
+stopped by the operator. Each command imports its modules when it runs, so that `--help` is fast.
 """
 
 import atexit
@@ -48,7 +48,7 @@ from flows.cli.watch import logs, runs, status
 from flows.operate.secret_files import read_secret_files
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
-LONGEST_NAME = 100  # characters of a run's name
+LONGEST_NAME = 100  # characters in the name of a run
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")]
 
 
@@ -59,7 +59,7 @@ def run(
         typer.Option(
             "--from",
             metavar="STAGE",
-            help="Start here; read what comes before from the store.",
+            help="Start at this stage; read the outputs of earlier stages from the store.",
             autocompletion=complete_stage,
         ),
     ] = None,
@@ -82,22 +82,24 @@ def run(
     ask_again: Annotated[
         bool,
         typer.Option(
-            "--ask-again", help="With --force: pay for the replies of endpoints again, instead of reusing them."
+            "--ask-again", help="With --force: request replies of endpoints again and pay for them, instead of reuse."
         ),
     ] = False,
     settings: SetOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What the run is called. Default: its configuration.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the run. Default: its configuration.")
     ] = None,
 ) -> None:
-    """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
+    """Run the pipeline. Steps that are in the store are reused; interrupted steps resume."""
     from configs.load import load, load_base
 
     if name is not None and not (name == name.strip() and 0 < len(name) <= LONGEST_NAME):
-        raise ConfigError(f"--name: 1 to {LONGEST_NAME} characters, without spaces at its ends")
+        raise ConfigError(f"--name: a name has 1 to {LONGEST_NAME} characters and does not begin or end with a space")
     run_config, base = load(config, settings), load_base(config)
-    if "PREFECT_API_URL" in os.environ:  # else it starts a server, which keeps its priority
-        give_way(run_config.launch.niceness)  # before the imports, which take seconds
+    # Lower the priority before the imports, which take seconds; but not if the run starts an embedded Prefect server,
+    # which inherits the priority and must keep the normal one.
+    if "PREFECT_API_URL" in os.environ:
+        give_way(run_config.launch.niceness)
     from flows.run import run as run_pipeline
     from flows.selection import Selection
 
@@ -120,7 +122,7 @@ def artifacts(
 
 
 def show(artifact: IdArgument, as_json: Json = False) -> None:
-    """Show one artifact: its files, facts and inputs, and whether the files match their digests."""
+    """Show one artifact: its files, facts and inputs, and whether its files match their digests."""
     from flows.cli import inspect
     from flows.cli.tables import manifest_view
 
@@ -128,7 +130,7 @@ def show(artifact: IdArgument, as_json: Json = False) -> None:
 
 
 def lineage(artifact: IdArgument, as_json: Json = False) -> None:
-    """Show everything an artifact was made from, down to the token shards and the calls to teachers."""
+    """Show all artifacts that an artifact was made from, down to the token shards and the calls to teachers."""
     from flows.cli import inspect
     from flows.cli.tables import lineage_tree
 
@@ -144,7 +146,7 @@ def sql(
     ],
     as_json: Json = False,
 ) -> None:
-    """Query the catalog, read-only."""
+    """Query the catalog with SQL, read-only."""
     from flows.cli import inspect
     from flows.cli.tables import query_table
 
@@ -153,7 +155,7 @@ def sql(
 
 
 def params(config: ConfigArgument = "local", settings: SetOption = None, as_json: Json = False) -> None:
-    """Count the parameters of a configuration's model, by part, and the bytes that decoding keeps of a sequence."""
+    """Count the parameters of a configuration's model by part, and the bytes of decoding state per sequence."""
     from configs.load import load
     from flows.cli.tables import count_table
     from model.capacity.decoding_state import state_bytes
@@ -169,27 +171,27 @@ def chat(
     checkpoint: CheckpointArgument = None,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", metavar="TEXT", help="Answer this and exit. Default: read questions from stdin."),
+        typer.Option("--prompt", metavar="TEXT", help="Answer TEXT and exit. Default: read questions from stdin."),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens in a reply. Default: three quarters of the context.")
+        int | None, typer.Option(min=1, help="Maximum tokens in a reply. Default: three quarters of the context.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k most likely tokens; 0: among all.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: greedy decoding.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: from all.")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Sample among the most likely tokens whose probabilities add up to p.")
+        float, typer.Option(help="Sample from the most likely tokens whose probabilities add up to p.")
     ] = 1.0,
     thinking_budget: Annotated[
         int | None, typer.Option(min=0, help="End the reasoning after this many tokens.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and questions give the same replies.")] = 0,
     runtime: RuntimeOption = "jax",
-    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Show the answers only.")] = False,
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Show only the answers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print JSON.")] = False,
 ) -> None:
-    """Talk to a checkpoint. Its reasoning and its answer are shown as they are generated."""
+    """Chat with a checkpoint. Reasoning and answer are shown while they are generated."""
     if as_json and prompt is None:
-        raise ConfigError("--json needs --prompt: a conversation is printed as text only")
+        raise ConfigError("--json needs --prompt: an interactive chat prints text only")
     from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
     from flows.cli.inspect import checkpoint_folder
     from store.artifacts import checkpoint_name
@@ -213,12 +215,14 @@ def evaluate(
     runtime: RuntimeOption = "jax",
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="CHECKPOINT", help="Ask this one as well, in JAX, and test the difference."),
+        typer.Option(
+            "--against", metavar="CHECKPOINT", help="Also evaluate this checkpoint, in JAX, and test the difference."
+        ),
     ] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Ask only so many. Default: all.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Number of problems. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a checkpoint or an export the held-out problems; a comparison goes into an export's card."""
+    """Evaluate a checkpoint or an export on held-out problems; an export's card records its comparison (--against)."""
     from configs.load import load
     from flows.cli.evaluate import evaluate_folder, evaluation_view
     from flows.cli.inspect import checkpoint_folder
@@ -231,12 +235,14 @@ def evaluate(
 def bench(
     checkpoint: CheckpointRequired,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="MODEL", help="Measure this checkpoint or export as well.")
+        str | None, typer.Option("--against", metavar="MODEL", help="Also measure this checkpoint or export.")
     ] = None,
-    streams: Annotated[list[int] | None, typer.Option(min=1, help="Completions at once. Default: 1, 8 and 32.")] = None,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Parallel completions. Repeatable. Default: 1, 8 and 32.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast a checkpoint or an ONNX export reads and writes here, and the size of its state."""
+    """Measure prefill and decoding speed of a checkpoint or an ONNX export here, and the size of its state."""
     from flows.cli.bench import STREAMS, bench_view
     from flows.cli.bench import bench as measure
     from flows.cli.inspect import checkpoint_folder
@@ -253,13 +259,14 @@ def export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="nautile: our own; transformers: for Hugging Face libraries; onnx: for onnxruntime; web: a page.",
+            help="nautile: the project's own format; transformers: for Hugging Face libraries; onnx: for onnxruntime; "
+            "web: a web page with the model.",
         ),
     ] = "nautile",
     bits: Annotated[
         int | None,
         typer.Option(
-            help="With --format onnx or web: 32, 8 or 4 for a weight (with 4, sensitive parts keep 8). Default: 32."
+            help="With --format onnx or web: bits per weight, 32, 8 or 4 (with 4, sensitive parts use 8). Default: 32."
         ),
     ] = None,
     as_json: Json = False,
@@ -272,15 +279,15 @@ def export(
     from model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_}: is not one of {', '.join(FORMATS)}")
+        raise ConfigError(f"--format {format_}: not one of {', '.join(FORMATS)}")
     write = FORMATS[format_]
     if bits is not None:
         if format_ not in WITH_BITS:
-            raise ConfigError(f"--bits {bits}: goes with --format {' or '.join(WITH_BITS)}, not {format_}")
+            raise ConfigError(f"--bits {bits}: only for --format {' or '.join(WITH_BITS)}, not {format_}")
         write = partial(write, bits=bits)
     show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
     next_step = {
-        "onnx": f"ask it with `nautile chat {out} --runtime onnx`, or without this project with `python {out}/chat.py`",
+        "onnx": f"try it: `nautile chat {out} --runtime onnx`, or without this project `python {out}/chat.py`",
         "web": f"serve it with `python -m http.server --bind 127.0.0.1 --directory {out} 8000`, and open "
         "http://127.0.0.1:8000/",
     }
@@ -302,12 +309,12 @@ def import_(
         typer.Option(
             "--config",
             metavar="CONFIG",
-            help="A configuration whose model has the same shape, for what no config.json beside the weights says.",
+            help="A configuration whose model has the same shape; used for values that config.json does not have.",
         ),
     ] = "nautile_370m",
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="The longest sequence of the weights, where no file says it: decays depend on it."),
+        typer.Option(min=1, help="Context length of the weights, if no file has it; the decays depend on it."),
     ] = None,
     sca_epsilon: Annotated[
         float | None,
@@ -315,7 +322,7 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert the author's published weights, or an export for transformers, to a checkpoint that computes the same."""
+    """Convert the author's published weights, or an export for transformers, to an equivalent checkpoint."""
     from configs.load import load
     from flows.cli.tables import file_table
     from model.weights.author_import import import_weights
@@ -331,7 +338,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a report, whose it is, and the path of its HTML page."""
+    """Print a report, the configuration it is about, and the path of its HTML page."""
     from common.files import read_json
     from common.text import visible
     from flows.cli import inspect
@@ -343,7 +350,7 @@ def report(
         print((folder / "report.json").read_text(encoding="utf-8"))
         return
     print_markdown((folder / "report.md").read_text(encoding="utf-8"))
-    # Again at the end, which stays in view: the newest report may be of another configuration than one expects.
+    # Repeated at the end, which stays visible: the newest report may be about another configuration than expected.
     about = about_line((read_json(folder / "report.json") or {}).get("about") or {})
     console_for().print(visible(f"this report: {about or folder.name[:12]}"), soft_wrap=True, markup=False)
     console_for().print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
@@ -354,24 +361,26 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="An evaluation: an artifact id, a folder, or the stage it followed (the newest). Or a run: id, name.",
+            help="An evaluation: an artifact id, a folder, or a stage (its newest evaluation). Or a run: id or name.",
             autocompletion=complete_stage,
         ),
     ],
     second: Annotated[
         str,
         typer.Argument(
-            metavar="B", help="Another, of the same questions; or another run.", autocompletion=complete_stage
+            metavar="B",
+            help="Another evaluation of the same questions, or another run.",
+            autocompletion=complete_stage,
         ),
     ],
-    verdict: Annotated[str, typer.Option(help="How answers are graded: strict or lenient.")] = "strict",
-    way: Annotated[str, typer.Option(help="How questions were asked: generate or likelihood.")] = "generate",
-    changed: Annotated[int, typer.Option(min=0, help="Print this many of the samples whose verdict changed.")] = 5,
+    verdict: Annotated[str, typer.Option(help="Grading of the answers: strict or lenient.")] = "strict",
+    way: Annotated[str, typer.Option(help="Answering mode: generate or likelihood.")] = "generate",
+    changed: Annotated[int, typer.Option(min=0, help="Number of samples to print whose verdict changed.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations of the same questions: paired tests, and samples whose verdict changed.
 
-    Or two runs: the settings that differ, their scores by paired test, the ends of their curves, time and cost.
+    Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
     from flows.cli.many.compare import (
         check_choices,
@@ -387,7 +396,7 @@ def compare(
     check_choices(verdict, way)
     if runs := runs_named(store, first, second):
         catalog = Catalog(store)
-        runs_compared = compare_runs(store, lambda sql, *given: catalog.query(sql, given), *runs, verdict, way)
+        runs_compared = compare_runs(store, lambda sql, *values: catalog.query(sql, values), *runs, verdict, way)
         show_as(runs_compared, as_json, run_comparison_view)
         return
     comparison = compare_evaluations(store, first, second, verdict, way)
@@ -399,19 +408,19 @@ def distill(
         str, typer.Argument(metavar="CONFIG", help="A TOML file with the tables [label] and [endpoints.NAME].")
     ],
     label: Annotated[
-        bool, typer.Option("--label", help="Label the texts of `label.data` by the teacher `label.teacher`.")
+        bool, typer.Option("--label", help="Label the texts of `label.data` with the teacher `label.teacher`.")
     ] = False,
     questions: Annotated[
         str | None,
-        typer.Option("--questions", metavar="ID", help="Leave out texts that overlap these questions of benchmarks."),
+        typer.Option("--questions", metavar="ID", help="Leave out texts that overlap with these benchmark questions."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Label again; what is paid for is reused.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Label again; stored replies are reused.")] = False,
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Let a teacher label texts, after its agreement with people is measured on rows that they labelled."""
+    """Label texts with a teacher model, and measure its agreement with rows that people have labelled."""
     if not label:
-        raise ConfigError(f"distill: give --label; documents are distilled by `nautile run {config} --only distill`")
+        raise ConfigError(f"distill: pass --label; to distil documents, use `nautile run {config} --only distill`")
     from configs.label import LabelRun
     from configs.load import load_part
     from flows.cli.uses.label import label_texts
@@ -419,23 +428,23 @@ def distill(
     words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
     command = f"{words} {config_words(config, settings)}"
     run_config = load_part(config, LabelRun, settings)
-    made = label_texts(the_store(), run_config, questions, command, force, as_json)
+    artifact = label_texts(the_store(), run_config, questions, command, force, as_json)
     if as_json:
-        print(json.dumps({"id": made.id, "path": str(made.path), **made.manifest["facts"]}, indent=1))
+        print(json.dumps({"id": artifact.id, "path": str(artifact.path), **artifact.manifest["facts"]}, indent=1))
         return
-    print_markdown((made.path / "card.md").read_text(encoding="utf-8"))
-    console_for().print(f"{made.id}: `nautile tune` takes it as data", soft_wrap=True)
+    print_markdown((artifact.path / "card.md").read_text(encoding="utf-8"))
+    console_for().print(f"{artifact.id}: use it as data of `nautile tune`", soft_wrap=True)
 
 
 def tune(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A TOML file with the table [tune], alone or beside others.")
+        str, typer.Argument(metavar="CONFIG", help="A TOML file with the table [tune]; other tables are ignored.")
     ],
     force: Annotated[bool, typer.Option("--force", help="Tune again; the old artifacts are kept.")] = False,
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a checkpoint on labelled rows, and compare it with baselines on the same rows."""
+    """Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows."""
     from configs.load import load_part
     from configs.tune import TuneRun
     from flows.cli.uses.tune import run_tune, tuning_view
@@ -483,11 +492,11 @@ PANELS = {
     },
 }
 
-COMPUTING = {"chat", "serve", "evaluate", "bench"}  # with a model, in their own process; stages have child processes
+COMPUTING = {"chat", "serve", "evaluate", "bench"}  # run a model in this process; stages run in child processes
 
 
 class CommandGroup(TyperGroup):
-    """Lists the commands as `PANELS` does: Typer by itself would put groups such as `store` first."""
+    """Lists the commands in the order of `PANELS`: by default Typer puts groups such as `store` first."""
 
     def list_commands(self, _: object) -> list[str]:
         return [name for commands in PANELS.values() for name in commands]
@@ -498,16 +507,16 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # by itself it takes the names of tables, such as [launch], for markup and drops them
+    rich_markup_mode="markdown",  # the default mode drops names of tables such as [launch], as if they were markup
 )
 
 
-def print_version(asked: bool) -> None:
-    """Print the versions and end, if they are asked for."""
-    if asked:
-        from importlib.metadata import version
+def print_version(version: bool) -> None:
+    """Print the versions and exit, if `--version` is set."""
+    if version:
+        from importlib import metadata
 
-        print(f"nautile {version('nautile')}, --json version {JSON_VERSION}")
+        print(f"nautile {metadata.version('nautile')}, --json version {JSON_VERSION}")
         raise typer.Exit
 
 
@@ -517,7 +526,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the versions and exit.")
     ] = False,
 ) -> None:
-    """Make a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil."""
+    """Train a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil."""
 
 
 for panel, commands in PANELS.items():
@@ -530,7 +539,7 @@ for panel, commands in PANELS.items():
 
 def main() -> NoReturn:
     """Run the command line, then raise `SystemExit`. Errors are one clear message, never a stack trace."""
-    # Importing orbax makes absl give a root logger that has no handlers one that prints everything.
+    # When orbax is imported, absl adds a handler that prints everything to a root logger without handlers.
     logging.getLogger().addHandler(logging.NullHandler())
     logging.raiseExceptions = False  # a full disk must not print a stack trace for each log line
     sys.exit(_run_command())
@@ -554,18 +563,18 @@ def script() -> NoReturn:
 
 
 def _run_command() -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     try:
         read_secret_files()
         app()
-    except SystemExit as ending:  # Typer ends this way, with the code of a usage error or of `typer.Exit`
+    except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
     except (ConfigError, Retryable) as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return 0  # the reader of our output has left (`nautile sql ... | head`): no error
+        return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
         path = the_store().root / "logs" / "errors.log"
         details = f" (details in {path})"

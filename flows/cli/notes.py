@@ -1,4 +1,4 @@
-"""`nautile note`: a person's note about a run, and its tags, for the tables of runs."""
+"""`nautile note`: a note about a run, and tags of a run, for the dashboard's table of runs."""
 
 import json
 from typing import Annotated, Any
@@ -17,22 +17,23 @@ def note(
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME", help="Add a tag; may be repeated.")] = None,
     untag: Annotated[list[str] | None, typer.Option("--untag", metavar="NAME", help="Remove a tag.")] = None,
 ) -> None:
-    """Write a note about a run, or tag it, for the dashboard's table of runs. Without TEXT and tags: print both."""
+    """Write a note about a run, or tag it, for the dashboard's table of runs. Without options: print note and tags."""
     from rich.text import Text
 
     from flows.cli.logs import run_id
 
     store = the_store()
-    name = run_id(store, run)
-    now = read_note(store, name)
+    full_id = run_id(store, run)
+    row = read_note(store, full_id)
     if text is not None or tag or untag:
-        now = write_note(store, name, now["text"] if text is None else text, [*now["tags"], *(tag or ())], untag or [])
-    tags = f" [{', '.join(now['tags'])}]" if now["tags"] else ""
-    console_for().print(Text(f"run {name[:8]}{tags}: {now['text'] or 'no note'}"), soft_wrap=True)
+        new_text = row["text"] if text is None else text
+        row = write_note(store, full_id, new_text, [*row["tags"], *(tag or ())], untag or [])
+    tags = f" [{', '.join(row['tags'])}]" if row["tags"] else ""
+    console_for().print(Text(f"run {full_id[:8]}{tags}: {row['text'] or 'no note'}"), soft_wrap=True)
 
 
 def read_note(store: Any, run: str) -> dict[str, Any]:
-    """`text` and `tags` of a run; empty without a note."""
+    """The `text` and `tags` of a run's note; both empty without a note."""
     from store.catalog import Catalog
 
     rows = Catalog(store).query(_NOTE, [run])
@@ -44,15 +45,15 @@ def read_note(store: Any, run: str) -> dict[str, Any]:
 
 
 def write_note(store: Any, run: str, text: str, tags: list[str], without: list[str]) -> dict[str, Any]:
-    """Replace the note of a run, and return it; tags in the order in which they were added, each once."""
+    """Replace the note of a run, and return it. Tags keep the order in which they were added, without duplicates."""
     from common.files import writing
     from store.catalog import Catalog
     from tasks.engine.attempt_log import write_row
 
     if any(not tag.strip() or len(tag) > 60 for tag in tags):
         raise ConfigError("--tag: a tag has 1 to 60 characters")
-    kept = [tag for tag in dict.fromkeys(tag.strip() for tag in tags) if tag not in without]
+    new_tags = [tag for tag in dict.fromkeys(tag.strip() for tag in tags) if tag not in without]
     with writing(store.root):
-        write_row(store, "note", {"id": run, "text": text.strip(), "tags": kept})
+        write_row(store, "note", {"id": run, "text": text.strip(), "tags": new_tags})
     Catalog(store).ingest()
-    return {"text": text.strip(), "tags": kept}
+    return {"text": text.strip(), "tags": new_tags}

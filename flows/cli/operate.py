@@ -1,4 +1,4 @@
-"""Commands that operate runs and services: dashboard, server, deploy, up, down, approve, reconcile."""
+"""Commands that operate runs and services: dashboard, server, deploy, approve, up, down, reconcile."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ def dashboard(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8501,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
 ) -> None:
-    """Serve web pages over the store: runs, curves, rollouts, evaluations, lineage. Read-only."""
+    """Serve the web dashboard of the store: runs, curves, rollouts, evaluations, lineage. Read-only."""
     from flows.dashboard.command import serve
 
     console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (Ctrl-C stops it)")
@@ -25,10 +25,10 @@ def dashboard(
 def server(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 4200,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Beyond this machine it needs PREFECT_API_AUTH_STRING.")
+        str, typer.Option(help="Address to listen on. Other than loopback, it requires PREFECT_API_AUTH_STRING.")
     ] = "127.0.0.1",
 ) -> None:
-    """Serve Prefect's API and page until stopped, in the foreground, as containers and service managers want it."""
+    """Serve Prefect's API and web UI in the foreground until stopped, for containers and service managers."""
     from flows.operate import prefect_server
 
     prefect_server.prepare_to_serve(the_store(), host, port)
@@ -40,21 +40,27 @@ def deploy(
     config: ConfigArgument = "local",
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps at once on each resource, over all runs of the server. Default: [resources]."),
+        typer.Option(
+            min=1,
+            help="Maximum parallel steps per resource, over all runs of the server. Default: those of [resources].",
+        ),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Flow runs at once, counting those that wait for a slot.")] = 8,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Maximum parallel flow runs, including those that wait for a slot.")
+    ] = 8,
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,
     what: Annotated[
-        str | None, typer.Option("--print", metavar="WHAT", help="Only print a file: job-template, jobset or skypilot.")
+        str | None,
+        typer.Option("--print", metavar="WHAT", help="Only print a manifest: job-template, jobset or skypilot."),
     ] = None,
     settings: SetOption = None,
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
-    PREFECT_API_URL names the server.
-    With --pool nothing is served: the deployments are registered for your own workers.
+    PREFECT_API_URL must be the address of the Prefect server.
+    With --pool, the deployments are only registered, for your own workers.
     """
     from configs.load import load
     from flows.operate import prefect_server
@@ -63,13 +69,13 @@ def deploy(
     prefect_server.configure_prefect(the_store())
     if what is not None:
         if settings:
-            raise ConfigError("--print writes commands that name the configuration: put what --set changes into a file")
+            raise ConfigError("--print cannot be combined with --set: put the settings into a configuration file")
         from flows.operate.manifests import manifest
 
         typer.echo(manifest(run_config, config, what))
         return
     prefect_server.require_api()
-    # Imports Prefect, which reads its settings once: after `configure_prefect` has set them.
+    # Imports Prefect, which reads its settings at import: they must be set by `configure_prefect` before.
     with collector_paused():
         from flows.operate.deployments import register, serve
 
@@ -84,7 +90,7 @@ def approve(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run id, or its first digits.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Approve the stage that a run is waiting for. Without RUN: list the waiting runs and their questions."""
+    """Approve the stage that a run waits for. Without RUN: list the waiting runs and their questions."""
     from flows.cli.tables import waiting_table
     from flows.operate import questions, services
 
@@ -102,7 +108,7 @@ def up(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server and page.")] = 4200,
     dashboard_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
     host: Annotated[
-        str, typer.Option(help="Address of the server. Any but this machine's own needs a login, which is generated.")
+        str, typer.Option(help="Address of the server. Other than loopback, a login is generated and required.")
     ] = "127.0.0.1",
 ) -> None:
     """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
@@ -110,25 +116,25 @@ def up(
     from flows.cli.tables import service_table
     from flows.operate import services
 
-    load(config)  # refuses a bad configuration before anything is started
+    load(config)  # raises for an invalid configuration before anything is started
     store, console = the_store(), console_for()
     with console.status("starting") as spinner:
         running = services.up(store, config, port, dashboard_port, spinner.update, host)
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
-        # Imports Prefect, which reads its settings once: after its address is set.
+        # Imports Prefect, which reads its settings at import: the address must be set before.
         from flows.operate.reconcile import reconcile_if_possible
 
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
     console.print(
-        "`nautile run` joins this server where it uses the same store; elsewhere, and for Prefect's own commands:\n"
+        "`nautile run` uses this server if it has the same store; elsewhere, and for Prefect's own commands:\n"
         f"export PREFECT_API_URL={services.url_of(store, 'server')}",
         soft_wrap=True,
     )
     if login := services.use_login(store):
         console.print(
-            f"the server wants the login in {login}: its page asks for it, other programs have it in "
+            f"the server requires the login in {login}: its page asks for it, other programs read it from "
             "PREFECT_API_AUTH_STRING",
             soft_wrap=True,
         )
@@ -152,11 +158,11 @@ def reconcile(as_json: Json = False) -> None:
     if store.root.exists():
         prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
-            if store.lost_runs():  # Prefect shows these as running too: only then is its server needed
+            if store.lost_runs():  # Prefect still shows these as running, so its server is needed
                 join_server(store)
-                stack.enter_context(console_for(stderr=True).status("asking Prefect"))
+                stack.enter_context(console_for(stderr=True).status("connecting to Prefect"))
                 stack.enter_context(prefect_server.prefect_api())
-            # Imports Prefect, which reads its settings once: after `configure_prefect` and `prefect_api` have set them.
+            # Imports Prefect, which reads its settings at import: `configure_prefect` and `prefect_api` set them.
             from flows.operate.reconcile import reconcile, unfinished
 
             results = [*reconcile(store), *unfinished(store)]

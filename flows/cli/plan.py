@@ -1,4 +1,4 @@
-"""`nautile plan`: memory, time and cost of a configuration before it runs, from the compiler and from earlier calls."""
+"""`nautile plan`: estimate memory, time and cost of a configuration, from the compiler and from earlier calls."""
 
 import json
 from typing import Annotated, Any
@@ -27,13 +27,13 @@ def plan(
         typer.Option(
             "--compare",
             help="Instead, compile one block alone for each mixing form, chunk size and remat, and compare their costs "
-            "and speed. T may be several, comma-separated.",
+            "and speed. T may list several topologies, comma-separated.",
         ),
     ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MIXING/CHUNK/REMAT", help="With --compare: only this one, as fused/32/block. Repeatable."
+            metavar="MIXING/CHUNK/REMAT", help="With --compare: only this setting, e.g. fused/32/block. Repeatable."
         ),
     ] = None,
     settings: SetOption = None,
@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
 
-    Where the chips cannot be planned for, the rest is shown all the same, and the exit code is 2.
+    If the chips cannot be planned for, the other estimates are still printed, and the exit code is 2.
     """
     if setting and not compare:
         raise ConfigError("--setting needs --compare")
@@ -62,30 +62,31 @@ def plan(
     steps = pipeline_steps(run_config)
     missing = [*refuse_missing_rows(steps), *missing_settings(steps), *missing_webhook(run_config.operation)]
     prices = price_differences(steps)
-    refused = None
+    plan_error = None
     with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
         try:
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:
-            refused = error
+            plan_error = error
     calls = forecast_calls(steps, store)
     if as_json:
         more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
-        plan = {"refused": str(refused)} if refused else json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
+        plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
         typer.echo(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
     else:
-        if refused is None:
+        if plan_error is None:
             print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
         for line in forecast_lines(calls):
             typer.echo(line)
-        for heading, lines in (("still to be set", missing), ("prices that differ from the list", prices)):
+        for heading, lines in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
             typer.echo("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
-    if refused is not None:
-        raise refused
+    if plan_error is not None:
+        raise plan_error
 
 
 def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
-    """`nautile plan --compare`."""
+    """`nautile plan --compare`: compare mixing forms, chunk sizes and remat for one block."""
     from flows.cli.capacity import compare_settings, comparison_markdown
 
     store = the_store()

@@ -1,4 +1,4 @@
-"""The command `nautile publish`: write the folder, show what would go where, ask, upload."""
+"""The command `nautile publish`: write the folder, show the files to upload, ask for confirmation, upload."""
 
 import os
 import sys
@@ -25,24 +25,26 @@ def publish(
         typer.Option("--format", metavar="FORMAT", help="transformers or nautile, as `nautile export` writes them."),
     ] = "transformers",
     onnx: Annotated[
-        int | None, typer.Option(metavar="BITS", help="Also graphs for onnxruntime: 32, 8 or 4 bits for each weight.")
+        int | None, typer.Option(metavar="BITS", help="Also publish an ONNX export: 32, 8 or 4 bits per weight.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Publish the distilled documents too, with a card of their own.")
+        str | None, typer.Option(metavar="REPO", help="Also publish the distilled documents, with a dataset card.")
     ] = None,
     license_: Annotated[
-        str | None, typer.Option("--license", metavar="ID", help="Licence of the weights, by the Hub's identifier.")
+        str | None, typer.Option("--license", metavar="ID", help="Licence of the weights: an identifier of the Hub.")
     ] = None,
     dataset_license: Annotated[
-        str | None, typer.Option(metavar="ID", help="Licence of the documents, by the Hub's identifier.")
+        str | None, typer.Option(metavar="ID", help="Licence of the documents: an identifier of the Hub.")
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Create the repository public. Default: private.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Upload without asking.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Create a public repository. Default: a private one.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload without asking for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint on the Hugging Face Hub, with a model card written from the run's records.
 
-    Needs a token that may write: HF_TOKEN, or `hf auth login`. Files that the repository has already are not sent.
+    Needs a token with write access: HF_TOKEN, or `hf auth login`. Files that the repository already has are not sent.
     """
     from flows.cli.inspect import checkpoint_artifact
     from flows.cli.upload import publish_folder
@@ -54,31 +56,31 @@ def publish(
     for _, name in repositories:
         check_repository(name)
     if format_ not in LIBRARIES:
-        raise ConfigError(f"--format {format_}: is not one of {', '.join(LIBRARIES)}")
+        raise ConfigError(f"--format {format_}: not one of {', '.join(LIBRARIES)}")
     token = None if dry_run else hub_token()
     if not dry_run and token is None:
         raise ConfigError(
-            "publishing needs a token: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), "
-            "or see with --dry-run what would be published"
+            "publishing needs a token: set HF_TOKEN to one with write access (https://huggingface.co/settings/tokens), "
+            "or pass --dry-run to see what would be published"
         )
     if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
-        raise ConfigError("nobody is here to confirm the upload: pass --yes, or --dry-run to upload nothing")
+        raise ConfigError("there is no terminal to confirm the upload: pass --yes, or --dry-run to upload nothing")
     store = the_store()
     artifact, folder = checkpoint_artifact(store, checkpoint)
     documents = documents_of(store, artifact) if dataset else None
     uploader = HubUploader(token, os.environ.get("HF_ENDPOINT")) if token else None
     if uploader:
-        uploader.user()  # before minutes of work for a token that is none
+        uploader.user()  # detects an invalid token before minutes of work
     main = out or Path(FOLDER) / repository.replace("/", "--")
     about = {"onnx_bits": onnx, "license_": license_, "dataset": dataset}
-    written = [write_model(store, artifact, folder, main, repository, format_, **about)]
+    folders = [write_model(store, artifact, folder, main, repository, format_, **about)]
     if documents and dataset:
         second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")
-        written.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
+        folders.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
     message = f"Nautile {artifact.id}" if artifact else "Nautile"
     results = [
         publish_folder(uploader, path, name, kind, private=not public, message=message, yes=yes, quiet=as_json)
-        for (kind, name), path in zip(repositories, written, strict=True)
+        for (kind, name), path in zip(repositories, folders, strict=True)
     ]
     if as_json:
         show_as(results, True, str)

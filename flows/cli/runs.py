@@ -1,4 +1,4 @@
-"""`nautile runs`, and `nautile status` of a run: the rows of --json, and how a terminal shows them."""
+"""`nautile runs`, and `nautile status RUN`: the rows of --json, and their tables on the terminal."""
 
 import json
 from collections.abc import Iterator
@@ -15,54 +15,55 @@ from configs.changes import Change, describe_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
-from flows.run_state import AT_WORK, RUNS, Ask, RunState, StepState, questions_by_run, run_state, state_of
+from flows.run_state import LIVE, RUNS, Query, RunState, StepState, questions_by_run, run_state, state_of
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, CatalogRow
 
-MOST_SEARCHED = 10_000  # runs among which a name is looked for
-PATIENCE_S = 0.3  # with processes that write the catalog, before it is read as it is
-# `state` of a row has the words of `nautile status CONFIG`; `outcome` says what the run itself did.
+MOST_SEARCHED = 10_000  # newest runs that are searched for a name
+PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
+# Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {"done": "made", "reused": "made", "cancelled": "interrupted", "coming": "not made", "left out": "not made"}
 
 
 def run_unless_config(store: Store, name: str | None) -> RunState | None:
-    """The run called `name` or whose id begins so, or without one the live or newest.
+    """The run whose name is `name` or whose id begins with it; without `name` the live or newest run.
 
-    None for a configuration, or no run yet. Raises `ConfigError` for a word that is neither, or several runs.
+    None if `name` is a configuration, or if there is no run yet. Raises `ConfigError` if it is neither a run nor a
+    configuration, or if several runs match.
     """
     if name is None:
         return newest_run(store)
     try:
         locate(name)
     except ConfigError as no_config:
-        with reading(store) as ask:
-            runs = {row["run"]: row for row in ask(RUNS, MOST_SEARCHED)}
-            if named := run_named(name, {run: row["name"] for run, row in runs.items()}):
-                return run_state(store, ask, runs[named], questions_by_run(store))
+        with reading(store) as query:
+            runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
+            if run_id := run_named(name, {run: row["name"] for run, row in runs.items()}):
+                return run_state(store, query, runs[run_id], questions_by_run(store))
         known = ", ".join(run[:8] for run in list(runs)[:8]) or "none"
-        raise ConfigError(f"{no_config}; and no run's id or name begins so: the newest are {known}") from None
+        raise ConfigError(f"{no_config}; nor is it the id or name of a run: the newest are {known}") from None
     return None
 
 
 def newest_run(store: Store) -> RunState | None:
     """The newest run that is live, else the newest; None before the first."""
-    with reading(store) as ask:
-        if not (runs := ask(RUNS, MOST_SEARCHED)):
+    with reading(store) as query:
+        if not (runs := query(RUNS, MOST_SEARCHED)):
             return None
         questions = questions_by_run(store)
-        live = next((row for row in runs if state_of(row, store, questions) in AT_WORK), None)
-        return run_state(store, ask, live or runs[0], questions)
+        live = next((row for row in runs if state_of(row, store, questions) in LIVE), None)
+        return run_state(store, query, live or runs[0], questions)
 
 
 def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
-    """The rows of the newest runs, the newest first; the steps are looked at of live ones alone."""
+    """Rows of the newest runs, newest first. Steps are read only for live runs, whose progress they show."""
     rows = []
-    with reading(store) as ask:
+    with reading(store) as query:
         questions = questions_by_run(store)
-        for row in ask(RUNS, most):
+        for row in query(RUNS, most):
             state = state_of(row, store, questions)
-            live = state in AT_WORK
-            rows.append(run_row(run_state(store, ask, row, questions)) if live else _ended_row(row, state))
+            live = state in LIVE
+            rows.append(run_row(run_state(store, query, row, questions)) if live else _ended_row(row, state))
     return rows
 
 
@@ -87,22 +88,21 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
 
 
 @contextmanager
-def reading(store: Store) -> Iterator[Ask]:
-    """(SQL, parameters...) -> rows of the catalog as it is now, for the length of the block; none of a store that is
-    not there."""
+def reading(store: Store) -> Iterator[Query]:
+    """Open the catalog for queries inside the block: (SQL, parameters...) -> rows. Without a store, no rows."""
     store.refresh(events=True)
     if not store.root.exists():
         yield lambda sql, *parameters: []
         return
     catalog = Catalog(store)
-    with suppress(CatalogBusy):  # others are bringing it up to date, over and over: what they have written will do
+    with suppress(CatalogBusy):  # other processes keep updating it, so it is recent enough
         catalog.ingest(patience=PATIENCE_S)
-    with catalog.reading() as ask:
-        yield ask
+    with catalog.reading() as query:
+        yield query
 
 
 def run_row(run: RunState) -> dict[str, Any]:
-    """A run as `nautile runs --json` has it."""
+    """The row of a run in `nautile runs --json`."""
     left = run.time_left()
     return {
         "id": run.run,
@@ -125,9 +125,9 @@ def run_row(run: RunState) -> dict[str, Any]:
 
 
 def step_rows(run: RunState) -> list[dict[str, Any]]:
-    """The rows of `nautile status RUN --json`: those of a configuration's steps, and what the run did with each."""
-    whole = run_row(run)
-    return [_step_row(step) | {"run": whole} for step in run.steps]
+    """The rows of `nautile status RUN --json`: the fields of `nautile status CONFIG`, and what the run did per step."""
+    run_fields = run_row(run)
+    return [_step_row(step) | {"run": run_fields} for step in run.steps]
 
 
 def _step_row(step: StepState) -> dict[str, Any]:
@@ -152,14 +152,14 @@ def _step_row(step: StepState) -> dict[str, Any]:
 
 
 def run_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """What a run is, how far it is, its steps, and what a person can do about it."""
+    """The state and progress of a run, the table of its steps, and the command that answers or resumes it."""
     run = rows[0]["run"]
     begun = datetime.fromisoformat(run["begun"])
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
     left = ""
     if run["seconds_left"] is not None:
         unknown = run["steps_without_time"]
-        more = f", and {unknown} steps that never ran here" if unknown else ""
+        more = f", and {unknown} steps of unknown time" if unknown else ""
         left = f", about {duration(run['seconds_left'])} left{more}"
     lines = [
         f"run {run['id'][:8]} ({visible(run['name'])}): {run['state']}",
@@ -178,13 +178,13 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted"):
         parts += [Text(), Text("What was finished is kept.")]
-        if run["resume"]:  # one line whatever its length, to be copied
+        if run["resume"]:  # never wrapped, so that it can be copied
             parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
 def _details(row: dict[str, Any]) -> str:
-    """What is known of a step beyond its state and time."""
+    """The last column of a step: error, progress, note, attempts, calls and artifacts, as far as known."""
     if row["error"]:
         return visible(row["error"]).splitlines()[0]
     parts, progress = [], row["progress"]
@@ -202,7 +202,7 @@ def _details(row: dict[str, Any]) -> str:
 
 
 def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
-    """A line for each run."""
+    """The table of `nautile runs`."""
     if not rows:
         return Text("no run yet: `nautile run` starts one")
     table = FittingTable("run", "name", "state", "steps", "begun", "time", "changes")
@@ -218,7 +218,6 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
 
 
 def _changes(run: dict[str, Any]) -> list[Change]:
-    """The changes of a row of a run."""
     changes: list[dict[str, Any]] = run["changes"]
     return [Change(**change) for change in changes]
 

@@ -1,6 +1,6 @@
 """`nautile serve CHECKPOINT`: load a checkpoint and serve it over HTTP, on loopback by default.
 
-SIGTERM and Ctrl-C shut the server down gracefully: it takes no new connections, and open requests have `--grace`
+SIGTERM and Ctrl-C shut the server down gracefully: it accepts no new connections, and open requests have `--grace`
 seconds to finish.
 """
 
@@ -22,8 +22,8 @@ def serve(
     checkpoint: CheckpointArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="Completions generated at the same time.")] = 16,
-    queue: Annotated[int, typer.Option(min=1, help="Completions that may wait; beyond that clients get 429.")] = 128,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Maximum number of completions in parallel.")] = 16,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum number of waiting completions; then 429.")] = 128,
     name: Annotated[
         str | None, typer.Option(help="Model name that clients use. Default: the artifact id, or the folder's name.")
     ] = None,
@@ -33,7 +33,7 @@ def serve(
     runtime: RuntimeOption = "jax",
     grace: Annotated[float, typer.Option(min=1, help="Seconds that open requests have to finish on shutdown.")] = 30.0,
 ) -> None:
-    """Serve a checkpoint to OpenAI clients: chat and plain completions, batched across requests."""
+    """Serve a checkpoint over an OpenAI-compatible API: chat and text completions, batched across requests."""
     with collector_paused():
         import uvicorn
 
@@ -47,7 +47,7 @@ def serve(
         from store.artifacts import checkpoint_name
 
     if key_env is not None and not os.environ.get(key_env):
-        raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or leave the option out")
+        raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or omit the option")
     key = os.environ[key_env] if key_env is not None else None
     folder = checkpoint_folder(checkpoint)
     store = the_store()
@@ -76,8 +76,8 @@ def serve(
     )
     raise_descriptor_limit()
     console = console_for()
-    shown = f"[{address}]" if ":" in address else address
-    where = f"at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)"
+    url_host = f"[{address}]" if ":" in address else address
+    where = f"at http://{url_host}:{port}/v1 ({slots} slots, {queue} may wait)"
     console.print(f"compiling {name}, to be served {where}", soft_wrap=True)
     if key is None and not is_loopback(host):
         console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)
@@ -88,10 +88,10 @@ def serve(
 
     threading.Thread(target=announce, daemon=True).start()
     server = uvicorn.Server(server_config)
-    # uvicorn raises the signal again after its shutdown; without a handler that would end us with its exit status.
+    # After its shutdown uvicorn raises the signal again. Without a handler the process would exit with its status.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     server.run(sockets=[listener])
     if not engine.close():
-        # It still compiles, which takes up to half a minute and which nothing interrupts.
+        # The engine still compiles, which takes up to half a minute and cannot be interrupted: end the process.
         sys.stdout.flush()
         os._exit(ExitCode.DONE)

@@ -18,10 +18,10 @@ store_app = typer.Typer(
 @store_app.command()
 def verify(
     artifact: Annotated[str | None, typer.Argument(metavar="ID", help="One artifact. Default: all of them.")] = None,
-    local: Annotated[bool, typer.Option("--local", help="Do not check the copies at the remote.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Do not check the remote copies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file and compare it with its recorded digest. Exit code 2 if anything is damaged."""
+    """Compare every file with its recorded digest. Exit code 2 if a file is damaged."""
     from flows.cli import inspect
     from flows.cli.tables import verify_table
 
@@ -33,7 +33,7 @@ def verify(
 
 @store_app.command()
 def rebuild(as_json: Json = False) -> None:
-    """Rebuild the catalog from the manifests and event files, including those at the remote."""
+    """Rebuild the catalog from the manifests and event files, including remote ones."""
     from flows.cli.tables import count_table
     from store.catalog import Catalog
 
@@ -44,10 +44,12 @@ def rebuild(as_json: Json = False) -> None:
 
 @store_app.command()
 def migrate(
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without this, only show what would be done.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Rename the folders. Default: only list what would be renamed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give artifacts and unfinished work of an earlier version the keys that this version computes for them."""
+    """Rename artifacts and unfinished work of an earlier version to the keys that this version computes for them."""
     from flows.cli.tables import migration_table
     from flows.operate import migrate_keys
 
@@ -75,7 +77,7 @@ def gc(
     ] = None,
     keep_days: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="DAYS", help="Remove older artifacts, except those that --keep-newest keeps."),
+        typer.Option(min=0.0, metavar="DAYS", help="Remove older artifacts, except those kept by --keep-newest."),
     ] = None,
     keep_kind: Annotated[
         list[str] | None, typer.Option(metavar="KIND", help="Never remove artifacts of this kind. Repeatable.")
@@ -83,22 +85,24 @@ def gc(
     pin: Annotated[list[str] | None, typer.Option(metavar="ID", help="Never remove this artifact. Repeatable.")] = None,
     unfinished: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Remove this unfinished work, checkpoints and replies too. Repeatable."),
+        typer.Option(
+            metavar="KEY", help="Remove this unfinished work, including its checkpoints and replies. Repeatable."
+        ),
     ] = None,
     replies: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL", help="Remove the paid replies of this endpoint model. Repeatable."),
+        typer.Option(metavar="MODEL", help="Remove the stored replies of this endpoint model. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what is not needed: replaced artifacts, stale unfinished work, and what the retention rules retire.
+    """Remove files that are not needed: replaced artifacts, old unfinished work, and expired artifacts.
 
-    The copies at the remote go too.
-    Without --keep-newest, --keep-days or retention rules that set them, every current artifact stays.
-    What a kept artifact was made from always stays, and so does unfinished work that holds checkpoints, replies or open
-    batch jobs, until --unfinished names it (`nautile reconcile` lists it). Paid replies stay until --replies names
-    their model.
+    Remote copies are removed as well.
+    Without --keep-newest, --keep-days or retention rules that set them, no current artifact expires.
+    Artifacts that a kept artifact was made from are always kept. Unfinished work with checkpoints, replies or open
+    batch jobs is kept until --unfinished names it (`nautile reconcile` lists it). Paid replies are kept until
+    --replies names their model.
     """
     from configs.operation import RetentionConfig
     from flows.cli import inspect
@@ -123,12 +127,12 @@ def gc(
 def add(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="A checkpoint, as `nautile import` writes it, or an ONNX export."),
+        typer.Argument(metavar="FOLDER", help="The folder of a checkpoint (`nautile import`) or of an ONNX export."),
     ],
     kind: Annotated[str, typer.Option(metavar="KIND", help="checkpoint or export.")] = "checkpoint",
     as_json: Json = False,
 ) -> None:
-    """Bring a checkpoint or an export that no run here has made into the store, as an artifact with a manifest."""
+    """Add a checkpoint or an export that was made elsewhere to the store, as an artifact with a manifest."""
     from flows.cli import inspect
     from flows.cli.tables import artifact_table
 
@@ -141,7 +145,7 @@ def snapshot(
     step: Annotated[int | None, typer.Option(metavar="N", help="A saved step. Default: the newest.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a saved step of an unfinished pretraining as a checkpoint, for `[pretrain] start` and others."""
+    """Publish a saved step of an unfinished pretraining as a checkpoint, e.g. for `[pretrain] start`."""
     from configs.load import load
     from flows.cli import inspect
     from flows.cli.tables import artifact_table
@@ -159,7 +163,7 @@ def push(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send what is missing to the remote. Runs do this by themselves; use it after a machine has died."""
+    """Send missing artifacts to the remote. Runs do this automatically; use it after a machine has crashed."""
     from flows.cli import inspect
     from flows.cli.tables import artifact_table
 

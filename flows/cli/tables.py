@@ -1,4 +1,4 @@
-"""Rich tables and trees for the terminal, built from plain rows. Text in them is never read as markup."""
+"""Rich tables and trees for the terminal, built from plain rows. Text in them is never interpreted as markup."""
 
 from datetime import datetime
 from pathlib import Path
@@ -13,8 +13,8 @@ from rich.tree import Tree
 
 from common.text import amount, duration, size, visible
 
-SHOWN_INPUTS = 3  # of those that differ, for each step
-READABLE = 32  # characters: a column may fold its texts to that width, and not to less
+SHOWN_INPUTS = 3  # differing inputs printed per step
+READABLE = 32  # minimum width of a column with folded text, in characters
 STATES = {
     "made": "green",
     "damaged": "bold red",
@@ -32,7 +32,7 @@ STATES = {
 
 
 def relative(path: Path) -> Path:
-    """The path relative to the working folder, if it is inside it."""
+    """The path relative to the current folder, if it is inside it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -46,7 +46,7 @@ def text_table(*columns: str) -> Table:
 
 
 def why_text(rows: list[dict[str, Any]]) -> Text:
-    """A paragraph for each step that is not made: what it was compared with, and what differs."""
+    """A paragraph for each step that is not in the store: the artifact it was compared with, and the differences."""
     lines = [f"{sum(row['state'] == 'made' for row in rows)} of {len(rows)} steps are in the store"]
     for row in rows:
         if row["state"] == "made":
@@ -63,7 +63,7 @@ def why_text(rows: list[dict[str, Any]]) -> Text:
 
 
 def migration_table(result: dict[str, Any]) -> RenderableType:
-    """A line for each folder of a migration of keys, and what to do next."""
+    """The folders of a migration of keys, a line each, and the next command."""
     rows = result["folders"]
     if not rows:
         return Text("every artifact has the key that this version computes")
@@ -76,10 +76,10 @@ def migration_table(result: dict[str, Any]) -> RenderableType:
 
 
 class FittingTable:
-    """A table, or where it does not fit into the terminal's width a paragraph for each row: a name and value a line.
+    """A table that becomes a paragraph per row, with a line per column, if it is wider than the terminal.
 
-    A value of a paragraph is one line whatever its length, so that a path or a command can be copied: print it with
-    `crop=False`. `whole`: a column whose values are not folded in the table either.
+    In a paragraph a value is never wrapped, so that paths and commands can be copied: print it with `crop=False`.
+    `whole`: a column whose values are not wrapped in the table either.
     """
 
     def __init__(self, *columns: str, whole: str | None = None) -> None:
@@ -91,13 +91,14 @@ class FittingTable:
         self.rows.append(["" if value is None else visible(value) for value in values])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = zip(self.columns, *self.rows, strict=True)
-        widths = [max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in lines]
-        least = [
+        # The table fits if each column has its full width or at least READABLE characters, plus 2 of padding.
+        columns = zip(self.columns, *self.rows, strict=True)
+        widths = [max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in columns]
+        minimum_widths = [
             width if name == self.whole else min(width, READABLE)
             for name, width in zip(self.columns, widths, strict=True)
         ]
-        if not self.rows or sum(least) + 2 * len(least) <= options.max_width:
+        if not self.rows or sum(minimum_widths) + 2 * len(minimum_widths) <= options.max_width:
             table = text_table(*self.columns)
             for row in self.rows:
                 table.add_row(*map(Text, row))
@@ -106,14 +107,14 @@ class FittingTable:
         indent = 2 + max(map(cell_len, self.columns))
         for number, row in enumerate(self.rows):
             for name, value in zip(self.columns, row, strict=True):
-                shown = value.replace("\n", f"\n{' ' * indent}")
-                yield Text.assemble((f"{name:<{indent}}", "bold"), shown, no_wrap=True, overflow="ignore")
+                indented = value.replace("\n", f"\n{' ' * indent}")
+                yield Text.assemble((f"{name:<{indent}}", "bold"), indented, no_wrap=True, overflow="ignore")
             if number + 1 < len(self.rows):
                 yield Text()
 
 
 def query_table(columns: list[str], rows: list[tuple[Any, ...]]) -> FittingTable:
-    """Rows of any values, such as those of a query; None is shown as an empty cell."""
+    """A table of a query's rows; None is shown as an empty cell."""
     table = FittingTable(*columns)
     for row in rows:
         table.add_row(*row)
@@ -121,7 +122,7 @@ def query_table(columns: list[str], rows: list[tuple[Any, ...]]) -> FittingTable
 
 
 def count_table(counts: dict[str, int]) -> Table:
-    """A line for each name and its count."""
+    """A table of names and counts."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -131,7 +132,7 @@ def count_table(counts: dict[str, int]) -> Table:
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:
-    """A line for each step; behind its state the first line of its error, its progress, or its artifacts."""
+    """The steps with their state, time, and the first line of the error, the progress, or the artifacts."""
     table = text_table("stage", "state", "time", "artifacts")
     for row in rows:
         progress = row["progress"]
@@ -158,6 +159,7 @@ def waiting_table(rows: list[dict[str, Any]]) -> FittingTable:
 
 
 def file_table(paths: list[str]) -> Table:
+    """Files with their sizes."""
     table = text_table("file", "size")
     for path in paths:
         table.add_row(path, size(Path(path).stat().st_size))
@@ -165,10 +167,11 @@ def file_table(paths: list[str]) -> Table:
 
 
 def artifact_table(rows: list[dict[str, Any]]) -> Table:
+    """Artifacts with their stage, size, number of files and time."""
     table = text_table("artifact", "stage", "size", "files", "made")
     for row in rows:
-        made = datetime.fromisoformat(row["created"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(row["id"], row["stage"], size(row["bytes"]), str(row["files"]), made)
+        created = datetime.fromisoformat(row["created"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(row["id"], row["stage"], size(row["bytes"]), str(row["files"]), created)
     return table
 
 
@@ -190,37 +193,37 @@ def manifest_view(manifest: dict[str, Any]) -> RenderableType:
 
 
 def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
-    """The artifact with its inputs as branches; one that several artifacts read is expanded only once."""
+    """A tree of the artifact and its inputs. An input that several artifacts read is expanded only once."""
     inputs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         inputs.setdefault(row["made"] or "", []).append(row)
     expanded: set[str] = set()
 
-    def grow(branch: Tree, artifact_id: str) -> None:
+    def add_inputs(branch: Tree, artifact_id: str) -> None:
         for row in sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]):
-            again = row["id"] in expanded
+            repeated = row["id"] in expanded
             expanded.add(row["id"])
-            child = branch.add(_lineage_line(row, again))
-            if not again:
-                grow(child, row["id"])
+            child = branch.add(_lineage_line(row, repeated))
+            if not repeated:
+                add_inputs(child, row["id"])
 
     root = rows[0]
     tree = Tree(_lineage_line(root, False))
-    grow(tree, root["id"])
+    add_inputs(tree, root["id"])
     return tree
 
 
 def calls_text(calls: int, cached: int) -> str:
-    """A number of calls, and how many of them were answered from the store."""
+    """The number of calls, and how many of them were answered from the store, as text."""
     return f"{calls:,} calls" + (f", {cached:,} of them cached" if cached else "")
 
 
-def _lineage_line(row: dict[str, Any], again: bool) -> Text:
-    line = Text(row["id"], style="dim" if again else "bold")
+def _lineage_line(row: dict[str, Any], repeated: bool) -> Text:
+    line = Text(row["id"], style="dim" if repeated else "bold")
     line.append(f"  {row['stage']}", style="dim")
     if row["name"]:
         line.append(f", read as {row['name']}", style="dim")
-    if again:
+    if repeated:
         line.append(", as above", style="dim")
     elif row["calls"]:
         line.append(f", {calls_text(row['calls'], row['cached_calls'])}", style="dim")
@@ -228,12 +231,12 @@ def _lineage_line(row: dict[str, Any], again: bool) -> Text:
 
 
 def reconciled_view(lines: list[str]) -> Text:
-    """What `nautile reconcile` cleaned up, a line each."""
+    """The results of `nautile reconcile`, a line each."""
     return Text("\n".join(map(visible, lines)) or "nothing to clean up")
 
 
 def service_table(services: list[Any]) -> FittingTable:
-    """The services of `nautile up`. Their logs' paths are never broken: they are there to be copied."""
+    """The services of `nautile up`. The paths of their logs are not wrapped, so that they can be copied."""
     table = FittingTable("service", "address", "process", "log", whole="log")
     for service in services:
         table.add_row(service.name, service.url.removesuffix("/api"), service.pid, relative(Path(service.log)))
@@ -241,7 +244,7 @@ def service_table(services: list[Any]) -> FittingTable:
 
 
 def verify_table(result: dict[str, Any]) -> RenderableType:
-    """The damaged artifacts with what to do about each, and how many were checked."""
+    """The damaged artifacts, the remedy for each, and the number of checked artifacts."""
     if not result["damaged"]:
         return Text(f"{result['artifacts']} artifacts, none damaged")
     table = text_table("artifact", "damaged files", "what to do")
@@ -251,7 +254,7 @@ def verify_table(result: dict[str, Any]) -> RenderableType:
 
 
 def garbage_table(rows: list[dict[str, Any]], dry_run: bool) -> RenderableType:
-    """What `nautile store gc` removed, or with `dry_run` would remove."""
+    """The paths that `nautile store gc` removed, or with `dry_run` would remove."""
     table = text_table("path", "size", "reason")
     for row in rows:
         table.add_row(row["path"], size(row["bytes"]), row["why"])

@@ -17,14 +17,14 @@ from common.errors import ConfigError
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """What a configuration that begins so may be called: a shipped one, or a file here."""
+    """Shell completion of a configuration: the shipped ones, and TOML files."""
     shipped = [path.name for path in resources.files("configs").iterdir() if path.name.endswith(".toml")]
     names = sorted(name.removesuffix(".toml") for name in shipped if name.startswith(incomplete))
     return [*names, *sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))]
 
 
 def complete_stage(incomplete: str) -> list[str]:
-    """The stages whose names begin so."""
+    """Shell completion of a stage."""
     from configs.operation import OPERATED
 
     return [stage for stage in OPERATED if stage.startswith(incomplete)]
@@ -45,7 +45,7 @@ SetOption = Annotated[
     ),
 ]
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="An artifact: KIND/KEY or KEY, where the first digits of the key suffice.")
+    str, typer.Argument(metavar="ID", help="An artifact: KIND/KEY or KEY; the first digits of the key are enough.")
 ]
 CheckpointArgument = Annotated[
     str | None,
@@ -53,14 +53,14 @@ CheckpointArgument = Annotated[
 ]
 RuntimeOption = Annotated[
     str,
-    typer.Option("--runtime", metavar="RUNTIME", help="jax: a checkpoint; onnx: what export --format onnx wrote."),
+    typer.Option("--runtime", metavar="RUNTIME", help="jax: for a checkpoint; onnx: for an export --format onnx."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JSON_VERSION = 1  # of what --json prints (flows/cli/document/outputs.py): fields are only added within one
+JSON_VERSION = 1  # of the --json outputs (flows/cli/document/outputs.py): within a version fields are only added
 
 
 def config_words(config: str, settings: Sequence[str] | None) -> str:
-    """The configuration and its `--set` as words of a shell command, for commands that are printed."""
+    """The configuration and its `--set` options, quoted for a shell, for commands that are printed."""
     return shlex.join([config, *(word for setting in settings or () for word in ("--set", setting))])
 
 
@@ -69,7 +69,7 @@ def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
     if as_json:
         sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
     else:
-        console_for().print(view(value), crop=False)  # a line that may be longer than the terminal is not cut
+        console_for().print(view(value), crop=False)  # keep lines that are longer than the terminal is wide
 
 
 def the_store() -> Any:
@@ -80,7 +80,7 @@ def the_store() -> Any:
 
 
 def console_for(stderr: bool = False) -> Any:
-    """A console that prints text as it is: nothing in it is read as Rich markup."""
+    """A Rich console that prints text unchanged: markup in it is not interpreted."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False)
@@ -95,9 +95,11 @@ def print_markdown(text: str) -> None:
 
 
 def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:
-    """The id among `runs` (id -> what the run is called) that begins with `name`, or whose run is called so; None
-    without any. Raises `ConfigError` for a name of several."""
-    matching = [run for run, called in runs.items() if run.startswith(name) or called == name]
+    """The id in `runs` (id -> name of the run) that begins with `name`, or whose run has that name, or None.
+
+    Raises `ConfigError` if several runs match.
+    """
+    matching = [run for run, run_name in runs.items() if run.startswith(name) or run_name == name]
     if len(matching) > 1:
         known = ", ".join(run[:8] for run in matching[:8])
         raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id")

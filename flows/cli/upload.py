@@ -1,4 +1,4 @@
-"""The second half of `nautile publish`: show what would go where, ask, upload."""
+"""Upload of `nautile publish`: show the files to upload, ask for confirmation, upload."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,45 +25,45 @@ def publish_folder(
     yes: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Show what would go, and upload it if there is something to send and it is confirmed; what was done, as JSON data.
+    """Show the upload plan, and upload after confirmation if files are missing there; returns the result as JSON data.
 
-    `uploader` None: no request is made. `quiet`: nothing is printed.
+    `uploader` None: make no request. `quiet`: print nothing.
     """
     if uploader is None:
         plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
     else:
         plan = uploader.plan(folder, repository, kind, private)
-    done: dict[str, Any] = {"repository": repository, "kind": kind, "folder": str(folder), "private": plan.private}
-    done |= {"files": [asdict(file) for file in plan.files], "uploaded": False, "address": None}
+    result: dict[str, Any] = {"repository": repository, "kind": kind, "folder": str(folder), "private": plan.private}
+    result |= {"files": [asdict(file) for file in plan.files], "uploaded": False, "address": None}
     console = console_for()
     if not quiet:
-        console.print(upload_view(plan, asked=uploader is not None))
+        console.print(upload_view(plan, compared=uploader is not None))
     if uploader is None:
-        note = f"nothing was uploaded: {relative(folder)} holds what would go"
+        note = f"nothing was uploaded: {relative(folder)} holds what would be published"
     elif not plan.to_send:
-        note = f"{repository} has all of this already: nothing was uploaded"
+        note = f"nothing was uploaded: {repository} already has all of these files"
     elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):
-        done |= {"address": uploader.upload(plan, message), "uploaded": True}
-        note = f"published: {done['address']}"
+        result |= {"address": uploader.upload(plan, message), "uploaded": True}
+        note = f"published: {result['address']}"
     else:
         note = "nothing was uploaded"
     if not quiet:
         console.print(note, soft_wrap=True)
-    return done
+    return result
 
 
-def upload_view(plan: UploadPlan, *, asked: bool) -> RenderableType:
-    """Each file with its size, and where it goes. `asked`: the plan was compared with the Hub."""
+def upload_view(plan: UploadPlan, *, compared: bool) -> RenderableType:
+    """The repository, and each file with its size and state. `compared`: the plan was compared with the Hub."""
     table = text_table("file", "size", "state")
     for file in plan.files:
-        table.add_row(file.path, size(file.bytes), "there already" if file.state == "same" else file.state)
-    there = ("exists" if plan.head else "will be created") if asked else "the Hub was not asked"
+        table.add_row(file.path, size(file.bytes), "unchanged" if file.state == "same" else file.state)
+    existence = ("exists" if plan.head else "will be created") if compared else "not compared with the Hub"
     total = size(sum(file.bytes for file in plan.to_send))
     lines = [
-        f"{plan.kind} {plan.repository}: {there}, {'private' if plan.private else 'PUBLIC'}",
+        f"{plan.kind} {plan.repository}: {existence}, {'private' if plan.private else 'PUBLIC'}",
         f"from {relative(plan.folder)}: {len(plan.to_send)} files to send, {total}",
     ]
     if plan.others:
-        some = ", ".join(visible(name, 80) for name in plan.others[:5])
-        lines.append(f"of the repository alone, and left as they are: {some}{', ...' if len(plan.others) > 5 else ''}")
+        names = ", ".join(visible(name, 80) for name in plan.others[:5])
+        lines.append(f"only in the repository, not changed: {names}{', ...' if len(plan.others) > 5 else ''}")
     return Group(Text("\n".join(lines)), table)

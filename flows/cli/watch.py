@@ -1,4 +1,4 @@
-"""`nautile status` and `nautile logs`: what a run is doing, once or as it changes."""
+"""`nautile status`, `nautile runs` and `nautile logs`: show the state and output of runs, once or continuously."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ RunOrConfig = Annotated[
     str | None,
     typer.Argument(
         metavar="RUN|CONFIG",
-        help="A run id, or its first digits; or a configuration, as `run` takes it. Default: the live or newest run.",
+        help="A run: its id, the first digits of it, or its name; or a configuration. Default: the live or newest run.",
         autocompletion=complete_config,
     ),
 ]
@@ -26,15 +26,15 @@ def status(
     what: RunOrConfig = None,
     step: Annotated[str | None, typer.Argument(metavar="STEP", help="With --why: one step, such as pretrain.")] = None,
     why: Annotated[
-        bool, typer.Option("--why", help="Show what made the key of each missing step differ from an earlier one.")
+        bool, typer.Option("--why", help="Show why each missing step must run: what changed its key.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the table every two seconds, until Ctrl-C.")] = False,
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show a run: its state, changes, steps and time left. Without RUN: the live or newest one.
+    """Show a run: its state, changes, steps and time left. Without RUN: the live or newest run.
 
-    With a configuration: the state of each of its steps in the store, whichever run made them.
+    With a configuration: the state of each of its steps in the store, independent of the run that made them.
     """
     from rich.text import Text
 
@@ -50,18 +50,19 @@ def status(
         if watch:
 
             def read() -> list[dict[str, Any]]:
-                now = runs.run_unless_config(store, run.run if run and what else None)
-                return runs.step_rows(now) if now else []
+                current = runs.run_unless_config(store, run.run if run and what else None)
+                return runs.step_rows(current) if current else []
 
             watch_status(read, runs.run_view)
         if run is not None:
             show_as(runs.step_rows(run), as_json, runs.run_view)
             return
-        # Before the first run nothing is computed: that would take seconds, and `run` records itself within these.
-        none = (
-            f"no run in {store.root} yet: `nautile run` starts one; `nautile status CONFIG` shows what is there of one"
+        # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
+        message = (
+            f"no run in {store.root} yet: `nautile run` starts one; `nautile status CONFIG` shows which steps of a "
+            "configuration are in the store"
         )
-        show_as([], as_json, lambda _: Text(none))
+        show_as([], as_json, lambda _: Text(message))
         return
     from configs.load import load
     from flows.cli import inspect
@@ -84,19 +85,19 @@ def status(
 
 
 def runs(
-    most: Annotated[int, typer.Option("--most", "-n", min=1, help="List this many, the newest first.")] = 20,
+    most: Annotated[int, typer.Option("--most", "-n", min=1, help="Number of runs to list, newest first.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List the runs: their names, states, and what each changed against its base configuration."""
+    """List runs with their name, state, and changes from their base configuration."""
     from flows.cli.runs import list_runs, runs_table
 
     show_as(list_runs(the_store(), most), as_json, runs_table)
 
 
 def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[dict[str, Any]]], Any]) -> NoReturn:
-    """Redraw the table of the stages every two seconds, until Ctrl-C (`KeyboardInterrupt`).
+    """Redraw the status table every two seconds, until Ctrl-C (`KeyboardInterrupt`).
 
-    Without a terminal, print a line for each stage whose state has changed instead.
+    Without a terminal, print a line for each stage whose state has changed.
     """
     from rich.live import Live
     from rich.text import Text
@@ -106,7 +107,7 @@ def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[
     with live or contextlib.nullcontext():
         while True:
             previous = rows
-            with contextlib.suppress(Retryable):  # another process has the catalog open: the next read will do
+            with contextlib.suppress(Retryable):  # another process has the catalog open: read it at the next redraw
                 rows = read()
             if live is None:
                 for line in state_changes(previous, rows):
@@ -117,7 +118,7 @@ def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[
 
 
 def state_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
-    """`label: state` of each stage whose state differs between two lists of status rows."""
+    """A line `label: state` for each stage whose state differs between two lists of status rows."""
     known = {row["label"]: row["state"] for row in before}
     return [f"{row['label']}: {row['state']}" for row in after if known.get(row["label"]) != row["state"]]
 
@@ -130,22 +131,22 @@ def logs(
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="A stage, or one step: evaluate:align. Default: the one that is running, else the last.",
+            help="A stage, or one step: evaluate:align. Default: the running step, else the last.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing new output, stage after stage, until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new output as it is written, until the run ends.")
     ] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Print the last N lines; 0: all.")] = 200,
 ) -> None:
-    """Print the output of a stage's process, while it runs and after."""
+    """Print the output of a stage's process, during and after its execution."""
     from flows.cli import logs
 
     store, notes = the_store(), console_for(stderr=True)
     log = logs.choose(store, run, stage)
 
     def print_heading(log: logs.LogFile) -> None:
-        where = log.path(store) or "its log is gone"
+        where = log.path(store) or "its log has been deleted"
         notes.print(f"{log.label} of run {log.run[:8]}: {where}", style="dim", soft_wrap=True)
 
     print_heading(log)

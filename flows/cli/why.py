@@ -14,11 +14,11 @@ from store.manifest import KEY
 
 
 def explain(store: Store, config: RunConfig, only: str | None = None) -> list[CatalogRow]:
-    """A row for each step, or for the one labelled `only`.
+    """Explain each step, or only the step labelled `only`: one row per step.
 
-    `nearest` is the id of the artifact compared with: None for a step that is made, and where the store has nothing of
-    its stage. `differences` has a line for each value, file or stage version that made the key a new one, and
-    `inputs` one for each input. Raises `ConfigError` for an unknown step.
+    `nearest` is the id of the artifact that the step is compared with; None if the step is in the store, or if the
+    store has no artifact of its stage. `differences` has a line for each value, file or stage version that changes the
+    key, `inputs` a line for each input that does. Raises `ConfigError` for an unknown step.
     """
     store.refresh()
     dag = dag_in(store, config)
@@ -36,7 +36,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
             continue
         earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
         compared = [(section_differences(step, a), input_differences(step, a), a) for a in reversed(earlier)]
-        if compared:  # the fewest differences; among equals the same step's, then the newest
+        if compared:  # the artifact with the fewest differences; ties: first the same step, then the newest
             row["differences"], row["inputs"], nearest = min(
                 compared, key=lambda c: (len(c[0]), len(c[1]), c[2].manifest["label"] != step.label)
             )
@@ -45,7 +45,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
 
 
 def section_differences(step: Step, artifact: Artifact) -> list[str]:
-    """How the stage's version and the semantic fields of `step` differ from those that made `artifact`."""
+    """Differences in stage version and semantic fields between `artifact` and `step`, a line each."""
     manifest = artifact.manifest
     lines = []
     if manifest["version"] != step.stage.version:
@@ -63,7 +63,7 @@ def section_differences(step: Step, artifact: Artifact) -> list[str]:
 
 
 def input_differences(step: Step, artifact: Artifact) -> list[str]:
-    """How the inputs of `step` differ from those that `artifact` was made from."""
+    """Differences in inputs between `artifact` and `step`, a line each."""
     lines = []
     for name in sorted(artifact.manifest["inputs"].keys() | step.inputs.keys()):
         before, after = artifact.manifest["inputs"].get(name), step.inputs.get(name)
@@ -74,7 +74,7 @@ def input_differences(step: Step, artifact: Artifact) -> list[str]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> plain value of nested JSON data."""
+    """Flatten nested JSON data: dotted name -> value."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {name: leaf for key, part in items for name, leaf in _flat(part, f"{prefix}.{key}").items()}

@@ -6,7 +6,7 @@ import streamlit as st
 
 from flows.dashboard import shared
 from flows.dashboard.pages import PAGES
-from flows.run_state import AT_WORK
+from flows.run_state import LIVE
 
 EVERY_S = 5
 IDLE_S = 60  # while no run is at work; that one begins is seen after five seconds nonetheless
@@ -49,7 +49,7 @@ def main() -> None:
     )
     titles = shared.run_titles()
     run = shared.choose_run(titles)
-    at_work = any(row["stands"] in AT_WORK for row in shared.run_summaries())
+    at_work = any(row["stands"] in LIVE for row in shared.run_summaries())
     every = EVERY_S if at_work else IDLE_S  # a browser need not draw all charts again while no run changes them
 
     def watch() -> None:

@@ -14,7 +14,7 @@ from configs.changes import differences
 from evals.running.rows import read_rows
 from evals.scoring.comparison import compare, whose_gain
 from evals.scoring.scores import title_of
-from flows.run_state import PLAN, STEPS, Ask
+from flows.run_state import PLAN, STEPS, Query
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import DOLLARS, SECONDS, WAYS
 from store.artifacts import Store
@@ -41,7 +41,7 @@ GROUP BY ALL
 
 
 def compare_runs(
-    store: Store, ask: Ask, a: str, b: str, verdict: str = "strict", way: str = "generate"
+    store: Store, ask: Query, a: str, b: str, verdict: str = "strict", way: str = "generate"
 ) -> dict[str, Any]:
     """The comparison of the runs with the ids `a` and `b`. Raises `ConfigError` if one of them has no step."""
     sides = {"a": a, "b": b}
@@ -108,7 +108,7 @@ def _scores(
     return rows, None
 
 
-def _curves(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+def _curves(ask: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Last and best value of each metric that both runs measured in a step which they did not share."""
     executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
     shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
@@ -132,7 +132,7 @@ def _curves(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, Catalo
     return rows
 
 
-def _steps(ask: Ask, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+def _steps(ask: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Time and cost of what each step made, whichever run made it; `same`: both have it from one execution."""
     executions = sorted({row["execution"] for side in steps.values() for row in side.values() if row["execution"]})
     seconds = {row["execution"]: row["seconds"] for row in ask(SECONDS, executions)}

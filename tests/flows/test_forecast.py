@@ -42,7 +42,7 @@ def test_without_a_measured_reply_it_is_the_most_that_the_configuration_allows(s
     assert {f"evaluate:{model.endpoint}" for model in CONFIG.evaluate.models} <= {label for label, _ in rows}
     lines = forecast_lines(forecast_calls(steps, store))
     assert f"{FIRST:,} requests" in lines[1]
-    assert "at most, for none is measured yet; the step's budget is $5,000.00" in lines[1]
+    assert "at most; no reply is measured yet; the step's budget is $5,000.00" in lines[1]
     assert lines[-1].startswith("  in all $")
 
 

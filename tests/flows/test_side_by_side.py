@@ -56,7 +56,7 @@ def test_a_failure_lets_what_does_not_need_it_finish(run, store):
     assert process.returncode == 2, err
     assert "after_long: done" in out
     assert "stage bad failed: bad has bad input" in err
-    assert "not started, for they need what failed: after_bad, report" in err
+    assert "not started, because they need a failed step: after_bad, report" in err
     assert {artifact.manifest["label"] for artifact in store.list()} == {"long", "after_long"}
 
 
@@ -88,7 +88,7 @@ def test_by_default_a_shipped_run_is_in_order_one_step_at_a_time(name, store):
         runner.running = {step.label: step}
         assert runner._next_step() is None
         runner.running = {}
-        runner._keep(step, {kind: f"{kind}/{step.key}" for kind in step.outputs})
+        runner._record(step, {kind: f"{kind}/{step.key}" for kind in step.outputs})
     assert started == dag
 
 
@@ -103,7 +103,7 @@ def test_evaluations_of_the_default_run_leave_the_cores_to_the_training_beside_t
         for label in labels:
             runner.waiting = [step for step in runner.waiting if step.label != label]
             runner.running.pop(label, None)
-            runner._keep(dag[label], {kind: f"{kind}/{dag[label].key}" for kind in dag[label].outputs})
+            runner._record(dag[label], {kind: f"{kind}/{dag[label].key}" for kind in dag[label].outputs})
         while step := runner._next_step():
             runner.waiting.remove(step)
             runner.running[step.label] = step

@@ -50,7 +50,7 @@ def ids(made):
 def test_reason_begins_from_the_checkpoint_that_is_named(toy, store, ids):
     """By a prefix; the key has the full id, and what only led to the replaced checkpoint is left out."""
     steps = steps_of(starting(toy, reason=ids["pretrain"][:20]), store)
-    assert steps["reason"].given == {"checkpoint": ids["pretrain"]}
+    assert steps["reason"].stored_inputs == {"checkpoint": ids["pretrain"]}
     assert steps["reason"].needs == {"questions": Need("held_out", "questions")}
     left = ["held_out", "reason", "evaluate:reason", "self_distill", "evaluate:self_distill", "report"]
     assert list(steps) == left
@@ -83,7 +83,7 @@ def test_a_pretraining_branches_and_keeps_its_tokens(toy, store, ids, described)
     usual = steps_of(toy, store)
     steps = steps_of(starting(toy, pretrain=ids["align"]), store)
     assert list(steps) == list(usual)
-    assert steps["pretrain"].given == {START: ids["align"]}
+    assert steps["pretrain"].stored_inputs == {START: ids["align"]}
     assert steps["pretrain"].needs == usual["pretrain"].needs
     assert steps["distill"].key == usual["distill"].key
     assert steps["pretrain"].key != usual["pretrain"].key
@@ -91,8 +91,8 @@ def test_a_pretraining_branches_and_keeps_its_tokens(toy, store, ids, described)
 
 def test_newest_is_of_a_label_or_of_no_step_that_this_run_does(toy, store, ids):
     for start in ("newest", "newest:align"):
-        assert steps_of(starting(toy, reason=start), store)["reason"].given == {"checkpoint": ids["align"]}
-    assert steps_of(starting(toy, self_distill="newest:pretrain"), store)["self_distill"].given == {
+        assert steps_of(starting(toy, reason=start), store)["reason"].stored_inputs == {"checkpoint": ids["align"]}
+    assert steps_of(starting(toy, self_distill="newest:pretrain"), store)["self_distill"].stored_inputs == {
         "checkpoint": ids["pretrain"]
     }
 
@@ -133,7 +133,7 @@ def test_other_texts_are_refused_as_the_configuration_is_read(tmp_path, start):
 )
 def test_a_pretraining_does_not_begin_from_another_shape(toy, store, ids, described, part, field, message):
     described(model={"context": 7})  # may differ
-    assert steps_of(starting(toy, pretrain=ids["align"]), store)["pretrain"].given == {START: ids["align"]}
+    assert steps_of(starting(toy, pretrain=ids["align"]), store)["pretrain"].stored_inputs == {START: ids["align"]}
     described(**{part: {field: 1}})
     with pytest.raises(ConfigError, match=r"pretrain\.start: checkpoint/\w{12} " + message):
         resolve_starts(starting(toy, pretrain=ids["align"]), store)
@@ -149,7 +149,7 @@ def test_status_and_a_run_show_it_and_the_lineage_has_it(toy, toy_stages, store,
     assert {row["label"]: row["start"] for row in rows}["reason"] == ids["pretrain"][:23]
     assert status_table(rows).columns[3]._cells[1].plain.endswith(f"(from {ids['pretrain'][:23]})")
     run = prepare_run(config, Selection(first="reason", last="reason"), store)
-    assert [step.given for step in run.steps] == [{"checkpoint": ids["pretrain"]}]
+    assert [step.stored_inputs for step in run.steps] == [{"checkpoint": ids["pretrain"]}]
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_wrong_start_is_one_message_and_exit_code_2(store, tmp_path):
 
 def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, toy_stages, store, monkeypatch):
     step = steps_of(toy, store)["pretrain"]
-    with pytest.raises(ConfigError, match=r"pretraining of my\.toml has no saved step: it has none: it is finished"):
+    with pytest.raises(ConfigError, match=r"pretraining of my\.toml has no saved step: it is finished"):
         publish_snapshot(store, toy, "my.toml", None)
     for number in (8, 12):
         (store.root / "staging" / step.key / "scratch" / "checkpoints" / "steps" / str(number)).mkdir(parents=True)

@@ -76,7 +76,7 @@ def test_the_command_takes_an_export_of_the_store(nautile, tuned, tmp_path):  # 
     assert "is an ONNX export: add `--runtime onnx`" in err
     code, _, err = nautile("classify", export, table, "--runtime", "onnx")
     assert code == 2
-    assert f"`nautile store add {export} --kind export` brings it in" in err
+    assert f"add it with `nautile store add {export} --kind export`" in err
     assert len(err.strip().splitlines()) == 1
     code, out, err = nautile("store", "add", export, "--kind", "export", "--json")
     assert code == 0, err

@@ -1,6 +1,6 @@
-"""What commands print with `--json`, as types: documented in docs/commands.md, and what a test holds them to.
+"""Types of the `--json` outputs of commands: docs/commands.md documents them, and a test checks the commands.
 
-`VERSION` is shown by `nautile --version`. Within a version fields are only added. Commands whose output is that of an
+`nautile --version` prints `VERSION`. Within a version fields are only added. Commands that print the content of an
 artifact or a measurement (`plan`, `evaluate`, `bench`, `tune` …) are not listed: their fields may change at any time.
 """
 
@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from flows.cli.terminal import JSON_VERSION as VERSION  # defined there, for importing this module is slow
+from flows.cli.terminal import JSON_VERSION as VERSION  # defined there, because importing this module is slow
 
 __all__ = ["OUTPUTS", "VERSION"]
 
 
 class Output(BaseModel):
-    """An object of an output; a field that is not listed is none of it."""
+    """An object of an output. Fields that are not listed are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,15 +39,15 @@ class RunOutput(Output):
     state: Literal["running", "waiting", "done", "failed", "cancelled", "interrupted"]
     begun: str
     ended: str | None
-    done: int  # steps that are made or reused
-    steps: int  # of the plan
-    share: float | None  # of the whole run, 0 to 1
-    seconds_left: float | None  # without the steps whose time is not known; none unless it is running
-    steps_without_time: int | None
-    changes: list[ChangeOutput]  # against the configuration that its own builds on
-    question: str | None  # what it waits for
-    answer: str | None  # the command that answers it
-    resume: str | None  # the command that continues it
+    done: int  # steps that are done or reused
+    steps: int  # steps of the plan
+    share: float | None  # completed share of the run, 0 to 1
+    seconds_left: float | None  # without the steps whose time is unknown; null unless it is running
+    steps_without_time: int | None  # unfinished steps whose time is unknown
+    changes: list[ChangeOutput]  # from the configuration that its own extends
+    question: str | None  # the approval that it waits for
+    answer: str | None  # the command that approves it
+    resume: str | None  # the command that resumes it
     error: str | None
 
 
@@ -56,16 +56,16 @@ class StepOutput(Output):
     state: Literal["made", "damaged", "running", "waiting", "failed", "interrupted", "not made"]
     key: str
     artifacts: list[str]  # ids
-    start: str | None  # id of the artifact it begins from in place of the step before
+    start: str | None  # id of the checkpoint that `start` sets in place of that of the step before
     progress: ProgressOutput
     started: str | None  # of the last attempt
-    seconds: float | None  # of the last attempt; of a run's step that has ended, of all of its attempts
+    seconds: float | None  # of the last attempt; of all attempts if the step of a run has ended
     error: str | None
-    # Of the steps of a run alone:
+    # Only of the steps of a run:
     outcome: str | None = None  # done, reused, running, waiting, failed, cancelled, interrupted, coming, left out
     attempts: int | None = None
     calls: int | None = None
-    cached_calls: int | None = None  # of them, answered from the store
+    cached_calls: int | None = None  # calls answered from the store
     dollars: float | None = None
     run: RunOutput | None = None
 
@@ -73,7 +73,7 @@ class StepOutput(Output):
 class Reason(Output):
     label: str
     state: Literal["made", "not made"]
-    nearest: str | None  # id of the artifact it is compared with
+    nearest: str | None  # id of the artifact that the step is compared with
     differences: list[str]
     inputs: list[str]
 
@@ -84,7 +84,7 @@ class ArtifactOutput(Output):
     bytes: int
     files: int
     created: str
-    superseded: int  # 0: live; else which replaced one of its key, as in the id
+    superseded: int  # 0: current; else the number of the replaced artifact of this key, as in the id
     key: str
     execution: str
     path: str
@@ -111,7 +111,7 @@ class ManifestOutput(BaseModel):
 
 class Ancestor(Output):
     depth: int
-    name: str | None  # under which `made` read it
+    name: str | None  # name of the input, as which `made` read it
     made: str | None  # id of the artifact that read this one
     id: str
     kind: str
@@ -120,13 +120,13 @@ class Ancestor(Output):
     bytes: int
     commit: str | None
     calls: int
-    cached_calls: int  # of them, answered from the store
+    cached_calls: int  # calls answered from the store
     key: str
     execution: str
 
 
 class PairedTest(BaseModel):
-    """A paired comparison; B leads by `lead`, with its 95 % interval."""
+    """A paired test of A and B. `lead`: B minus A, with the 95 % interval `low` to `high`."""
 
     model_config = ConfigDict(extra="allow")
     n: int
@@ -167,17 +167,17 @@ class ChangedSetting(Output):
 
 
 class ComparedScore(PairedTest):
-    stage: str  # after which it was evaluated
+    stage: str  # the evaluated stage
     benchmark: str
     title: str
-    same: bool  # both runs have the one evaluation
-    gain: str  # in words
+    same: bool  # both runs use the same evaluation
+    gain: str  # the result as a sentence
 
 
 class CurveEnd(Output):
     last: float
     step: int
-    best: float | None  # of metrics of which the highest or the lowest is the best
+    best: float | None  # only of metrics where higher or lower is better
     best_step: int | None
 
 
@@ -190,7 +190,7 @@ class ComparedCurve(Output):
 
 
 class StepCost(Output):
-    """Of what the step made, whichever run made it."""
+    """State, time and cost of a step; of a reused step those of the run that made it."""
 
     state: str
     seconds: float | None
@@ -199,19 +199,19 @@ class StepCost(Output):
 
 class ComparedStep(Output):
     label: str
-    same: bool  # both runs have it from one execution
+    same: bool  # both runs use the same execution
     a: StepCost | None  # null: the run has no such step
     b: StepCost | None
 
 
 class NotCompared(Output):
-    stage: str  # after which one run or both were evaluated
+    stage: str  # the evaluated stage
     why: str
 
 
 class RunComparison(Output):
     runs: dict[Literal["a", "b"], ComparedRun]
-    settings: list[ChangedSetting] | None  # null: a run was made before settings were recorded
+    settings: list[ChangedSetting] | None  # null: one of the runs is older than the record of settings
     scores: list[ComparedScore]
     not_compared: list[NotCompared]
     curves: list[ComparedCurve]
@@ -219,7 +219,7 @@ class RunComparison(Output):
 
 
 class SweepRunOutput(Output):
-    """Own: of the steps that no run before it in the list has. What is unknown is null."""
+    """A run of a sweep. `own_*`: of the steps that no run before it in the list has. Unknown values are null."""
 
     arm: str
     seed: int | None
@@ -236,10 +236,10 @@ class SweepRunOutput(Output):
 
 
 class ArmScore(Output):
-    """An arm under one benchmark, all its seeds together; its lead over the first arm on the questions of both."""
+    """The score of an arm on a benchmark, pooled over its seeds, and its lead over the first arm."""
 
     arm: str
-    same: bool  # what it sets does not reach the evaluation, which is the first arm's
+    same: bool  # its settings do not affect the evaluation, so that it has the first arm's
     seeds: int
     n: int
     accuracy: float | None
@@ -265,7 +265,7 @@ class SweepOutput(Output):
     config: str
     verdict: Literal["strict", "lenient"]
     way: Literal["generate", "likelihood"]
-    after: str  # the stage whose evaluation is compared
+    after: str  # the evaluated stage
     arms: list[SweepRunOutput]
     metrics: list[MetricOutput]
 
@@ -281,7 +281,7 @@ class PlannedRun(Output):
 
 class SweepPlan(Output):
     runs: list[PlannedRun]
-    calls: list[str]  # the forecast of calls to paid endpoints, a line each
+    calls: list[str]  # the lines of the forecast of calls to paid endpoints
 
 
 class QuestionOutput(Output):
@@ -296,7 +296,7 @@ class QuestionOutput(Output):
 
 class Approved(Output):
     run: str
-    label: str  # empty where no note of this store names the run
+    label: str  # empty if the run is not one of this store
     message: str
     api: str | None
     since: str | None = None

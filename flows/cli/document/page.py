@@ -1,6 +1,6 @@
-"""docs/commands.md: every command with its arguments and options, and the fields of what `--json` prints.
+"""Generator of docs/commands.md: every command with its arguments and options, and the fields of its `--json` output.
 
-`python -m flows.cli.document > docs/commands.md` writes it anew.
+Run it with `python -m flows.cli.document > docs/commands.md`.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from flows.cli.main import PANELS, app
 
 _INTRODUCTION = f"""# The commands of `nautile`
 
-Made from the code by `python -m flows.cli.document > docs/commands.md`; a test compares the two. `nautile COMMAND
---help` says the same. Exit codes: 0 done, 1 a stage crashed, 2 something for you to fix (one line says what), 130 you
-stopped it. `nautile --install-completion` has your shell complete commands, stages and configurations.
+Generated from the code by `python -m flows.cli.document > docs/commands.md`; a test compares the two. `nautile COMMAND
+--help` prints the same texts. Exit codes: 0 success, 1 a stage crashed, 2 invalid input (one line explains how to fix
+it), 130 stopped by you. `nautile --install-completion` adds shell completion of commands, stages and configurations.
 
-**`--json`** prints one JSON value. Its fields are listed here for the commands that programs build upon. They are
-version {VERSION} of the outputs, which `nautile --version` names: within a version fields are only added. The output of
-a command without such a list is that of an artifact or a measurement, and may change."""
+**`--json`** prints one JSON value. For commands that other programs may rely on, its fields are listed here. They are
+version {VERSION} of the outputs, which `nautile --version` prints; within a version fields are only added. Commands
+without such a list print the content of an artifact or a measurement, which may change."""
 
 
 def document() -> str:
-    """The whole page, as Markdown."""
+    """The page as Markdown."""
     top: Any = typer.main.get_command(app)
     parts = [_INTRODUCTION]
     for panel, names in PANELS.items():
@@ -39,6 +39,7 @@ def document() -> str:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
+    """The paragraphs of a command: usage, help, table of parameters, JSON outputs."""
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     words = [parameter.metavar if parameter.required else f"[{parameter.metavar}]" for parameter in arguments]
     yield f"### `{' '.join(['nautile', name, *words])}`"
@@ -67,26 +68,26 @@ def schema_of(output: Any) -> dict[str, Any]:
 
 
 def _objects(schema: dict[str, Any]) -> Iterator[str]:
-    """A line for each kind of object in an output, the outermost first."""
+    """A line for each type of object in an output, the outermost first."""
     outermost = {schema["title"]: schema} if "properties" in schema else {}
-    for name, place in {**outermost, **schema.get("$defs", {})}.items():
-        if "properties" in place:
-            fields = ", ".join(f"`{field}` {_kind(value)}" for field, value in place["properties"].items())
-            yield f"- {name}: {fields}{'' if place.get('additionalProperties') is False else ', and more'}"
+    for name, definition in {**outermost, **schema.get("$defs", {})}.items():
+        if "properties" in definition:
+            fields = ", ".join(f"`{field}` {_kind(value)}" for field, value in definition["properties"].items())
+            yield f"- {name}: {fields}{'' if definition.get('additionalProperties') is False else ', and more'}"
 
 
-def _kind(place: dict[str, Any]) -> str:
-    """A type in a few words."""
-    if "$ref" in place:
-        name = place["$ref"].rpartition("/")[2]
+def _kind(schema: dict[str, Any]) -> str:
+    """The type of a JSON schema in a few words, such as `list of string` or `number or null`."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
         return name if name != "JsonValue" else "any"
-    if "anyOf" in place:
-        return " or ".join(_kind(other) for other in place["anyOf"])
-    if "enum" in place:
-        return " / ".join(f'"{value}"' for value in place["enum"])
-    if place.get("type") == "array":
-        return f"list of {_kind(place['items'])}"
-    if place.get("type") == "object" and "properties" not in place:
-        values = place.get("additionalProperties")
+    if "anyOf" in schema:
+        return " or ".join(_kind(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return " / ".join(f'"{value}"' for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'])}"
+    if schema.get("type") == "object" and "properties" not in schema:
+        values = schema.get("additionalProperties")
         return f"object of {_kind(values)}" if isinstance(values, dict) else "object"
-    return place["title"] if "properties" in place else str(place.get("type", "any"))
+    return schema["title"] if "properties" in schema else str(schema.get("type", "any"))

@@ -1,7 +1,7 @@
-"""`nautile compare`: two evaluations, from the store or from folders, on the questions they share; or two runs.
+"""`nautile compare`: compare two evaluations on the questions they share, or two runs.
 
-An evaluation is a folder, an artifact id, or the stage after which it was made (then the newest); a run is its id or
-its name.
+An evaluation is named by a folder, an artifact id, or the evaluated stage (its newest evaluation); a run by its id or
+name.
 """
 
 from pathlib import Path
@@ -33,13 +33,12 @@ MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
 
 
 def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
-    """The ids of two runs that are named by what they are called or their first digits; None if both names mean
-    evaluations.
+    """The ids of the two runs that `a` and `b` name (by name or first digits); None if both name evaluations.
 
-    Raises `ConfigError` for a run beside an evaluation, and for a name of several runs.
+    Raises `ConfigError` for a run and an evaluation, and for a name of several runs.
     """
-    with reading(store) as ask:
-        runs = {row["run"]: row["name"] for row in ask(RUNS, MOST_SEARCHED)}
+    with reading(store) as query:
+        runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
     labels = _evaluated(store)
     ids: list[str | None] = []
     for name in (a, b):
@@ -48,21 +47,23 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
             continue
         run = run_named(name, runs)
         if run and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
-            raise ConfigError(f"{name!r} begins the id of a run and of an evaluation: write evaluation/{name}, or more")
+            raise ConfigError(
+                f"{name!r} matches a run and an evaluation: write evaluation/{name}, or give more digits of the run"
+            )
         ids.append(run)
     match ids:
         case [None, None]:
             return None
         case [str(first), str(second)]:
             if first == second:
-                raise ConfigError(f"{a!r} and {b!r} are one run: name another to compare it with")
+                raise ConfigError(f"{a!r} and {b!r} are the same run: name another run to compare it with")
             return first, second
     run, other = (a, b) if ids[0] else (b, a)
-    raise ConfigError(f"{run!r} is a run and {other!r} is none: compare two runs, or two evaluations")
+    raise ConfigError(f"{run!r} is a run and {other!r} is not: compare two runs, or two evaluations")
 
 
 def check_choices(verdict: str, way: str) -> None:
-    """Raise `ConfigError` for a verdict or a way of asking that there is not."""
+    """Raise `ConfigError` for an unknown `--verdict` or `--way`."""
     if verdict not in VERDICTS:
         raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
     if way not in WAYS:
@@ -70,7 +71,7 @@ def check_choices(verdict: str, way: str) -> None:
 
 
 def _evaluated(store: Store) -> dict[str, str]:
-    """Stage and label -> id of the newest evaluation made after it."""
+    """Evaluated stage, and label of the evaluation -> id of the newest evaluation."""
     names: dict[str, str] = {}
     for artifact in store.list("evaluation"):
         label = artifact.manifest["label"]
@@ -79,9 +80,10 @@ def _evaluated(store: Store) -> dict[str, str]:
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
-    """The comparison, with the names of both models. Raises `ConfigError` for what is not an evaluation.
+    """Compare two evaluations; the result includes the names of both models and `warnings`.
 
-    `warnings`: where the two, or their checkpoints, were made on other machines or with other libraries.
+    `warnings`: differences in machine or libraries between the two evaluations or their checkpoints. Raises
+    `ConfigError` for a name that is not an evaluation.
     """
     check_choices(verdict, way)
     store.refresh()
@@ -95,7 +97,7 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
 
 
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
-    """The table, and the first `shown` samples whose verdict changed, lost ones first."""
+    """The table of tests, and the first `shown` samples whose verdict changed, lost ones first."""
     table = comparison_table(comparison, "A", "B")
     changed = sorted(
         comparison["changed"], key=lambda sample: (sample["change"] != "lost", sample["benchmark"], sample["index"])
@@ -130,10 +132,10 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
         for side in SIDES
     ]
     if comparison["settings"] is None:
-        parts.append(Text("settings: unknown, for a run was made before they were recorded", "yellow"))
+        parts.append(Text("settings: unknown, because one of the runs is older than their record", "yellow"))
     else:
         changes = [Change(**change) for change in comparison["settings"]]
-        parts.append(Text(f"settings, A -> B: {describe_changes(changes, None) or 'none differs'}", "bold"))
+        parts.append(Text(f"settings, A -> B: {describe_changes(changes, None) or 'no differences'}", "bold"))
     scores = FittingTable("after", "benchmark", "n", "A %", "B %", "p")
     for row in comparison["scores"]:
         shares = [f"{100 * row[side]:.1f}" for side in SIDES]
@@ -150,7 +152,7 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
     for heading, table in (
         ("Scores on the same questions", scores),
         ("Curves", curves),
-        ("Time and cost, whichever run made it", steps),
+        ("Time and cost (of reused steps: when they were made)", steps),
     ):
         if table.rows:
             parts += [Text(), Text(heading, "bold"), table]
@@ -160,14 +162,14 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
 
 
 def gain_lines(comparison: dict[str, Any]) -> list[str]:
-    """A sentence for each score that two runs do not share: which run is better, and by how much, or why none is."""
+    """A sentence for each score that differs: which run is better and by how much, or why they are not compared."""
     rows = [row for row in comparison["scores"] if not row["same"]]
     gains = [f"after {row['stage']}, {row['title']}: {row['gain']}" for row in rows]
     return [*gains, *(f"after {row['stage']}: not compared, {row['why']}" for row in comparison["not_compared"])]
 
 
 def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Label, and time and cost of A and B, of each step and in all; empty where unknown."""
+    """Rows of each step and of the total: label, then times of A and B and costs of A and B; empty where unknown."""
     forms = (("seconds", duration), ("dollars", dollars))
     rows = []
     for row in comparison["steps"]:
@@ -183,9 +185,9 @@ def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def _environment_warnings(store: Store, a: str, b: str) -> list[str]:
-    """What differs between the environments that two evaluations, and the checkpoints they read, were made in."""
+    """Differences between the environments of two evaluations, and between those of their checkpoints, a line each."""
     if Path(a).is_dir() or Path(b).is_dir():
-        return []  # a folder outside the store does not say where it was made
+        return []  # a folder outside the store has no record of its environment
     evaluations = [store.get(name) for name in (a, b)]
     inputs = [evaluation.manifest["inputs"].get("checkpoint") for evaluation in evaluations]
     checkpoints = [store.find(*full_id.split("/")) if full_id else None for full_id in inputs]
@@ -197,7 +199,7 @@ def _environment_warnings(store: Store, a: str, b: str) -> list[str]:
 
 
 def _read_evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:
-    """Model and rows of an evaluation: an id in the store, or a folder."""
+    """The model and the rows of an evaluation, which `name` gives as an artifact id or a folder."""
     folder = Path(name)
     if not folder.is_dir():
         folder = named_or_newest(store, "evaluation", name).path

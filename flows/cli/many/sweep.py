@@ -1,4 +1,4 @@
-"""`nautile sweep`: many runs from one file, and a table that compares them."""
+"""`nautile sweep`: run the arms of a sweep file, and print tables that compare them."""
 
 import json
 from pathlib import Path
@@ -16,18 +16,18 @@ def sweep(
     ],
     parallel: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Runs at a time. Default: as many as [resources] has slots in all."),
+        typer.Option(min=1, metavar="N", help="Maximum parallel runs. Default: the total number of [resources] slots."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the runs, and what each would reuse and compute.")
+        bool, typer.Option("--dry-run", help="Only print the runs, and the steps that each would reuse and compute.")
     ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Print the table of what is done, and run nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Run more than 20.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only print the tables of the finished runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Allow more than 20 runs.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a configuration with several settings, and compare the arms: scores, paired tests, time and cost.
 
-    Each arm is a run as `nautile run` makes it, and reuses what its settings allow. The same command resumes.
+    Each arm is a run of `nautile run` and reuses all artifacts that its settings allow. The same command resumes.
     """
     from common.errors import ConfigError
     from flows.sweep.arms import read_sweep
@@ -35,27 +35,27 @@ def sweep(
     from store.catalog import Catalog
 
     if dry_run and report:
-        raise ConfigError("--dry-run says what would run, --report what has run: give one of them")
+        raise ConfigError("--dry-run and --report cannot be combined: pass one of them")
     store = the_store()
-    read = read_sweep(file, store, many=yes or dry_run or report)
+    sweep_file = read_sweep(file, store, many=yes or dry_run or report)
     if dry_run:
-        show_as(planned(read, store), as_json, plan_view)
+        show_as(planned(sweep_file, store), as_json, plan_view)
         return
     console = console_for(stderr=as_json)
     code = 0
     if not report:
         from flows.sweep.execute import run_sweep
 
-        for line in planned(read, store)["calls"]:
+        for line in planned(sweep_file, store)["calls"]:
             console.print(line, soft_wrap=True)
-        read.save(store)
-        code = run_sweep(read, store, parallel, lambda line: console.print(line, soft_wrap=True))
+        sweep_file.save(store)
+        code = run_sweep(sweep_file, store, parallel, lambda line: console.print(line, soft_wrap=True))
     store.refresh(events=True)
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile sweep {file}` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.ingest()
-    result = sweep_report(store, read.record(), lambda sql, *parameters: catalog.query(sql, parameters))
+    result = sweep_report(store, sweep_file.record(), lambda sql, *parameters: catalog.query(sql, parameters))
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
@@ -65,26 +65,26 @@ def sweep(
 
 
 def planned(sweep: Any, store: Any) -> dict[str, Any]:
-    """What each run would reuse from the store, get from a run before it, and compute; and the paid calls of all."""
+    """The steps that each run would reuse, share with a run before it, and compute; and the forecast of paid calls."""
     from flows.forecast import forecast_calls, forecast_lines
     from flows.selection import is_in_store
 
-    seen, runs, to_make = set[str](), [], []
+    known_keys, runs, to_compute = set[str](), [], []
     for run in sweep.runs:
         row: dict[str, Any] = {"arm": run.arm, "seed": run.seed, "settings": list(run.settings)}
         row |= {"reused": [], "shared": [], "computed": []}
         for step in run.prepared.steps:
-            where = "reused" if is_in_store(store, step) else "shared" if step.key in seen else "computed"
-            row[where].append(step.label)
-            if where == "computed":
-                to_make.append(step)
-            seen.add(step.key)
+            origin = "reused" if is_in_store(store, step) else "shared" if step.key in known_keys else "computed"
+            row[origin].append(step.label)
+            if origin == "computed":
+                to_compute.append(step)
+            known_keys.add(step.key)
         runs.append(row)
-    return {"runs": runs, "calls": forecast_lines(forecast_calls(to_make, store))}
+    return {"runs": runs, "calls": forecast_lines(forecast_calls(to_compute, store))}
 
 
 def plan_view(plan: dict[str, Any]) -> Any:
-    """A paragraph for each run, then the forecast."""
+    """The output of `--dry-run`: a paragraph for each run, then the forecast of paid calls."""
     from rich.text import Text
 
     lines = []
@@ -100,7 +100,7 @@ def plan_view(plan: dict[str, Any]) -> Any:
 
 
 def report_view(report: dict[str, Any]) -> Any:
-    """A table for each benchmark, then one of the runs."""
+    """The report of a sweep: a table for each benchmark, then a table of the runs."""
     from rich.console import Group
     from rich.text import Text
 
@@ -117,7 +117,7 @@ def report_view(report: dict[str, Any]) -> Any:
     if report["metrics"]:
         parts += [Text(note(report), "dim"), Text()]
     else:
-        parts += [Text(f"no evaluation after {report['after']} is done yet"), Text()]
+        parts += [Text(f"no evaluation after {report['after']} is finished yet"), Text()]
     table = FittingTable("run", "state", "steps", "time (own)", "paid (own)", "id")
     for row in report["arms"]:
         table.add_row(*run_cells(row))
@@ -132,7 +132,7 @@ def run_title(row: dict[str, Any]) -> str:
 
 
 def note(report: dict[str, Any]) -> str:
-    """How the tables of a report are to be read."""
+    """The explanation below the tables of a report: tests, pooling of seeds, correction."""
     seeds = max(row["seeds"] for metric in report["metrics"] for row in metric["arms"])
     pooled = "; a problem's verdict is its mean over the seeds" if seeds > 1 else ""
     return (
@@ -158,7 +158,7 @@ def metric_cells(row: dict[str, Any], first: str) -> list[str]:
 
 
 def run_cells(row: dict[str, Any]) -> list[str]:
-    """The cells of one run; own: of the steps that no run above has. What is unknown is empty."""
+    """The cells of one run. "Own" time and cost are of the steps that no run above has; unknown values are empty."""
     from common.text import dollars, duration
 
     amounts = []

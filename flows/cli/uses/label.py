@@ -1,4 +1,4 @@
-"""`nautile distill --label`: a teacher labels texts, as a step by itself."""
+"""`nautile distill --label`: label texts with a teacher model, as a single step."""
 
 from common.errors import ConfigError
 from configs.endpoint import with_fallbacks
@@ -11,7 +11,10 @@ from tasks.label import label
 def label_texts(
     store: Store, run: LabelRun, questions: str | None, command: str, force: bool, as_json: bool
 ) -> Artifact:
-    """The artifact of labels. `questions`: the one with the benchmarks' questions, which no text may overlap."""
+    """Run the labelling, or reuse it; returns the artifact of labels.
+
+    `questions`: id of an artifact with benchmark questions; texts that overlap with them are left out.
+    """
     names = with_fallbacks([run.label.teacher], run.endpoints)
     section = {
         "label": run.label.model_dump(mode="json"),
@@ -19,8 +22,8 @@ def label_texts(
     }
     inputs = {}
     if questions is not None:
-        screened = store.get(questions)
-        if screened.kind != "questions":
-            raise ConfigError(f"--questions {questions}: is an artifact of kind {screened.kind!r}, not 'questions'")
-        inputs["questions"] = screened.id
+        artifact = store.get(questions)
+        if artifact.kind != "questions":
+            raise ConfigError(f"--questions {questions}: is an artifact of kind {artifact.kind!r}, not 'questions'")
+        inputs["questions"] = artifact.id
     return run_step(label, section, inputs, store, command=command, force=force, as_json=as_json)["labels"]

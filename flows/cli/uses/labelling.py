@@ -1,7 +1,7 @@
-"""`nautile extract` and `nautile classify`: a table of texts in, an answer for each row out.
+"""`nautile extract` and `nautile classify`: run a model on each row of a table of texts.
 
-Both are steps like those of a pipeline: the same file, model and options are answered once, and what was interrupted is
-resumed by the same command.
+Both run as steps, like those of a pipeline: the same file, model and options reuse the earlier result, and the same
+command resumes an interrupted step.
 """
 
 import json
@@ -30,10 +30,10 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A table of t
 ColumnOption = Annotated[str, typer.Option("--text", metavar="COLUMN", help="The column of the texts.")]
 OutOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Also write the table with the answers here: .csv, .jsonl or .parquet."),
+    typer.Option(metavar="FILE", help="Also write the table with the answers to FILE: .csv, .jsonl or .parquet."),
 ]
 InstructionsOption = Annotated[
-    str, typer.Option(help="What stands before every text. Default: what the checkpoint was tuned with.")
+    str, typer.Option(help="The prompt before every text. Default: the instructions of the tuning.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Answer again; the old artifact is kept.")]
 
@@ -43,26 +43,26 @@ def extract(
     file: FileArgument,
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The JSON schema of a document. Default: that of a model tuned on entities."),
+        typer.Option(metavar="FILE", help="JSON schema of a document. Default: that of a model tuned on entities."),
     ] = None,
     text: ColumnOption = "text",
     out: OutOption = None,
     all_spans: Annotated[
-        bool, typer.Option("--spans", help='All strings must stand in the text, not only those with "x-span": true.')
+        bool, typer.Option("--spans", help='All strings must occur in the text, not only those with "x-span": true.')
     ] = False,
     instructions: InstructionsOption = "",
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a reply, at most. Default: what the text leaves.")
+        int | None, typer.Option(min=1, help="Maximum tokens of a reply. Default: what the text leaves of the context.")
     ] = None,
-    thinking: Annotated[int, typer.Option(min=0, help="Tokens that the model may think before it answers.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="Replies that are decoded at the same time.")] = 16,
+    thinking: Annotated[int, typer.Option(min=0, help="Maximum reasoning tokens before the answer.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy decoding.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the sampling.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Number of replies decoded in parallel.")] = 16,
     runtime: RuntimeOption = "jax",
     force: ForceOption = False,
     as_json: Json = False,
 ) -> None:
-    """Extract a JSON document from every text, held to a schema, and check it against the text."""
+    """Extract a JSON document from every text, constrained to a schema, and check it against the text."""
     from common.files import read_bounded_json
     from configs.labelling import ExtractConfig
     from configs.model import TokenizerConfig
@@ -79,11 +79,11 @@ def extract(
     if schema is not None:
         shape = read_bounded_json(schema)
         tokenizer = TokenizerConfig.model_validate(read_bounded_json(artifact.path / "config.json")["tokenizer"])
-        Constraint(tokenizer_for(tokenizer), shape, str(schema))  # refused here, before a process is started
+        Constraint(tokenizer_for(tokenizer), shape, str(schema))  # raises for an unusable schema
     else:
         labels = read_label_set(artifact.path)
         if labels is None or labels.form != "entities":
-            raise ConfigError("--schema: is needed, because this checkpoint was not tuned on entities")
+            raise ConfigError("--schema: required, because this checkpoint was not tuned on entities")
         shape = entity_schema(labels.labels)
     texts, digest = _texts(file, text, out)
     section = ExtractConfig(
@@ -91,16 +91,16 @@ def extract(
         spans="all" if all_spans else "marked", instructions=instructions, max_tokens=max_tokens, thinking=thinking,
         temperature=temperature, seed=seed, slots=slots,
     )  # fmt: skip
-    made = _run(stage, section, artifact, store, force=force, as_json=as_json)
+    result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
         columns = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
-        _write_out(out, texts, digest, made.path / ROWS, columns)
+        _write_out(out, texts, digest, result.path / ROWS, columns)
 
     def lines(facts: dict[str, Any]) -> list[str]:
-        counted = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
-        return [counted, *(f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items())]
+        total = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
+        return [total, *(f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items())]
 
-    _show(made, out, as_json, lines)
+    _show(result, out, as_json, lines)
 
 
 def classify(
@@ -108,22 +108,29 @@ def classify(
     file: FileArgument,
     labels: Annotated[
         str,
-        typer.Option(metavar="A,B,C", help="The labels, of a checkpoint that was not tuned for any; or some of them."),
+        typer.Option(
+            metavar="A,B,C",
+            help="The labels to choose from; required if the checkpoint was not tuned on labels.",
+        ),
     ] = "",
     text: ColumnOption = "text",
-    gold: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the right labels, to score against.")] = "",
+    gold: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column of the correct labels, to compute scores.")
+    ] = "",
     out: OutOption = None,
     instructions: InstructionsOption = "",
-    longest: Annotated[int, typer.Option(min=1, help="With --labels: tokens of a text; the rest is cut off.")] = 128,
+    longest: Annotated[
+        int, typer.Option(min=1, help="With --labels: maximum tokens of a text; longer texts are cut.")
+    ] = 128,
     threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Abstain below this probability. Default: as tuned.")
+        float | None, typer.Option(min=0, max=1, help="Abstain below this probability. Default: that of the tuning.")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Texts of one forward pass.")] = 16,
+    rows: Annotated[int, typer.Option(min=1, help="Batch size: texts per forward pass.")] = 16,
     runtime: RuntimeOption = "jax",
     force: ForceOption = False,
     as_json: Json = False,
 ) -> None:
-    """Label every text: by what the checkpoint was tuned for, or zero-shot by the likelihood of --labels."""
+    """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
     from configs.labelling import ClassifyConfig
     from data.labelled.label_set import read_label_set
     from tasks.classify import ROWS
@@ -133,7 +140,7 @@ def classify(
     artifact = _checkpoint(store, checkpoint, runtime)
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
-        raise ConfigError("--labels: are needed, because this checkpoint was not tuned for labels")
+        raise ConfigError("--labels: required, because this checkpoint was not tuned on labels")
     texts, digest = _texts(file, text, out)
     try:
         section = ClassifyConfig(
@@ -142,10 +149,10 @@ def classify(
         )  # fmt: skip
     except ValidationError as error:
         raise ConfigError(f"--labels: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
-    made = _run(stage, section, artifact, store, force=force, as_json=as_json)
+    result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
         columns = {name: name for name in ("label", "probability", "abstained", "likeliest")}
-        _write_out(out, texts, digest, made.path / ROWS, {"number": "row", **columns, "reason": "refused"})
+        _write_out(out, texts, digest, result.path / ROWS, {"number": "row", **columns, "reason": "refused"})
 
     def lines(facts: dict[str, Any]) -> list[str]:
         counts = [f"  {facts['labelled'][label]:,} {label}" for label in facts["labels"]]
@@ -157,11 +164,14 @@ def classify(
             *(uncalibrated if facts["zero_shot"] else []),
         ]
 
-    _show(made, out, as_json, lines)
+    _show(result, out, as_json, lines)
 
 
 def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
-    """The artifact of a checkpoint, or of an export: a step's inputs are artifacts, so that its lineage is known."""
+    """The artifact of a checkpoint or an export. Raises `ConfigError` for a folder outside the store.
+
+    The inputs of a step must be artifacts, because its lineage consists of artifacts.
+    """
     from flows.cli.inspect import checkpoint_artifact
     from model.runtimes.load import check_runtime
 
@@ -169,18 +179,18 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
     check_runtime(runtime, folder)
     if artifact is None:
         words = [str(folder), *(["--kind", "export"] if runtime == "onnx" else [])]
-        raise ConfigError(f"{folder} is not in the store; `nautile store add {shlex.join(words)}` brings it in")
+        raise ConfigError(f"{folder} is not in the store: add it with `nautile store add {shlex.join(words)}`")
     return artifact
 
 
 def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", str]:
-    """The table of texts, and its digest. Raises `ConfigError` for a file that is none, or an unusable `--out`."""
+    """The table of texts, and its digest. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
     from configs.labelling import TextsConfig
     from configs.tune import SUFFIXES
     from data.labelled.texts import check_writable, read_texts
 
     if file.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"{file}: is none of {', '.join(SUFFIXES)}")
+        raise ConfigError(f"{file}: the suffix must be one of {', '.join(SUFFIXES)}")
     if out is not None:
         check_writable(out)
         if out.resolve() == file.resolve():
@@ -188,36 +198,37 @@ def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", st
     texts = TextsConfig.model_validate(
         {"reader": SUFFIXES[file.suffix.lower()], "path": str(file), "text_column": column}
     )
-    table, _ = read_texts(texts)  # what is wrong with it is said before a process is started
+    table, _ = read_texts(texts)  # raises for an invalid table before a process starts
     return texts, table.sha256
 
 
 def _run(
     stage: "Stage", section: "Section", checkpoint: "Artifact", store: "Store", *, force: bool, as_json: bool
 ) -> "Artifact":
-    """Run or reuse the step; its artifact."""
+    """Run the step, or reuse it; returns its artifact."""
     from flows.cli.uses.step import run_step
 
-    [made] = run_step(
+    [artifact] = run_step(
         stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
         command=shlex.join(["nautile", *sys.argv[1:]]), force=force, as_json=as_json,
     ).values()  # fmt: skip
-    return made
+    return artifact
 
 
-def _show(made: "Artifact", out: Path | None, as_json: bool, lines: Callable[[dict[str, Any]], list[str]]) -> None:
-    """Print the facts of what was made, as JSON or in `lines`, and where it is."""
-    facts = {**made.manifest["facts"], "artifact": made.id, "folder": str(made.path), "out": out and str(out)}
-    where = [f"{made.id}: {made.path}"]
+def _show(artifact: "Artifact", out: Path | None, as_json: bool, lines: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Print the facts of the artifact, as JSON or as `lines` formats them, and its location."""
+    facts = {**artifact.manifest["facts"], "artifact": artifact.id}
+    facts |= {"folder": str(artifact.path), "out": out and str(out)}
+    locations = [f"{artifact.id}: {artifact.path}"]
     if out is not None:
-        where.append(f"written to {out}")
-    show_as(facts, as_json, lambda facts: "\n".join([*lines(facts), *where]))
+        locations.append(f"written to {out}")
+    show_as(facts, as_json, lambda facts: "\n".join([*lines(facts), *locations]))
 
 
 def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns: dict[str, str]) -> None:
-    """Write the table with the answers in `rows` to `out`. `columns`: of the answers, and what they are called there.
+    """Write the table of texts with the answers of the file `rows` to `out`. `columns`: column of `rows` -> new name.
 
-    In JSON lines a document is what its text holds.
+    In JSON lines, extracted documents are written as objects instead of strings.
     """
     from data.labelled.table import read_table
     from data.labelled.texts import read_texts, with_answers, write_rows

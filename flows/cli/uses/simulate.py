@@ -1,4 +1,4 @@
-"""`nautile simulate`: put a survey to a checkpoint in the place of personas, as a step with artifacts and resume."""
+"""`nautile simulate`: simulate a survey of personas with a checkpoint, as a single step."""
 
 import json
 import shlex
@@ -38,18 +38,22 @@ def simulate(
             "held-out respondents.",
         ),
     ] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Ask so many personas. Default: all.")] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of personas. Default: all.")] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="FIELDS", help="Fields that groups are made of: age,region.")
+        str | None, typer.Option("--by", metavar="FIELDS", help="Fields that define the groups: age,region.")
     ] = None,
-    orders: Annotated[int, typer.Option(min=1, help="Orders of the options that are averaged over, at most.")] = 8,
-    answer: Annotated[str, typer.Option(help="What is weighed: letter or text of an option.")] = "letter",
+    orders: Annotated[
+        int, typer.Option(min=1, help="Maximum number of option orders whose probabilities are averaged.")
+    ] = 8,
+    answer: Annotated[str, typer.Option(help="Score the letter or the text of an option.")] = "letter",
     template: Annotated[
-        str, typer.Option(help="chat: the chat template without reasoning; plain: bare text.")
+        str, typer.Option(help="chat: the chat template without reasoning; plain: the text alone.")
     ] = "chat",
-    seed: Annotated[int, typer.Option(min=0, help="Of the orders, of who is drawn, and of the intervals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed of the option orders, the sample of personas and the intervals.")
+    ] = 0,
     rows_at_once: Annotated[
-        int, typer.Option(min=1, help="Rows of one forward pass: more is faster, and larger.")
+        int, typer.Option(min=1, help="Batch size: rows per forward pass. Larger is faster and needs more memory.")
     ] = 32,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Also write the rows to this Parquet file.")
@@ -57,13 +61,15 @@ def simulate(
     training: Annotated[
         Path | None,
         typer.Option(
-            "--training", metavar="FILE", help="Ask nobody; write the survey's human answers as rows for tune (.jsonl)."
+            "--training",
+            metavar="FILE",
+            help="Do not simulate; write the survey's human answers as training rows for `nautile tune` (.jsonl).",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Ask again; the old artifact is kept.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Simulate again; the old artifact is kept.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a survey: option probabilities by persona and group, beside humans and baselines."""
+    """Simulate a survey: option probabilities by persona and group, compared with human answers and baselines."""
     from pydantic import ValidationError
 
     from configs.survey import SimulateConfig
@@ -76,23 +82,25 @@ def simulate(
 
     if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
-    chosen = load_survey(survey)
+    survey_config = load_survey(survey)
     fields = [field.strip() for field in (by or "").split(",") if field.strip()]
-    if not fields and chosen.respondents is None and personas is None:
-        fields = list(dict.fromkeys(field for question in chosen.questions for field in question.groups))
+    # Published shares have no respondents, only groups: compare by the fields of those.
+    if not fields and survey_config.respondents is None and personas is None:
+        fields = list(dict.fromkeys(field for question in survey_config.questions for field in question.groups))
     settings = {"orders": orders, "answer": answer, "template": template, "seed": seed, "rows_at_once": rows_at_once}
-    asked = personas_config(personas) if personas else None
+    people = personas_config(personas) if personas else None
     try:
-        config = SimulateConfig.model_validate({"personas": asked, "n": n, "by": fields, **settings})
+        config = SimulateConfig.model_validate({"personas": people, "n": n, "by": fields, **settings})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(f"--{'.'.join(map(str, first['loc'])) or 'by'}: {first['msg']}") from None
     if training is not None:
-        console_for().print(write_training_rows(chosen, config, training), soft_wrap=True)
+        console_for().print(write_training_rows(survey_config, config, training), soft_wrap=True)
         return
     store = the_store()
     checkpoint = checkpoint or named_or_newest(store, "checkpoint", None).id
-    section = {"survey": chosen.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
+    section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
+    # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]
     for name, value in {"personas": personas, "n": n, "by": by, **settings}.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
@@ -116,7 +124,7 @@ def simulate(
 
 
 def write_training_rows(survey: "SurveyConfig", config: "SimulateConfig", path: Path) -> str:
-    """Write the rows that `nautile tune` learns the survey's shares from; a sentence of what was written."""
+    """Write the survey's human answers as training rows for `nautile tune`; returns a summary sentence."""
     from data.surveys.reading import read_respondents
     from data.surveys.training import FEWEST, training_rows
 

@@ -1,7 +1,7 @@
-"""One step by itself, without a pipeline and without Prefect: what `nautile tune` and the other uses of a model run.
+"""Run a single step without a pipeline and without Prefect: for `nautile tune` and the other uses of a model.
 
-The step is a stage like any other: its key decides what is reused, its staging folder what is resumed, and its
-attempts, metrics and calls are rows of the catalog.
+The step is a stage like any other: its key determines reuse, its staging folder allows it to resume, and its attempts,
+metrics and calls are rows of the catalog.
 """
 
 import uuid
@@ -33,11 +33,11 @@ def run_step(
     force: bool,
     as_json: bool,
 ) -> dict[str, Artifact]:
-    """Run `stage`, or reuse what it has made of the same section and inputs. Returns its artifacts by kind.
+    """Run `stage`, or reuse its artifacts of the same section and inputs. Returns its artifacts by kind.
 
-    `inputs`: name -> artifact id. `command`: the shell command that resumes it, which a failure prints. Progress goes
-    to standard output, to standard error where that is for JSON. Raises `ConfigError` and `Retryable` as the stage
-    does, and `typer.Exit` after a crash has been printed.
+    `inputs`: name -> artifact id. `command`: the shell command that resumes the step, printed after a failure. Progress
+    goes to standard output, with `as_json` to standard error. Raises `ConfigError` and `Retryable` like the stage, and
+    `typer.Exit` after it has printed a crash.
     """
     out, err = console_for(stderr=as_json), console_for(stderr=True)
     context = RunContext(f"{stage.name}-{uuid.uuid4().hex[:8]}", str(store.root), force, stage.name, resume=command)

@@ -1,4 +1,4 @@
-"""`nautile tune`: fine-tune a checkpoint of the store on labelled rows, as a step by itself, and print its scores."""
+"""`nautile tune`: fine-tune a checkpoint of the store on labelled rows, as a single step, and print its scores."""
 
 from typing import Any
 
@@ -17,13 +17,10 @@ from tasks.tune import tune
 
 
 def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: bool) -> dict[str, Any]:
-    """Tune, or reuse what the same section made; the ids of what was made, and the report.
-
-    Raises as `run_step`.
-    """
+    """Tune, or reuse an equal tuning; returns the ids of the artifacts, and the report. Raises like `run_step`."""
     config = run.tune
     try:
-        checkpoint = checkpoint_named(store, config.start or "newest", made_here=("tune",))
+        checkpoint = checkpoint_named(store, config.start or "newest", own_labels=("tune",))
     except ConfigError as error:
         raise ConfigError(f"tune.start: {error}") from None
     inputs = {"checkpoint": checkpoint.id}
@@ -33,19 +30,20 @@ def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: boo
         inputs["labels"] = labels.id
         update["data"] = config.data.model_copy(update={"path": labels.full_id})
     section = {"tune": config.model_copy(update=update).model_dump(mode="json")}
-    made = run_step(tune, section, inputs, store, command=command, force=force, as_json=as_json)
-    report = read_json(made["tuning"].path / "tuning.json") or {}
-    return {"checkpoint": made["checkpoint"].id, "tuning": made["tuning"].id, "start": checkpoint.id, "report": report}
+    artifacts = run_step(tune, section, inputs, store, command=command, force=force, as_json=as_json)
+    report = read_json(artifacts["tuning"].path / "tuning.json") or {}
+    ids = {kind: artifacts[kind].id for kind in ("checkpoint", "tuning")}
+    return {**ids, "start": checkpoint.id, "report": report}
 
 
 def tuning_view(result: dict[str, Any]) -> RenderableType:
-    """The table of the scores with what was left out, the leads, and the commands that come next."""
+    """The number of rows used and left out, the table of scores, the leads, and the ids of the artifacts."""
     report = result["report"]
     columns, rows = arm_rows(report)
     counts, data = report["rows"], report["data"]
     lines = [
-        f"{counts['train']:,} rows to learn from, {counts['validation']:,} for calibration, {counts['test']:,} to test "
-        f"on; {data['duplicates']:,} copies and {data['contradictory']:,} rows with several labels left out"
+        f"{counts['train']:,} rows for training, {counts['validation']:,} for calibration, {counts['test']:,} for "
+        f"testing; left out: {data['duplicates']:,} duplicates and {data['contradictory']:,} rows with several labels"
     ]
     if data["leaked"]:
         shared = ", ".join(f"{count:,} with {name}" for name, count in data["leaked"].items())

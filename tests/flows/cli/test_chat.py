@@ -103,7 +103,7 @@ def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
     converse(None, console_for(), True, "checkpoint/0123456789ab")
     out = capsys.readouterr().out
     assert asked == ["2 + 2"]
-    assert out.startswith("checkpoint/0123456789ab. Each question stands alone.")
+    assert out.startswith("checkpoint/0123456789ab. Each question is answered without the previous ones.")
     assert out.count("/exit  end the chat") == 2
     assert "no command /what" in out
     monkeypatch.setattr(sys, "stdin", io.StringIO("/exit\n"))
@@ -161,7 +161,7 @@ def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_
     assert code == 0, err
     assert (tmp_path / "back" / "weights.safetensors").read_bytes() == (checkpoint / "weights.safetensors").read_bytes()
     code, _, err = nautile("export", checkpoint, tmp_path / "other", "--format", "gguf")
-    assert (code, "--format gguf: is not one of nautile" in err) == (2, True)
+    assert (code, "--format gguf: not one of nautile" in err) == (2, True)
     code, _, err = nautile("export", checkpoint, tmp_path / "out")
     assert (code, "already holds something" in err) == (2, True)
 
@@ -193,7 +193,7 @@ def small_config() -> str:
 
 def test_the_bits_of_an_export_are_those_of_a_format_that_takes_them(nautile, checkpoint, tmp_path):
     code, _, err = nautile("export", checkpoint, tmp_path / "out", "--bits", 8)
-    assert (code, "--bits 8: goes with --format onnx or web, not nautile" in err) == (2, True)
+    assert (code, "--bits 8: only for --format onnx or web, not nautile" in err) == (2, True)
     code, _, err = nautile("export", checkpoint, tmp_path / "out", "--format", "onnx", "--bits", 8)
     assert (code, "heads of a multiple of 16" in err) == (2, True)  # this checkpoint's have 8
     assert not (tmp_path / "out").exists()

@@ -200,7 +200,7 @@ def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line
     monkeypatch.setenv("PREFECT_API_URL", service.url)
     code, out, err = command_line("up", str(TOY))
     assert (code, err) == (0, "")
-    assert "`nautile run` joins this server" in out
+    assert "`nautile run` uses this server" in out
     assert "\nexport PREFECT_API_URL=http://127.0.0.1:4299/api\n" in out
 
 

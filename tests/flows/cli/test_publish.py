@@ -93,10 +93,10 @@ def publish(made, hub, monkeypatch, capsys, tmp_path):
 def test_a_dry_run_writes_the_folders_and_asks_nobody(publish, hub, tmp_path):
     code, out, err = publish("me/small", "--dry-run", "--dataset", "me/texts", token=None)
     assert (code, err) == (0, "")
-    assert "model me/small: the Hub was not asked, private" in out
+    assert "model me/small: not compared with the Hub, private" in out
     assert "README.md" in out
     assert "data/train-00000.parquet" in out
-    assert "nothing was uploaded: published/me--small holds what would go" in out
+    assert "nothing was uploaded: published/me--small holds what would be published" in out
     card = (tmp_path / "published" / "me--small" / "README.md").read_text()
     assert "This checkpoint has no evaluation in the store" in card
     assert "- me/texts\n" in card
@@ -117,8 +117,8 @@ def test_publishing_twice_sends_once(publish, hub, tmp_path):
     hub.calls.clear()
     code, out, _ = publish("me/small", "--yes", "--dataset", "me/texts", "--license", "mit")
     assert code == 0
-    assert "me/small has all of this already: nothing was uploaded" in out
-    assert "me/texts has all of this already: nothing was uploaded" in out
+    assert "nothing was uploaded: me/small already has all of these files" in out
+    assert "nothing was uploaded: me/texts already has all of these files" in out
     assert set(hub.calls) == {"whoami", "info", "tree"}
 
 
@@ -139,8 +139,8 @@ def test_the_token_is_in_no_file_and_no_output(publish, made, tmp_path):
         (["me/small", "--yes"], "hf_unknown", "it refuses the token: set HF_TOKEN to a valid one"),
         (["me/small", "--yes"], READER, "the token has no right to write there"),
         (["them/small", "--yes"], TOKEN, "the token has no right to write there"),
-        (["me/small"], TOKEN, "nobody is here to confirm the upload: pass --yes"),
-        (["me/small", "--yes", "--format", "gguf"], TOKEN, "--format gguf: is not one of"),
+        (["me/small"], TOKEN, "there is no terminal to confirm the upload: pass --yes"),
+        (["me/small", "--yes", "--format", "gguf"], TOKEN, "--format gguf: not one of"),
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_published(publish, hub, arguments, token, message):

@@ -96,8 +96,8 @@ def test_stages_name_their_newest_evaluations(compare):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("toy", "reason"), "'toy' is a run and 'reason' is none: compare two runs, or two evaluations"),
-        (("toy", "to"), "'toy' and 'to' are one run"),
+        (("toy", "reason"), "'toy' is a run and 'reason' is not: compare two runs, or two evaluations"),
+        (("toy", "to"), "'toy' and 'to' are the same run"),
         (("nothing", "toy"), "'toy' is a run and 'nothing' is none"),
         (("toy", "b0b0", "--verdict", "harsh"), "--verdict harsh: must be strict or lenient"),
     ],

@@ -21,7 +21,7 @@ def make_all(root: Path, config: RunConfig) -> dict[str, dict[str, str]]:
     made: dict[str, dict[str, Artifact]] = {}
     for step in build_dag(config, toy_dag):
         inputs = {name: made[need.producer][need.kind] for name, need in step.needs.items()}
-        inputs |= {name: store.get(full_id) for name, full_id in step.given.items()}
+        inputs |= {name: store.get(full_id) for name, full_id in step.stored_inputs.items()}
         made[step.label] = _make(store, step, inputs)
     return {label: {kind: artifact.id for kind, artifact in kinds.items()} for label, kinds in made.items()}
 
