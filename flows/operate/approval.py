@@ -1,16 +1,16 @@
-"""Approval: a run that waits for an operator, before an expensive stage or after one that ran out of money.
+"""Approvals: pause a run for an operator, before an expensive stage or after a stage that used up its budget.
 
-The flow run is paused on Prefect's server. Its state's message and the form behind Resume show the question with the
-expected cost: what the configuration allows, and what the same step took the last time. Resume, Cancel and
-`nautile approve` answer it. A run of a deployment is suspended: it holds no process, and Prefect starts one when it is
-resumed, which reuses the steps before this one. Two runs wait in their process instead: one from a terminal, for nobody
-would start another, and a forced one, which would repeat the steps it has just run.
+The flow run is paused on Prefect's server. The message of its state and the Resume form show the question with the
+expected cost: the limits of the configuration, and what the same step took the last time. Resume, Cancel and
+`nautile approve` answer it. The run of a deployment is suspended: its process ends, and Prefect starts a new one when
+it is resumed, which reuses the finished steps. Two kinds of runs wait in their process instead: a run from a terminal,
+which Prefect cannot start again, and a forced run, which would repeat the steps that it has just executed.
 
-A note of each waiting run lies under the store, with the address of the server: `nautile run` may have brought an
-embedded server that no other process could know of.
+The store has a note of each waiting run with the address of the server, because no other process knows the address of
+an embedded server of `nautile run`.
 
-Prefect's `pause_flow_run` and `suspend_flow_run` propose the same states, but these carry no message, and the first
-goes on waiting until its time-out when the run is cancelled, and fails when the server is down for a moment.
+Prefect's `pause_flow_run` and `suspend_flow_run` set the same states, but without a message. The former also keeps
+waiting until its time-out after the run is cancelled, and fails if the server is briefly unavailable.
 """
 
 import logging
@@ -55,13 +55,13 @@ GROUP BY r.config, r.execution HAVING bool_or(r.state = 'done') ORDER BY (r.conf
 
 
 class Approval(RunInput):
-    """The form behind Resume: no fields, only the question as its description."""
+    """The Resume form in Prefect: no fields, only the question as its description."""
 
 
 def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id: str) -> None:
-    """Ask whether to start a step, if `[operation.STAGE] approve` is set and the step will not just be reused.
+    """Wait for an approval of a step, if `[operation.STAGE] approve` is set and the step will not be reused.
 
-    Raises as `ask`.
+    Raises like `ask`.
     """
     if asks_before(store, config, step, force):
         cost = expected_cost(store, config, step)
@@ -71,34 +71,34 @@ def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id
 
 
 def asks_before(store: Store, config: RunConfig, step: Step, force: bool) -> bool:
-    """Whether `before_step` asks."""
+    """Whether `before_step` waits for an approval."""
     return config.operation.of(step.stage.name).approve and (force or not is_in_store(store, step))
 
 
 def question_at_budget(
     store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, argument: str
 ) -> str | None:
-    """Whether to continue with less, if the step's money ran out in this run and its `at_budget` is "pause".
+    """The question whether to continue, if the step used up its budget in this run and `at_budget` is "pause".
 
-    None if there is nothing to ask. `argument`: see `PreparedRun`.
+    None if there is no question. `argument`: see `PreparedRun`.
     """
     if config.operation.of(step.stage.name).at_budget == "go_on":
         return None
     for artifact_id in outputs.values():
         manifest = store.get(artifact_id).manifest
         facts = manifest["facts"]
-        # An artifact of another run was asked about in that run.
+        # For an artifact of another run, that run has asked already.
         if facts.get("budget_exhausted") and manifest["run"] == run_id:
-            stage, unasked = step.stage.name, facts.get("unasked")
+            stage, unsent = step.stage.name, facts.get("unasked")
             spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
             if facts.get("dollars_unknown"):
                 spent += (
                     f"${facts['dollars_unknown']:,.4f} more perhaps for replies that were cut, late or unreadable, "
                 )
             total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
-            left = f"{unasked:,}{total} prompts were not sent" if unasked else "its work is not finished"
+            remaining = f"{unsent:,}{total} prompts were not sent" if unsent else "its work is not finished"
             return (
-                f"Stage {step.label} of {config.name} stopped at its budget: {spent}{left}. To use a larger "
+                f"Stage {step.label} of {config.name} stopped at its budget: {spent}{remaining}. To use a larger "
                 f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run `nautile run "
                 f"{argument} --from {stage} --force`: replies that were paid for are reused. Or resume "
                 "with less."
@@ -109,24 +109,25 @@ def question_at_budget(
 def ask(
     store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta, force: bool = False
 ) -> None:
-    """Pause or suspend flow run `run_id` until somebody resumes it. `key` names the `question` within the run.
+    """Pause or suspend flow run `run_id` until it is resumed. `key` identifies the `question` within the run.
 
-    A run that is retried after its end asks again, for then Prefect forgets its keys. Returns once the question is
-    answered; raises `Pause` in a run that is suspended, and `ConfigError` if nobody answers within `patience` or the
-    run is cancelled.
+    A run that is retried after its end asks again, because Prefect then forgets its keys. Returns after the approval.
+    Raises `Pause` in a run that is suspended, and `ConfigError` if there is no answer within `patience` or the run is
+    cancelled.
     """
     command = f"nautile approve {run_id[:8]}"
     message = f"{question} Resume to continue (or `{command}`); cancel the run to stop here."
     suspend = deployment.id is not None and not force
-    state_of: Any = Suspended if suspend else Paused
-    state: State[Any] = state_of(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
+    new_state: Any = Suspended if suspend else Paused
+    state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset)
     note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
         answer = client.set_flow_run_state(UUID(run_id), state)
+        # Prefect rejects a pause key that was used before: this question has been answered.
         if answer.status == SetStateStatus.REJECT and answer.state and answer.state.is_running():
-            note.unlink(missing_ok=True)  # the key was used: this question has been answered
+            note.unlink(missing_ok=True)
             return
         if answer.status != SetStateStatus.ACCEPT:
             reason = getattr(answer.details, "reason", answer.status)
@@ -134,13 +135,13 @@ def ask(
         form = Approval.with_initial_data(description=message)
         form.save(keyset, flow_run_id=UUID(run_id))
         logger.warning("paused: %s", message)
-        what = {"note": f"waits for {command}", "question": message}
-        notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, **what))
+        texts = {"note": f"waits for {command}", "question": message}
+        notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, **texts))
         _create_artifact(label, message)
         note.parent.mkdir(parents=True, exist_ok=True)
-        asked = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
-        asked |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
-        write_json(note, asked)
+        fields = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
+        fields |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
+        write_json(note, fields)
         if suspend:
             raise Pause(state=answer.state)
         try:
@@ -150,17 +151,18 @@ def ask(
 
 
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
-    """One line: what the step may spend by its configuration, and what it took the last time."""
-    return f"{'; '.join([*_allowed(config, step), _last_time(store, config, step)])}."
+    """The expected cost of a step in one line: the limits of its configuration, and what it took the last time."""
+    return f"{'; '.join([*_limits(config, step), _last_time(store, config, step)])}."
 
 
 def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience: timedelta) -> None:
+    """Poll the state of the paused run until it runs again. Raises `ConfigError` if it ends instead."""
     while True:
         time.sleep(POLL_S)
         try:
             state = client.read_flow_run(run_id).state
         except httpx.HTTPError as error:
-            logger.warning("the server does not answer whether %s is approved: %s", label, error)
+            logger.warning("the server did not answer whether %s is approved: %s", label, error)
             continue
         if state is None or state.is_paused():
             continue
@@ -178,12 +180,12 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience:
 def _create_artifact(label: str, message: str) -> None:
     try:
         create_markdown_artifact(message, key="approval", description=f"{label} waits for an answer")
-    except Exception as error:  # the state's message has it as well
+    except Exception as error:  # not an error of the run: the message of the state has the question as well
         logger.warning("Prefect refused the artifact with the question about %s: %s", label, error)
 
 
-def _allowed(config: RunConfig, step: Step) -> list[str]:
-    """What the configuration allows the step: its money, tokens, prompts or optimizer steps."""
+def _limits(config: RunConfig, step: Step) -> list[str]:
+    """The limits of the step in the configuration: money, tokens, prompts or optimizer steps."""
     section: Any = step.section.get(step.stage.name) or {}
     if step.stage.name == "pretrain":
         return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
@@ -206,18 +208,18 @@ def _budget(section: dict[str, Any]) -> str:
         limits.append(f"${dollars:,.2f}")
     if tokens := section.get("budget_tokens"):
         limits.append(f"{tokens:,} tokens")
-    return f"at most {' and '.join(limits)}" if limits else "no limit of money is set"
+    return f"at most {' and '.join(limits)}" if limits else "no budget is set"
 
 
 def _last_time(store: Store, config: RunConfig, step: Step) -> str:
-    """What the step took the last time it ran here, preferably for the same configuration."""
+    """Time and cost of the last execution of the step in this store, preferably with the same configuration."""
     try:
         Catalog(store).ingest(patience=1.0)
         rows = Catalog(store).query(_LAST_TIME, [step.label, config.name], patience=1.0)
     except (CatalogBusy, ConfigError) as error:
-        return f"what it took before is not available now ({error})"
+        return f"its last time is not available now ({error})"
     if not rows or rows[0]["seconds"] is None:
-        return "it never ran here, so its time is not known"
+        return "it never ran here, so its time is unknown"
     last = rows[0]
     when: datetime = last["ended"]
     money = f" and ${last['dollars']:,.4f}" if last["dollars"] is not None else ""

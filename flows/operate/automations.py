@@ -1,8 +1,8 @@
-"""Automations of Prefect's server: end the runs whose process is gone, and show what has regressed.
+"""Automations of Prefect's server: end the runs of dead processes, and show regressions.
 
-A flow run sends a heartbeat every 30 s. One that was killed together with the process that served it would stay RUNNING
-for ever: the automation declared here marks it Crashed after 90 s of silence. That is three heartbeats, so that a
-process that was stopped for half a minute is not taken for dead.
+A flow run sends a heartbeat every 30 s. A run that was killed together with its serving process would stay RUNNING
+forever: the automation declared here marks it Crashed after 90 s without a heartbeat. That is three heartbeats, so that
+a process that was stopped for half a minute is not marked.
 """
 
 import logging
@@ -27,10 +27,10 @@ _ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def silent_runs() -> AutomationCore:
-    """Mark runs of this project whose heartbeats stopped as Crashed; other runs on the same server are left alone."""
+    """The automation that marks runs of this project as Crashed when their heartbeats stop."""
     return AutomationCore(
         name=SILENT,
-        description=f"No heartbeat for {SILENT_S} s: the process is gone, and so is the one that served it.",
+        description=f"No heartbeat for {SILENT_S} s: the process of the run and its serving process are gone.",
         trigger=EventTrigger(
             after={_BEAT},
             expect={_BEAT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
@@ -53,8 +53,7 @@ def silent_runs() -> AutomationCore:
 
 
 def on_regression(config: RunConfig) -> DeploymentEventTrigger:
-    """Start the deployment it belongs to (`flows.nightly.regression`) when an evaluation of this configuration
-    regresses."""
+    """The trigger that starts its deployment (`flows.nightly.regression`) after a regression of this configuration."""
     return DeploymentEventTrigger(
         name=f"nautile: show regressions of {config.name}",
         expect={EVENT},

@@ -1,10 +1,9 @@
 """`nautile deploy`: the pipeline, each stage and the evaluation as Prefect deployments, served here or by a work pool.
 
-Without a pool one process serves them: Prefect starts each flow run as a process of its own from here. Several runs may
-be open at once, for one that waits (for approval, for a slot) must not keep the others out. Of their steps so many
-work at a time as `[resources]` says: one on each resource unless configured otherwise. With a pool nothing is served:
-they are registered for workers, which start the flow runs, also on other machines. `prefect.yaml` is the same for
-`prefect deploy --all`.
+Without a pool this process serves them: Prefect starts each flow run as a child process. Several runs may be active in
+parallel, so that a run that waits (for an approval, for a slot) does not block others; `[resources]` limits how many of
+their steps run in parallel, by default one per resource. With a pool they are only registered for workers, which start
+the flow runs, possibly on other machines. `prefect.yaml` does the same for `prefect deploy --all`.
 """
 
 import asyncio
@@ -48,9 +47,9 @@ POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-
 
 
 def deployments(config: RunConfig, argument: str) -> list[RunnerDeployment]:
-    """The pipeline, each stage and the evaluation, and what shows a regression.
+    """The deployments of the pipeline, each stage, the evaluation, and the flow that shows a regression.
 
-    `argument`: how `config` was named, which is what the form's field `config` begins with. A second run of a
+    `argument`: the configuration as given on the command line, the default of the parameter `config`. A second run of a
     deployment waits for the first. Raises `ConfigError` if the schedule is invalid.
     """
     parameters = {"config": argument}
@@ -71,15 +70,15 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
 
 
 def deployment_name(flow_name: str, config_name: str) -> str:
-    """What the deployment of a flow is called: its stage, and the configuration, for a server may have several."""
+    """The name of a flow's deployment. It includes the configuration, because a server may have several."""
     return f"{flow_name}-{config_name}"
 
 
 def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> None:
     """Register the deployments with the API and start the runs that it schedules, until stopped.
 
-    `argument`: how `config` was named. At most `runs` flow runs are open at once. `limit`: of their steps so many work
-    at a time on each resource, in place of what `[resources]` says.
+    `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
+    of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
     os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
     asyncio.run(
@@ -90,9 +89,9 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
 def register(config: RunConfig, argument: str, pool_type: str, limit: int | None) -> str:
     """Register the deployments with their work pools on the server of PREFECT_API_URL; returns lines for the operator.
 
-    `argument`: how `config` was named. The pool without a name of its own is of `pool_type`; those of
-    `[deploy.NAME] pool` are what the server says. Raises `ConfigError` for an unknown type, a pool that does not exist,
-    a missing image, or variables that a pool refuses.
+    `argument`: the configuration as given on the command line. The default pool must have type `pool_type`; pools of
+    `[deploy.NAME] pool` may have any type. Raises `ConfigError` for an unknown type, a pool that does not exist, a
+    missing image, or variables that do not match the pool's schema.
     """
     if pool_type not in POOL_TYPES:
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
@@ -106,16 +105,16 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
 
 
 def deploy_settings(config: RunConfig) -> dict[str, DeployConfig]:
-    """Stage -> its `[deploy.STAGE]`, with the fields of `[deploy.RESOURCE]` that this does not set.
+    """Stage -> its `[deploy.STAGE]`, completed by the fields of `[deploy.RESOURCE]` that it does not set.
 
-    The resource is that of the stage's steps; of several, the one that `[resources]` has first.
+    The resource is that of the stage's steps; if they use several, the one that comes first in `[resources]`.
     """
-    used: dict[str, set[str]] = {}
+    resources_of: dict[str, set[str]] = {}
     for step in pipeline_steps(config):
         resource = config.deployment(step.stage.name).resource or step.resource
-        used.setdefault(step.stage.name, set()).add(resource)
+        resources_of.setdefault(step.stage.name, set()).add(resource)
     settings = {}
-    for stage, resources in used.items():
+    for stage, resources in resources_of.items():
         resource = min(resources, key=list(config.resources.limits()).index)
         fields: dict[str, Any] = {}
         for section in (config.deployment(resource), config.deployment(stage)):
@@ -125,9 +124,10 @@ def deploy_settings(config: RunConfig) -> dict[str, DeployConfig]:
 
 
 def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> dict[str, Any]:
-    """The variables of a pool's jobs: the store as its workers must name it, the image, and `[deploy.NAME]`'s own.
+    """The variables of a pool's jobs: the location of the store, the image, and `[deploy.NAME] job_variables`.
 
-    `environment`: more for the jobs' environment. Raises `ConfigError` if the pool needs an image and none is named.
+    `environment`: additional environment variables of the jobs. Raises `ConfigError` if the pool needs an image and
+    none is configured.
     """
     environment = {"NAUTILE_STORE": open_store().location, **environment, **deploy.job_variables.get("env", {})}
     variables = {**deploy.job_variables, "env": environment}
@@ -141,12 +141,12 @@ def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> d
 
 
 def step_limits(config: RunConfig, limit: int | None) -> dict[str, int]:
-    """How many steps of all runs work at a time on each resource."""
+    """Resource -> maximum number of parallel steps, over all runs of the server."""
     return {resource: limit or configured for resource, configured in config.resources.limits().items()}
 
 
 async def prepare(limits: dict[str, int]) -> None:
-    """Declare what all deployments of a server share: the limits of steps at work, and the end of runs gone silent."""
+    """Declare what a server's deployments share: the limits of parallel steps, and the automation for dead runs."""
     concurrency.declare(limits)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
@@ -161,13 +161,15 @@ def _served_text(config: RunConfig, argument: str) -> str:
 
 
 async def _remove_old_names(client: PrefectClient, config: str) -> list[str]:
-    """Delete the deployments of a configuration that an earlier version named after it alone; a line for each.
+    """Delete the deployments that an earlier version named only after the configuration; returns a line for each.
 
-    Their schedule would go on, and start runs whose form has other fields.
+    Otherwise their schedules would continue to start runs, with parameters that the flows no longer have.
     """
-    named = DeploymentFilter(name=DeploymentFilterName(any_=[config]), tags=DeploymentFilterTags(all_=[TAG, config]))
+    old_names = DeploymentFilter(
+        name=DeploymentFilterName(any_=[config]), tags=DeploymentFilterTags(all_=[TAG, config])
+    )
     lines = []
-    for old in await client.read_deployments(deployment_filter=named, limit=100):
+    for old in await client.read_deployments(deployment_filter=old_names, limit=100):
         flow = (await client.read_flow(old.flow_id)).name
         await client.delete_deployment(old.id)
         lines.append(f"deployment {flow}/{old.name} is now called {flow}/{deployment_name(flow, config)}")
@@ -195,7 +197,7 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
     runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
-    give_way(niceness)  # so do the flow runs that it starts, from the import of Prefect on
+    give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
     await runner.start()
 
@@ -220,7 +222,7 @@ async def _register(
     for entry, deploy in entries:
         pool = pools[deploy.pool]
         entry.work_pool_name, entry.job_variables = pool.name, job_variables(deploy, pool.type, **environment)
-        try:  # the server does the same, but names no field
+        try:  # the server validates as well, but its error does not name the field
             schema = pool.base_job_template.get("variables", {})
             validate(entry.job_variables, schema, raise_on_error=True, preprocess=True, ignore_required=True)
         except SchemaMismatch as error:

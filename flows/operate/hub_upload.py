@@ -1,10 +1,9 @@
-"""Upload of a folder to a repository of the Hugging Face Hub: what differs from what is there, in one commit.
+"""Upload of a folder to a repository of the Hugging Face Hub: new and changed files, in one commit.
 
-The files are compared by digest with the repository's own list, so the same bytes are never sent twice. A commit is
-made after all large files are there; an upload that is cut off leaves the repository as it was, and the next one
-sends only what the Hub does not have yet.
+The files are compared with the repository by digest, so that no file is sent twice. The commit is made after all large
+files are uploaded: an interrupted upload does not change the repository, and the next one sends only missing files.
 
-`huggingface_hub` (0.5 s) is imported inside functions, for every command that imports this module.
+`huggingface_hub` takes 0.5 s to import, so it is imported inside functions.
 """
 
 import hashlib
@@ -31,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 RepositoryKind = Literal["model", "dataset"]
 BACKOFF = Backoff(attempts=4, first_s=1.0, longest_s=10.0)
-LONGEST_REASON = 300  # characters of a server's message
+LONGEST_REASON = 300  # maximum characters of a server's message in an error
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file of the folder, and how it stands to the repository's."""
+    """A file of the folder, and how it differs from the repository's."""
 
     path: str
     bytes: int
@@ -45,10 +44,11 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class UploadPlan:
-    """What an upload would do. `head`: the commit that the folder was compared with, None where there is no repository.
+    """The plan of an upload.
 
-    `others`: files of the repository that the folder does not have; they stay. `private`: as the repository is, or as
-    it will be created.
+    `head`: the commit that the folder was compared with; None if there is no repository. `others`: files of the
+    repository that the folder does not have; they are kept. `private`: of the existing repository, or of the one to
+    create.
     """
 
     repository: str
@@ -61,12 +61,12 @@ class UploadPlan:
 
     @property
     def to_send(self) -> tuple[PlannedFile, ...]:
-        """The files that differ from the repository's."""
+        """The new and changed files."""
         return tuple(file for file in self.files if file.state != "same")
 
 
 def check_repository(name: str) -> None:
-    """Raise `ConfigError` unless `name` is OWNER/NAME as the Hub has it."""
+    """Raise `ConfigError` unless `name` is a valid OWNER/NAME of the Hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -82,39 +82,42 @@ def check_repository(name: str) -> None:
 
 
 def hub_token() -> str | None:
-    """The token that the environment (HF_TOKEN) or `hf auth login` provides."""
+    """The token of the environment (HF_TOKEN) or of `hf auth login`; None without any."""
     from huggingface_hub import get_token
 
     return get_token()
 
 
 def planned_files(folder: Path, listed: dict[str, Any]) -> tuple[PlannedFile, ...]:
-    """Every file under `folder` by path, compared with the repository's `RepoFile`s by path."""
+    """All files under `folder`, compared with those of the repository (`listed`: path -> `RepoFile`)."""
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         size = path.stat().st_size
         state: Literal["new", "changed", "same"] = "new"
-        if theirs := listed.get(name):
-            state = "same" if size == theirs.size and _digest(path, theirs) else "changed"
+        if remote := listed.get(name):
+            state = "same" if size == remote.size and _same_content(path, remote) else "changed"
         files.append(PlannedFile(name, size, state))
     return tuple(files)
 
 
-def _digest(path: Path, theirs: Any) -> bool:
-    """Whether a file is the repository's: by sha256 if that is a large one, by git's digest otherwise."""
-    if theirs.lfs:
-        return sha256_of(path) == theirs.lfs.sha256
+def _same_content(path: Path, remote: Any) -> bool:
+    """Whether a file equals the repository's: by SHA-256 for an LFS file, else by Git's blob digest."""
+    if remote.lfs:
+        return sha256_of(path) == remote.lfs.sha256
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(2**20):
             digest.update(block)
-    return digest.hexdigest() == theirs.blob_id
+    return digest.hexdigest() == remote.blob_id
 
 
 class HubUploader:
-    """The Hub for one token. Methods raise `ConfigError` for what the operator must change, and `Retryable` where the
-    Hub does not answer after several attempts; no message has the token."""
+    """Client of the Hub for one token.
+
+    Methods raise `ConfigError` for errors that the operator must fix, and `Retryable` if the Hub does not answer after
+    several attempts. No message contains the token.
+    """
 
     def __init__(self, token: str, endpoint: str | None = None, sleep: Callable[[float], object] = time.sleep) -> None:
         from huggingface_hub import HfApi
@@ -129,7 +132,7 @@ class HubUploader:
         return str(self._call("who the token belongs to", self._api.whoami)["name"])
 
     def plan(self, folder: Path, repository: str, kind: RepositoryKind, private: bool) -> UploadPlan:
-        """Compare `folder` with the repository. `private`: how the repository is created, if there is none."""
+        """Compare `folder` with the repository. `private`: for the creation of the repository, if there is none."""
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
@@ -149,7 +152,7 @@ class HubUploader:
         return self._call(f"{repository}: cannot be compared", compare)
 
     def upload(self, plan: UploadPlan, message: str) -> str:
-        """Create the repository if need be, send what differs as one commit; its address."""
+        """Create the repository if necessary, and send the new and changed files as one commit; returns its address."""
         from huggingface_hub import CommitOperationAdd
 
         where = f"{plan.repository}: nothing was published"
@@ -159,24 +162,24 @@ class HubUploader:
 
         def commit() -> str:
             additions = [CommitOperationAdd(file.path, str(plan.folder / file.path)) for file in plan.to_send]
-            done = self._api.create_commit(
+            result = self._api.create_commit(
                 plan.repository, additions, commit_message=message, repo_type=plan.kind, parent_commit=plan.head
             )
-            return str(done.commit_url)
+            return str(result.commit_url)
 
         return self._call(where, commit)
 
     def _call(self, where: str, call: Callable[[], T]) -> T:
-        """The result of `call`, tried again while the Hub has an outage, with errors that the operator can act on."""
+        """Make a call with retries during an outage of the Hub, and translate its errors. `where`: their prefix."""
 
         def attempt() -> T:
             try:
                 return call()
             except Exception as error:
-                clear = self._clear(where, error)
-                if clear is None:
+                translated = self._translate(where, error)
+                if translated is None:
                     raise
-                raise clear from None  # the library's errors may hold the request with its headers
+                raise translated from None  # the library's errors may contain the request and its headers
 
         return retry(
             attempt,
@@ -187,8 +190,8 @@ class HubUploader:
             sleep=self._sleep,
         )
 
-    def _clear(self, where: str, error: Exception) -> Exception | None:
-        """The error to raise instead of one of the library's; None for a fault of our own."""
+    def _translate(self, where: str, error: Exception) -> Exception | None:
+        """The error to raise in place of an error of the library; None for errors of this program."""
         from huggingface_hub import errors
 
         # An upload of several files wraps the error of the file that failed.
@@ -202,24 +205,24 @@ class HubUploader:
             status = error.response.status_code
             if status >= 500 or status in TRANSIENT_STATUSES:
                 outage = Retryable(
-                    f"{where}: the Hub answered with {status} ({reason}); the same command goes on from here"
+                    f"{where}: the Hub answered with status {status} ({reason}); run the command again to continue"
                 )
                 outage.retry_after_s = retry_after(error.response.headers)  # type: ignore[attr-defined]
                 return outage
-            helps = {
-                401: "it refuses the token: set HF_TOKEN to a valid one with the right to write",
-                403: "the token has no right to write there: set HF_TOKEN to one that may, or name your own repository",
-                404: "it has no such repository, or the token may not see it",
-                412: "someone else changed it meanwhile: run the command again to compare with what is there now",
+            advice = {
+                401: "the Hub refused the token: set HF_TOKEN to a valid token with write access",
+                403: "the token has no write access there: set HF_TOKEN to another, or name your own repository",
+                404: "the repository does not exist, or the token has no access to it",
+                412: "the repository has changed in the meantime: run the command again",
             }
-            return ConfigError(f"{where}: {helps.get(status, f'the Hub refused it with {status}')} ({reason})")
+            return ConfigError(f"{where}: {advice.get(status, f'the Hub answered with status {status}')} ({reason})")
         if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError) or type(error) is RuntimeError:
-            # hf_xet raises a bare RuntimeError for all that fails on its way
+            # hf_xet raises a plain RuntimeError for all of its errors.
             return Retryable(
                 f"{where}: the Hub did not answer ({type(error).__name__}: {reason}); run the command again"
             )
-        if isinstance(error, json.JSONDecodeError):  # the page of a proxy in front of the Hub
-            return Retryable(f"{where}: the Hub's answer is no JSON ({reason}); run the command again")
+        if isinstance(error, json.JSONDecodeError):  # such as the page of a proxy
+            return Retryable(f"{where}: the Hub's response is not JSON ({reason}); run the command again")
         if isinstance(error, ValueError) and not isinstance(error, ConfigError):
             return ConfigError(f"{where}: {visible(str(error).replace(self._token, '(the token)'), LONGEST_REASON)}")
         return None

@@ -1,9 +1,9 @@
-"""Give the artifacts and the unfinished work of an earlier version the keys that this version computes.
+"""`nautile store migrate`: rename artifacts and unfinished work of an earlier version to the keys of this version.
 
-Keys once contained every field of a step's section; now they contain the semantic fields alone. A manifest records the
-section, the stage's version and the keys of the inputs, so the new key follows from it, inputs before what was made
-from them. An artifact's payload is not touched: its manifest is rewritten, then its folder renamed. A manifest that was
-rewritten names its `former_key`, so a migration that was interrupted goes on where it stopped.
+Keys of earlier versions hashed all fields of a step's section; now they hash only the semantic fields. A manifest
+records the section, the stage's version and the keys of the inputs, so the new key can be computed from it, inputs
+first. The files of an artifact do not change: its manifest is rewritten, then its folder is renamed. The new manifest
+records its `former_key`, so that an interrupted migration can be resumed.
 """
 
 import glob
@@ -26,9 +26,9 @@ FORMER = "former_key"
 
 @dataclass(frozen=True)
 class Migration:
-    """One folder to rename: an artifact's, or with `kind` "staging" that of unfinished work.
+    """A folder to rename: of an artifact, or with `kind` "staging" of unfinished work.
 
-    `obstacle` is why it cannot be, `manifest` what to write into it before.
+    `obstacle`: why it cannot be renamed, or empty. `manifest`: the manifest to write before the folder is renamed.
     """
 
     label: str
@@ -40,17 +40,17 @@ class Migration:
 
     @property
     def target(self) -> Path:
-        """The folder's new path. The number of a superseded artifact stays."""
+        """The new path of the folder. The number of a superseded artifact is kept."""
         return self.folder.with_name(self.key + self.folder.name[len(self.key) :])
 
 
 def plan(store: Store) -> list[Migration]:
-    """Every folder whose key this version computes differently, inputs first. Nothing is changed.
+    """List the folders whose key differs in this version, inputs first, without changes.
 
-    Raises `ConfigError` for a store with a remote: what is there is never renamed.
+    Raises `ConfigError` for a store with a remote, whose objects cannot be renamed.
     """
     if store.url is not None:
-        raise ConfigError(f"{store.location}: a store with a remote cannot be migrated, its objects keep their names")
+        raise ConfigError(f"{store.location}: a store with a remote cannot be migrated: its objects cannot be renamed")
     migrations, new_ids = [], {}
     folders = (folder for *_, folder in store.folders())  # of superseded artifacts too
     manifests = [(manifest, folder) for folder in folders if (manifest := read_manifest(folder))]
@@ -58,7 +58,7 @@ def plan(store: Store) -> list[Migration]:
         kind, label = manifest["kind"], manifest["label"]
         if FORMER in manifest:
             new_ids[f"{kind}/{manifest[FORMER]}"] = f"{kind}/{manifest['key']}"
-            if folder.name.partition(".")[0] == manifest[FORMER]:  # the kill came between rewriting and renaming
+            if folder.name.partition(".")[0] == manifest[FORMER]:  # interrupted before the folder was renamed
                 migrations.append(Migration(label, kind, folder, manifest["key"]))
             continue
         inputs = {name: new_ids.get(full_id, full_id) for name, full_id in manifest["inputs"].items()}
@@ -78,17 +78,17 @@ def plan(store: Store) -> list[Migration]:
 
 
 def apply(store: Store, migrations: list[Migration]) -> int:
-    """Carry out what has no obstacle, rebuild the catalog, and return how many folders were renamed.
+    """Rename the folders without obstacle, rebuild the catalog, and return the number of renamed folders.
 
-    Raises `ConfigError`, before anything is changed, if a process is working in the store.
+    Raises `ConfigError`, before any change, if a run uses the store.
     """
     pending = [migration for migration in migrations if not migration.obstacle]
     busy = [m.label for m in pending if store.lock(m.folder.name.partition(".")[0]).held_elsewhere()]
     if busy or any(store.run_lock(run).held_elsewhere() for run in store.begun_runs()):
-        raise ConfigError(f"{store.root}: a run works in this store; stop it, then migrate")
+        raise ConfigError(f"{store.root}: a run uses this store; stop it, then migrate")
     for migration in pending:
         if migration.kind == "staging":
-            # Checkpoints of reinforcement name the key whose work they are.
+            # RL checkpoints contain the key of their step.
             for path in migration.folder.glob("scratch/**/identity.json"):
                 write_text(path, path.read_text(encoding="utf-8").replace(migration.folder.name, migration.key))
         elif migration.manifest is not None:
@@ -101,18 +101,18 @@ def apply(store: Store, migrations: list[Migration]) -> int:
 
 
 def _section_of(section: dict[str, Any], made: float) -> dict[str, Any]:
-    """The section with the digests of its local files as they are now. `ConfigError` if one changed since `made`."""
+    """The section with the current digests of its local files. Raises `ConfigError` if a file changed since `made`."""
     complete = with_local_files({name: part for name, part in section.items() if name != FILES})
     if FILES not in section:
         for pattern in complete.get(FILES, {}):
             newest = max(os.path.getmtime(path) for path in glob.glob(pattern, recursive=True) or [pattern])
             if newest > made:
-                raise ConfigError(f"{pattern} changed after this was made from it")
+                raise ConfigError(f"{pattern} changed after this artifact was made from it")
     return section if FILES in section else complete
 
 
 def _staged(folder: Path, new_ids: dict[str, str]) -> Migration | None:
-    """The migration of a staging folder; None if its key stays, or if it holds no request to compute it from."""
+    """The migration of a staging folder; None if its key does not change, or if it has no request.json."""
     request = read_json(folder / "request.json")
     if not KEY.fullmatch(folder.name) or not isinstance(request, dict):
         return None

@@ -1,8 +1,8 @@
-"""Messages to the operator's chat: a run failed, finished, waits for an answer or for an outage, or nears its budget.
+"""Webhook messages to the operator: a run failed, finished, waits for an approval or an outage, or nears its budget.
 
-`[operation] notify` names the environment variable with the URL of an incoming webhook. A message's `text` is what
-Slack, Mattermost and Teams show; its other fields are for programs. Each event is sent once, with the command that
-helps, by a thread: a run waits for no message, and at its end FLUSH_S at most. The URL is a secret: it is in no log.
+`[operation] notify` names the environment variable with the URL of an incoming webhook. Slack, Mattermost and Teams
+show the `text` of a message; its other fields are for programs. A thread sends each event once, with a command that
+helps: a run does not wait for messages, except at its end for at most FLUSH_S. The URL is a secret and never logged.
 """
 
 import logging
@@ -31,43 +31,43 @@ TIMEOUT_S = 10.0
 FLUSH_S = 20.0
 BACKOFF = Backoff(attempts=3, first_s=1.0, factor=4.0, jitter=0.0)  # pauses of 1 s and 4 s
 MOST_CHARACTERS = 2000
-NEAR_BUDGET = 0.8  # the share at which a stage reports `budget_spent_share`
-_RETRY_STATUSES = (408, 425, 429)  # and all of 5xx
+NEAR_BUDGET = 0.8  # `budget_spent_share` from which on a message is sent
+_RETRY_STATUSES = (408, 425, 429)  # and all 5xx
 _EVERYBODY = re.compile(r"@(?=(channel|here|all|everyone)\b)", re.IGNORECASE)
 
 
 class Notifier:
-    """Sends the messages of one flow run. Without a variable it sends nothing."""
+    """Sends the messages of one flow run in a thread. With an empty `variable` it sends nothing."""
 
     def __init__(self, variable: str, config: str, run_id: str) -> None:
         self._variable, self._config, self._run_id = variable, config, run_id
         self._sent: set[tuple[Event, str, str]] = set()
         self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        # A daemon: a receiver that never answers must not keep the process.
+        # A daemon thread, so that a receiver that never answers does not keep the process alive.
         self._thread = threading.Thread(target=self._post_all, name="notifications", daemon=True)
         if variable:
             self._thread.start()
 
     def send(self, event: Event, text: str, label: str = "", topic: str = "") -> None:
-        """Hand a message to the thread, unless one about this event of this step, and on this topic, was sent."""
+        """Queue a message, unless one with this event, step and topic has been queued before."""
         if self._variable and (event, label, topic) not in self._sent:
             self._sent.add((event, label, topic))
             more = {"config": self._config, "run": self._run_id, "label": label}
             self._messages.put(message(event, text, **more))
 
     def failed(self, label: str, error: BaseException, command: str) -> None:
-        """Send why a step, or the run (empty label), failed for good, and the command that resumes it."""
-        what = f"stage {label} of {self._config}" if label else f"the run of {self._config}"
+        """Send why a step, or the run (empty label), failed after all retries, and the command that resumes it."""
+        subject = f"stage {label} of {self._config}" if label else f"the run of {self._config}"
         resume = f"\nContinue with: `{command}`" if command else ""
-        self.send("failed", f"{what} failed: {reason(error)}\n{advice(error)}{resume}", label)
+        self.send("failed", f"{subject} failed: {reason(error)}\n{advice(error)}{resume}", label)
 
     def on_update(self, update: StageUpdate) -> None:
-        """Send what an update of a step is an event of, if it is this run's."""
+        """Send a message for an update of a step of this run: a question, an outage, or a nearly used-up budget."""
         if update.run_id != self._run_id:
             return
         where = f"stage {update.label} of {self._config}"
         if update.question:
-            # A step may ask twice: before it begins, and at its budget.
+            # A step may have two questions: before it begins, and at its budget.
             self.send("waiting", update.question, update.label, topic=update.question)
         elif update.outage_until is not None:
             until = datetime.fromtimestamp(update.outage_until).astimezone()
@@ -79,7 +79,7 @@ class Notifier:
             self.send("budget", f"{text}\n{more}", update.label)
 
     def close(self) -> None:
-        """Wait FLUSH_S for messages that are still to be sent."""
+        """Wait at most FLUSH_S for messages that are not sent yet."""
         self._messages.put(None)
         if self._variable:
             self._thread.join(FLUSH_S)
@@ -93,9 +93,9 @@ class Notifier:
 
 @contextmanager
 def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], str]) -> Iterator[Notifier]:
-    """Send the events of a flow run while the block works, and its failure if it raises.
+    """Send the events of a flow run during the block, and its failure if the block raises.
 
-    `resume`: the command that resumes the run from a step, or empty. The failures of a `StageFailed` are sent by step.
+    `resume`: label -> the command that resumes the run from that step, or empty. `StageFailed` sends one per step.
     """
     notifier = Notifier(variable, config, run_id)
     unsubscribe = subscribe(notifier.on_update)
@@ -111,15 +111,15 @@ def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], s
 
 
 def message(event: Event, text: str, **fields: Any) -> dict[str, Any]:
-    """The body of a message. Nothing in the text is markup of a chat, or calls everybody in it."""
-    shown = visible(text, MOST_CHARACTERS).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return {"text": _EVERYBODY.sub("@ ", f"Nautile: {shown}"), "event": f"nautile.{event}", **fields}
+    """The body of a message. Chat markup and mentions of everybody in the text are escaped."""
+    escaped = visible(text, MOST_CHARACTERS).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return {"text": _EVERYBODY.sub("@ ", f"Nautile: {escaped}"), "event": f"nautile.{event}", **fields}
 
 
 def post_webhook(variable: str, body: dict[str, Any], sleep: Callable[[float], object] = time.sleep) -> str | None:
-    """POST `body` as JSON to the URL in environment variable `variable`; None if accepted (2xx), else what failed.
+    """POST `body` as JSON to the URL in the environment variable `variable`; None if accepted (2xx), else the error.
 
-    Never raises: what it reports about has happened. Redirects are not followed.
+    Never raises, because a failed message must not fail the run. Redirects are not followed.
     """
     url = os.environ.get(variable, "")
     if not url:
@@ -151,7 +151,7 @@ def _should_retry(error: Exception) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """What went wrong, without the error's own text: some errors quote the URL."""
+    """The error without its own text, which may contain the URL."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"status {error.response.status_code}"
     if isinstance(error, httpx.TransportError):

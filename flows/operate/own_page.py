@@ -1,12 +1,12 @@
-"""What stands in front of Prefect's server: a browser gets in only for the server's own page.
+"""ASGI middleware of Prefect's server that refuses cross-origin requests (CSRF, DNS rebinding).
 
-The server takes any request that reaches it, and a browser sends some for every page that it shows. Allowed origins
-(CORS) keep such a page from reading answers, and not from starting runs: a POST whose body has no content type is sent
-without asking, and Prefect takes it for JSON. They do not hold for WebSockets at all, over which events are read.
-Prefect's own protection writes a token for each client into its database (docs/log.md); this one reads headers.
+Any page that a browser shows can send requests to the server. CORS prevents such a page from reading responses, but not
+from starting runs: a POST whose body has no content type is sent without a preflight request, and Prefect parses it as
+JSON. CORS does not apply to WebSockets at all, over which events are read. Prefect's own CSRF protection writes a token
+for each client to its database (docs/log.md); this middleware only checks headers.
 
-The page itself may ask nobody else: its newer form starts Amplitude's client, which fetches a configuration from its
-vendor whatever PREFECT_SERVER_ANALYTICS_ENABLED says. A content security policy keeps the browser from it.
+A content security policy keeps Prefect's page from connecting to other servers: its newer version loads Amplitude's
+client, which contacts its vendor even with PREFECT_SERVER_ANALYTICS_ENABLED=false.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -28,22 +28,22 @@ _READS = ("GET", "HEAD", "OPTIONS")
 
 
 class OwnPageOnly:
-    """An ASGI application around another, which refuses with status 403 what a browser sends for a foreign page.
+    """Middleware that answers a browser's request for a page of another origin with status 403.
 
-    Other programs send none of the headers that it looks at. `host` and `port`: where the server listens. On loopback
-    it answers to loopback's names alone: a foreign name may point to this machine, which makes its page the same
-    origin. A request with a body must say that it is JSON (415).
+    Programs other than browsers do not send the headers that it checks. `host` and `port`: where the server listens. On
+    loopback it accepts only loopback names as `Host`, because a foreign name that resolves to this machine makes its
+    page the same origin (DNS rebinding). A request with a body must be JSON (else 415).
     """
 
     def __init__(self, application: Application, host: str, port: int) -> None:
         self.application = application
         self.local = is_loopback(host)
         self.origins = {f"http://{name}:{port}" for name in _LOOPBACK} if self.local else set()
-        # By one name of this machine the page may call its server by another; events come over WebSockets.
-        # A policy cannot name an address of IPv6.
+        # A page that was opened by one loopback name may call the server by another; events come over WebSockets.
+        # A content security policy cannot contain IPv6 addresses.
         names = sorted({f"{name}:{port}" for name in (*_LOOPBACK[: 2 * self.local], host) if ":" not in name})
         others = [f"{kind}://{name}" for kind in ("http", "ws") for name in names]
-        # The page writes styles into itself, and its editor and its tables compile functions and start workers.
+        # Prefect's page uses inline styles; its editor and tables use eval and workers.
         own = "'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
         self.policy = f"default-src {own}; connect-src {' '.join([own, *others])}; form-action 'self'; base-uri 'self'"
 
@@ -63,7 +63,7 @@ class OwnPageOnly:
             await JSONResponse({"detail": refusal[1]}, refusal[0])(dict(scope), receive, send)
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the reason with which a request is refused; None if it is not."""
+        """The status and the reason to refuse a request with; None if it is allowed."""
         headers = Headers(scope=scope)
         host, origin, site = (headers.get(name) for name in ("host", "origin", "sec-fetch-site"))
         if self.local and not is_loopback(urlsplit(f"//{host or ''}").hostname or ""):
@@ -72,8 +72,9 @@ class OwnPageOnly:
             if origin not in {f"http://{host}", f"https://{host}", *self.origins}:
                 return 403, "a page of another origin has no access to this server"
         elif site not in (None, "none", "same-origin"):
-            opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
-            if not (opened and scope.get("method") in _READS):  # a link from elsewhere to the server's page
+            # A link from another site to the server's page is allowed.
+            navigation = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+            if not (navigation and scope.get("method") in _READS):
                 return 403, "a page of another origin has no access to this server"
         if scope["type"] == "http" and scope["method"] not in _READS:
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

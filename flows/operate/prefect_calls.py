@@ -1,9 +1,9 @@
 """Calls to a Prefect server's API without Prefect's client, whose import takes seconds.
 
-A server with protection against forged requests (CSRF) takes changes only with a token that it gives to whoever may
-read its answers: a page of another origin may not. The server of `nautile up` has none (docs/log.md); others may.
+A server with CSRF protection accepts changes only with a token, which the client requests first. The server of
+`nautile up` has no such protection (docs/log.md); other servers may have it.
 
-httpx is imported by the first call: `nautile status` makes none unless a run waits for an answer.
+httpx is imported at the first call: `nautile status` makes none unless a run waits for an approval.
 """
 
 import os
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import httpx
 
 LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
-_CLIENT_ID = str(uuid4())  # a token belongs to the client that asked for it
+_CLIENT_ID = str(uuid4())  # a CSRF token is valid only for the client that requested it
 
 
 def call(method: str, api: str, path: str, **options: Any) -> "httpx.Response":
-    """The server's response, after another try while its database is locked: then it answers 503.
+    """Send a request and return the response; retried while the server answers 503, as when its database is locked.
 
-    `api` ends in /api. A login is that of PREFECT_API_AUTH_STRING (user:password). Raises `httpx.HTTPError`.
+    `api` ends in /api. The login is PREFECT_API_AUTH_STRING (user:password), if set. Raises `httpx.HTTPError`.
     """
     import httpx
 
@@ -43,13 +43,16 @@ def call(method: str, api: str, path: str, **options: Any) -> "httpx.Response":
 
 
 def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: str, timeout_s: float) -> None:
-    """Ask a server for a change of a run (`set_state`, `resume`); ConfigError, with `refused`, unless it accepts."""
+    """Request a change of a run (`action`: `set_state` or `resume`) from a server.
+
+    Raises `ConfigError` unless the server accepts it; `refused` is the phrase for that message ("was not resumed").
+    """
     import httpx
 
     try:
         path = f"/flow_runs/{UUID(run)}/{action}"
     except ValueError:
-        raise ConfigError(f"{run!r} is no id of a run") from None
+        raise ConfigError(f"{run!r} is not the id of a run") from None
     try:
         response = call("POST", api, path, json=body, timeout=timeout_s)
         result = response.json() if response.content else {}
@@ -63,8 +66,8 @@ def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: s
 
 
 def wants_login(api: str) -> str:
-    """What to tell the operator of a server that answers 401."""
+    """The message about a server that answers 401."""
     return (
-        f"the server at {api} wants a login, and that in the environment variable PREFECT_API_AUTH_STRING "
-        "(user:password) is not it or is not set"
+        f"the server at {api} requires a login: the environment variable PREFECT_API_AUTH_STRING (user:password) is "
+        "not set, or its login is wrong"
     )

@@ -1,11 +1,11 @@
-"""Prefect's settings for a run from the terminal, and the embedded API server of a run without one.
+"""Prefect's settings for `nautile`, and the embedded Prefect server of a run without PREFECT_API_URL.
 
-Call `configure_prefect` before anything imports `prefect`, which reads its settings once. Whatever the operator has set
-stays.
+Call `configure_prefect` before anything imports `prefect`, which reads its settings at import. Settings of the operator
+are not changed.
 
-The server is our own child rather than Prefect's ephemeral one, for three reasons measured here: that one outlives a
-`kill -9` of the run, writes to the terminal, and fails when its first start (17 to 31 s with the migrations, two cores)
-meets its default limit of 20 s.
+The server is our own child process instead of Prefect's ephemeral server, because that one outlives a `kill -9` of the
+run, writes to the terminal, and often exceeds its start limit of 20 s (measured: 17 to 31 s for the first start with
+its migrations on two cores).
 """
 
 import fcntl
@@ -37,26 +37,26 @@ _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_LEVEL": "INFO",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the most often it can be; flows.operate.automations counts on it
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the minimum; flows.operate.automations relies on it
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(STARTUP_S)),
 }
 _SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 _SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
-# How Prefect's server writes what its clients tell it. By default each state of a task run is a transaction of its own,
-# and with the work items of several runs it falls minutes behind while its pages wait. A second later will do.
+# Prefect's server writes each state of a task run in its own transaction by default. With the work items of several
+# runs it falls minutes behind, and its pages block. Batches with a delay of a second avoid that.
 _BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
 }
-_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # Prefect's settings, a password among them
+_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # prefixes of settings that include a password
 
 
 def configure_prefect(store: Store) -> Path:
     """Set defaults: no analytics, Prefect's own files and the log under the store. Returns the path of the log.
 
-    Raises `ConfigError` if the store cannot be written.
+    Raises `ConfigError` if the store is not writable.
     """
     store.prepare()
     log_file = store.root / "logs" / "nautile.log"
@@ -69,17 +69,17 @@ def configure_prefect(store: Store) -> Path:
 
 
 def without_database(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is no server: the password of the database is none of its business."""
+    """The environment for processes other than the server, without the settings and password of its database."""
     return {name: value for name, value in environment.items() if not name.startswith(_DATABASE)}
 
 
 def server_settings(host: str, port: int, login: str | None) -> dict[str, str]:
-    """The environment of a server that people use: where it listens, for which pages, with which login."""
+    """The environment of a server for operators: its address, allowed origins, and login."""
     name = f"[{host}]" if ":" in host else host
     settings = {
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_PORT": str(port),
-        # Its page calls it by the first name; `flows.operate.own_page` keeps all other pages out.
+        # The server's own page uses the first origin; `flows.operate.own_page` refuses all other pages.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{name}:{port},http://localhost:{port}",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT__SERVER_FINAL": "1",
@@ -88,25 +88,25 @@ def server_settings(host: str, port: int, login: str | None) -> dict[str, str]:
 
 
 def prepare_to_serve(store: Store, host: str, port: int) -> None:
-    """Set what `serve` reads. The login of this machine's clients (PREFECT_API_AUTH_STRING) is the one that it wants.
+    """Set the environment for `serve`. The server requires the login of PREFECT_API_AUTH_STRING, if it is set.
 
-    Raises `ConfigError` if it cannot listen there, or would beyond this machine without a login.
+    Raises `ConfigError` if the address is not available, or if it is not loopback and there is no login.
     """
     login = os.environ.get("PREFECT_API_AUTH_STRING")
     if not login and not is_loopback(host):
         raise ConfigError(
-            f"--host {host}: whoever reaches the server may start runs, so it needs a login: set "
+            f"--host {host}: anyone who can reach the server can start runs, so it needs a login: set "
             "PREFECT_API_AUTH_STRING to user:password, or PREFECT_API_AUTH_STRING_FILE to a file with it"
         )
-    listen(host, port).close()  # refuses at once what the server would fail at after ten seconds
+    listen(host, port).close()  # fails at once, where the server would fail after ten seconds
     configure_prefect(store)
     os.environ.update(server_settings(host, port, login))
 
 
 def require_api() -> str:
-    """The API that PREFECT_API_URL names.
+    """The API address of PREFECT_API_URL.
 
-    Raises `ConfigError` if it names none, one that does not answer, or one that refuses the login.
+    Raises `ConfigError` if it is not set, if its server does not answer, or if the server refuses the login.
     """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
@@ -124,28 +124,28 @@ def require_api() -> str:
 
 @contextmanager
 def prefect_api() -> Iterator[str]:
-    """A Prefect API for the length of the block: that of PREFECT_API_URL, else of an embedded server.
+    """Provide a Prefect API inside the block: that of PREFECT_API_URL, else an embedded server.
 
-    Nothing may have imported `prefect` before. Raises `ConfigError` if the API of PREFECT_API_URL does not answer.
+    `prefect` must not have been imported before. Raises `ConfigError` if the API of PREFECT_API_URL does not answer.
     """
     if os.environ.get("PREFECT_API_URL"):
         yield require_api()
         return
     home = Path(os.environ["PREFECT_HOME"])
     home.mkdir(parents=True, exist_ok=True)
-    # The lock keeps two first starts from migrating one database at once.
+    # The lock prevents two servers from migrating the same database at the same time.
     with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         port = free_port()
         url = f"http://127.0.0.1:{port}/api"
         environment = {**os.environ, **_SERVER}
         for name in os.environ.keys() - without_database(os.environ).keys():
-            del os.environ[name]  # else the processes of all stages would have them
+            del os.environ[name]  # else the processes of all stages would inherit them
         process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
             with collector_paused():
-                import prefect.main  # noqa: F401 - takes seconds, and so does the server's start: both at once
+                import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
             _wait(process, url, output.name)
         except BaseException:
@@ -168,21 +168,21 @@ def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subproce
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for the run, which still has states to report
+            start_new_session=True,  # without Ctrl-C's signal: the run must still report its last states
         )
 
 
 class _Keeper:
-    """Restarts the server on its port if it dies.
+    """Supervisor thread that restarts the server on its port if it dies.
 
-    Its states are in its database, and Prefect's client retries a refused call for about a minute. Without the restart
-    a run whose server was killed hung for minutes, and failed.
+    Its states are in its database, and Prefect's client retries a refused connection for about a minute. Without the
+    restart, a run whose server is killed hangs for minutes and then fails.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self._process, self._start = process, start
         self._closed = threading.Event()
-        # A thread that stays: the server ends with the thread that started it (`die_with_parent`).
+        # One thread for the whole run, because the server ends with the thread that started it (`die_with_parent`).
         self._thread = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
         self._thread.start()
 
@@ -204,11 +204,12 @@ class _Keeper:
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
+    """Wait until the server answers. Raises `RuntimeError` if it ends, or does not answer within `STARTUP_S`."""
     deadline = time.monotonic() + STARTUP_S
     while not healthy(url, timeout_s=5.0):
         if process.poll() is not None or time.monotonic() > deadline:
-            how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
-            raise RuntimeError(f"the embedded Prefect server {how}; see {log_name}")
+            problem = f"ended with {process.poll()}" if process.poll() is not None else "did not start in time"
+            raise RuntimeError(f"the embedded Prefect server {problem}; see {log_name}")
         time.sleep(0.1)
 
 
@@ -232,7 +233,7 @@ def healthy(url: str, timeout_s: float) -> bool:
 
 
 def _drain() -> None:
-    """Let Prefect send the logs and events it still holds; afterwards it would print errors about a missing server."""
+    """Send Prefect's queued logs and events: after the end of the server it would print errors about them."""
     if "prefect" in sys.modules:
         from prefect.events.worker import EventsWorker
         from prefect.logging.handlers import APILogWorker
@@ -242,9 +243,9 @@ def _drain() -> None:
 
 
 def serve(port: int, parent: int | None = None) -> None:
-    """Be the server, until stopped. With `parent` it ends with the run that started it, however that ends.
+    """Run the server in this process until stopped, on the address of PREFECT_SERVER_API_HOST.
 
-    PREFECT_SERVER_API_HOST is the address it listens on.
+    `parent`: process id of the run that started it; the server ends when that process ends, also by SIGKILL.
     """
     if parent is not None:
         die_with_parent(parent)

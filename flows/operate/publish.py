@@ -1,7 +1,7 @@
-"""What `nautile publish` writes before anything is uploaded: a folder for a model, and one for its documents.
+"""The folders that `nautile publish` writes before the upload: one for a model, and one for its documents.
 
-A folder is built beside its place and renamed to it when it is whole. If one is there already with the same bytes, as
-after an upload that was cut off, it is taken as it is; another one is never written over.
+A folder is built under a temporary name and renamed when it is complete. An existing folder with the same files, as
+after an interrupted upload, is used unchanged; one with other files is never overwritten.
 """
 
 import shutil
@@ -19,9 +19,9 @@ from tasks.reporting.model_card import Publication, Snippet, model_card
 from tasks.reporting.model_facts import distilled_documents, lineage, model_facts
 
 CARD = "README.md"
-LIBRARIES = {"nautile": "nautile", "transformers": "transformers"}  # that load a folder of each format
+LIBRARIES = {"nautile": "nautile", "transformers": "transformers"}  # format -> library that loads it
 TAGS = {"nautile": ("safetensors",), "transformers": ("safetensors", "custom_code")}
-ONNX = "onnx"  # the folder in the folder
+ONNX = "onnx"  # the subfolder of the ONNX export
 QUESTION = "What is 2 + 2?"
 
 
@@ -37,13 +37,13 @@ def write_model(
     license_: str | None = None,
     dataset: str | None = None,
 ) -> Path:
-    """Write the checkpoint in `folder` to `out` in a format of `LIBRARIES`, with its card.
+    """Write the checkpoint in `folder` to `out` in a format of `LIBRARIES`, with its model card.
 
-    `checkpoint`: its artifact, None if it is none; `onnx_bits`: also the graphs for onnxruntime, with so many bits for
-    each weight; `dataset`: the repository of its documents. Raises `ConfigError` if `out` holds anything else.
+    `checkpoint`: its artifact, if it is in the store. `onnx_bits`: also write an ONNX export with this number of bits
+    per weight. `dataset`: the repository of its documents. Raises `ConfigError` if `out` has other files.
     """
     if checkpoint is not None:
-        store.refresh(events=True)  # requests that other machines made are in the cost
+        store.refresh(events=True)  # the cost in the card includes calls that other machines made
         store.check(checkpoint)
 
     def build(new: Path) -> None:
@@ -67,15 +67,15 @@ def documents_of(store: Store, checkpoint: Artifact | None) -> Artifact:
     """The distilled documents that a checkpoint was trained on. Raises `ConfigError` if there are none in the store."""
     documents = distilled_documents(store, lineage(store, checkpoint)[0]) if checkpoint else None
     if documents is None:
-        named = checkpoint.id if checkpoint else "a folder outside the store"
-        raise ConfigError(f"--dataset: the store has no distilled documents that {named} was trained on")
+        name = checkpoint.id if checkpoint else "a folder outside the store"
+        raise ConfigError(f"--dataset: the store has no distilled documents that {name} was trained on")
     return documents
 
 
 def write_dataset(
     store: Store, documents: Artifact, out: Path, repository: str, *, license_: str | None = None
 ) -> Path:
-    """Write distilled documents to `out` as Parquet files with their card. Raises as `write_model`."""
+    """Write distilled documents to `out` as Parquet files with their dataset card. Raises like `write_model`."""
     store.check(documents)
 
     def build(new: Path) -> None:
@@ -86,7 +86,7 @@ def write_dataset(
 
 
 def model_snippets(repository: str, format_: str, *, onnx: bool = False) -> list[Snippet]:
-    """How to load a folder of the format from its repository; each snippet runs as it stands."""
+    """Code snippets that load a model of this format from its repository; each is a complete program."""
     name = repository.partition("/")[2]
     ours = "With this project installed:"
     download = f"hf download {repository} --local-dir {name}\n"
@@ -133,7 +133,7 @@ def model_snippets(repository: str, format_: str, *, onnx: bool = False) -> list
 
 
 def dataset_snippets(repository: str) -> list[Snippet]:
-    """How to load the documents from their repository."""
+    """Code snippets that load the documents from their repository."""
     code = (
         "from datasets import load_dataset\n\n"
         f'documents = load_dataset("{repository}", split="train")\n'
@@ -143,7 +143,7 @@ def dataset_snippets(repository: str) -> list[Snippet]:
 
 
 def _settle(out: Path, build: Callable[[Path], None]) -> Path:
-    """Build a folder and put it at `out`, or keep what is there if it holds the same files."""
+    """Build a folder and rename it to `out`, or keep `out` if it has the same files already."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder: name another with --out")
     try:
@@ -157,23 +157,25 @@ def _settle(out: Path, build: Callable[[Path], None]) -> Path:
         if out.exists() and any(out.iterdir()):
             if differing := _difference(out, new):
                 raise ConfigError(
-                    f"{out} holds something else already ({differing}): remove it, or name another with --out"
+                    f"{out} exists with other content ({differing}): remove it, or name another folder with --out"
                 )
         else:
-            new.rename(out)  # onto an empty folder, if there is one
+            new.rename(out)  # replaces an empty folder
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return out
 
 
-def _difference(there: Path, new: Path) -> str | None:
-    """The first file that only one of two folders has, or that differs."""
-    files = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (there, new)]
-    for name in sorted(files[0] | files[1]):
-        if name not in files[0]:
+def _difference(existing: Path, new: Path) -> str | None:
+    """The first file that differs between two folders, with how it differs; None if they are equal."""
+    existing_files, new_files = (
+        {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (existing, new)
+    )
+    for name in sorted(existing_files | new_files):
+        if name not in existing_files:
             return f"{name} is missing"
-        if name not in files[1]:
-            return f"{name} is not of this publication"
-        if sha256_of(there / name) != sha256_of(new / name):
+        if name not in new_files:
+            return f"{name} is not part of this publication"
+        if sha256_of(existing / name) != sha256_of(new / name):
             return f"{name} differs"
     return None

@@ -1,7 +1,7 @@
-"""The runs that wait for an operator's answer, and the answer: notes in the store, one for each question.
+"""Runs that wait for an approval, and the approval itself: notes in the store, one per waiting run.
 
-Apart from `flows.operate.approval`, which asks: this needs no Prefect, and before a run waits nothing that talks to its
-server, so commands and pages that read it start fast.
+Separate from `flows.operate.approval`, which writes the notes, so that commands and pages that read them start fast:
+this module imports no Prefect, and its HTTP client only when a run waits.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 from store.manifest import host
 
-NOTES = "waiting"  # the folder of the store with a note of each run that waits
+NOTES = "waiting"  # folder of the store with a note for each waiting run
 
 
 def waiting(store: Store) -> list[dict[str, Any]]:
-    """The notes of the runs that wait, oldest first: run, label, message, since, api (the server's address).
+    """The notes of the waiting runs, oldest first: run, label, message, since, api (the server's address).
 
-    A run that waits in a process of this machine waits no more when that process is gone, a suspended one when its
-    server has it in another state.
+    A run that waits in a process of this machine stops waiting when that process ends; a suspended run when its state
+    on the server changes.
     """
     notes = []
     for path in (store.root / NOTES).glob("*.json"):
@@ -28,13 +28,13 @@ def waiting(store: Store) -> list[dict[str, Any]]:
         if isinstance(note, dict):
             if _still_waits(note):
                 notes.append(note)
-            elif note["pid"] is None:
+            elif note["pid"] is None:  # a process removes its own note, a suspended run has none
                 path.unlink(missing_ok=True)
     return sorted(notes, key=lambda note: note["since"])
 
 
 def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
-    """Resume the waiting run whose id begins with `run`; returns its note. `api`: the server of a run without a note.
+    """Resume the waiting run whose id begins with `run`; returns its note. `api`: the server for a run without a note.
 
     Raises `ConfigError` if no such run waits, several match, or its server refuses.
     """
@@ -54,6 +54,7 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
 
 
 def _still_waits(note: dict[str, Any]) -> bool:
+    """Whether the process of the note lives, or the server has its run as paused. True if this cannot be checked."""
     import httpx
     import psutil
 

@@ -1,8 +1,8 @@
-"""Clean up after processes that died: attempts left running, Prefect's runs, staging folders, lock files.
+"""`nautile reconcile`: clean up after dead processes: open attempts, Prefect's runs, staging folders, lock files.
 
-Nothing is judged by its age. A process holds a kernel lock on the key it writes and on the run it works for; whoever
-can take that lock knows that the process is gone. Work that a key still owns is kept, whatever its state. Prefect's
-runs of other stores, and those that wait (scheduled, suspended), are left alone.
+A process holds a kernel lock on the key it writes and on its run. If the lock can be taken, the process is dead; age
+does not matter. Unfinished work of a key is kept. Prefect's runs of other stores, and runs that wait (scheduled,
+suspended), are not changed.
 """
 
 import json
@@ -40,9 +40,9 @@ from tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # how long to wait for a process that writes the catalog
 GONE = "Its process is gone."
-STARTING = timedelta(seconds=60)  # between Prefect's "running" and our lock, in a run that is being retried
+STARTING = timedelta(seconds=60)  # most time from Prefect's "running" to the run's lock, when a run is retried
 _PAGE = 200
 _OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running'"
 _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
@@ -50,7 +50,7 @@ _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 @dataclass(frozen=True)
 class Reconciled:
-    """One thing that a dead process left behind: what it is, and what was done about it."""
+    """Something that a dead process has left behind: its type, its name, and what was done about it."""
 
     what: str
     name: str
@@ -64,14 +64,14 @@ class Reconciled:
 
 
 def reconcile(store: Store) -> Iterator[Reconciled]:
-    """Clean up the store, and the Prefect server of PREFECT_API_URL if a run may be stuck there.
+    """Clean up the store, and the Prefect server of PREFECT_API_URL if it may still show a dead run as running.
 
-    Raises `CatalogBusy`, and `ConfigError` if the store cannot be written or the server fails.
+    Raises `CatalogBusy`, and `ConfigError` if the store is not writable or the server fails.
     """
     if not store.root.exists():
         return
     if not locks_work(store.root / "locks"):
-        outcome = "skipped: the store's file system has no locks, so no process is known to be gone"
+        outcome = "skipped: the store's file system has no locks, so dead processes cannot be detected"
         yield Reconciled("reconcile", "stopped", outcome)
         return
     yield from attempts(store)
@@ -83,7 +83,7 @@ def reconcile(store: Store) -> Iterator[Reconciled]:
 
 
 def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
-    """`reconcile` before something else starts: an error is reported as a line and stops nothing."""
+    """`reconcile` before another command: an error is returned as a line instead of raised."""
     try:
         yield from reconcile(store)
     except (ConfigError, Retryable, OSError) as error:
@@ -92,7 +92,7 @@ def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
 
 
 def attempts(store: Store) -> Iterator[Reconciled]:
-    """Close the attempts that the catalog shows as running and whose key no process holds."""
+    """Close the attempts that the catalog has as running, but whose key no process has locked."""
     catalog, closed = Catalog(store), False
     catalog.ingest(patience=PATIENCE_S)
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
@@ -100,7 +100,7 @@ def attempts(store: Store) -> Iterator[Reconciled]:
         if not lock.try_acquire():
             continue
         try:
-            # It may have ended properly just before we had the lock; nobody can change it now.
+            # The attempt may have ended just before the lock was taken: read it again, nobody can change it now.
             catalog.ingest(patience=PATIENCE_S)
             if catalog.query(f"{_OPEN_ATTEMPTS} AND id = ?", [row["id"]], patience=PATIENCE_S):
                 closed = True
@@ -112,9 +112,9 @@ def attempts(store: Store) -> Iterator[Reconciled]:
 
 
 def flow_runs(store: Store) -> Iterator[Reconciled]:
-    """End Prefect's runs whose process is gone, and their tasks. Raises `ConfigError` if the server fails.
+    """End Prefect's runs whose process is dead, and their tasks. Raises `ConfigError` if the server fails.
 
-    A run is dead only if this store has its lock file and the lock is free.
+    A run counts as dead only if this store has its lock file and the lock is free.
     """
     try:
         with get_client(sync_client=True) as client:
@@ -125,7 +125,7 @@ def flow_runs(store: Store) -> Iterator[Reconciled]:
                 try:
                     locked = datetime.fromtimestamp(lock.path.stat().st_mtime, UTC)
                     run = _read_run(client, run_id)
-                    if run is None:
+                    if run is None:  # a run of another server: forget its lock file after some days
                         ended = datetime.now(UTC) - locked > timedelta(days=STALE_DAYS)
                     else:
                         ended = not _may_live(run, locked)
@@ -136,19 +136,19 @@ def flow_runs(store: Store) -> Iterator[Reconciled]:
                 finally:
                     lock.release()
     except (PrefectException, httpx.HTTPError) as error:
-        why = visible(str(error), 200)
-        raise ConfigError(f"Prefect did not answer about runs whose process died: {why}") from error
+        reason = visible(str(error), 200)
+        raise ConfigError(f"Prefect's server failed on a request about runs of dead processes: {reason}") from error
 
 
 def staging(store: Store) -> Iterator[Reconciled]:
-    """Remove what is left of staging folders whose work is published or discarded. Unfinished work stays."""
+    """Remove leftover staging folders whose work is published or discarded. Unfinished work is kept."""
     leftovers = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent.name == "staging"]
     for item in collect(store, leftovers):
         yield Reconciled("staging", item.path.name[:18], f"{item.reason}; {size(item.bytes)} removed")
 
 
 def unfinished(store: Store) -> Iterator[Reconciled]:
-    """List unfinished work that nobody has touched for a week, with what may be done about it."""
+    """List unfinished work that has not changed for a week, with the command that removes it."""
     for item, contents in unfinished_work(store):
         request = read_json(item.path / "request.json") or {}
         stage = f" of {request['stage']}" if "stage" in request else ""
@@ -171,27 +171,27 @@ def lock_files(store: Store) -> int:
 
 
 def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
-    """Write the last row of an attempt whose process died: done if it had published everything, else interrupted."""
+    """Write the final row of an attempt whose process died: done if all outputs are published, else interrupted."""
     label, run = row["label"] or row["stage"], (row["run"] or "")[:8]
     published = {a.kind: a for a in store.list() if (a.key, a.execution) == (row["key"], row["execution"])}
     complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
-    execution = store.root / "staging" / row["key"] / "execution.json"
-    known = read_json(execution)
+    execution_file = store.root / "staging" / row["key"] / "execution.json"
+    execution = read_json(execution_file)
     fields = {name: _json_value(value) for name, value in row.items() if name != "time"}
     if complete:
         fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"
     else:
         fields |= {"state": "interrupted", "outputs": None, "error": "the process was killed"}
-        outcome = "its process is gone; marked interrupted" + ("; its work is kept" if known else "")
+        outcome = "its process is gone; marked interrupted" + ("; its work is kept" if execution else "")
     write_attempt_row(store, fields)
-    if isinstance(known, dict) and (known.get("run") or {}).get("id") == row["id"]:
-        write_json(execution, {**known, "run": None})
+    if isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]:
+        write_json(execution_file, {**execution, "run": None})
     return Reconciled("stage", f"{label} of run {run}", outcome)
 
 
 def _json_value(value: Any) -> Any:
-    """A value of a catalog row as the attempt log writes it."""
+    """A value of a catalog row, in the form in which the attempt log writes it."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC).isoformat()
     if isinstance(value, str) and value[:1] == "{":
@@ -200,7 +200,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _read_run(client: SyncPrefectClient, run_id: str) -> FlowRun | None:
-    """None if this server does not know it: another may."""
+    """The run on this server; None if the server does not know it, because it belongs to another server."""
     try:
         return client.read_flow_run(UUID(run_id))
     except (ObjectNotFound, ValueError):
@@ -208,16 +208,20 @@ def _read_run(client: SyncPrefectClient, run_id: str) -> FlowRun | None:
 
 
 def _may_live(run: FlowRun, locked: datetime) -> bool:
-    """Whether the run waits for a process, or has one that has not taken its lock yet. `locked`: when it last had."""
+    """Whether the run waits for a process, or its process may not have locked it yet.
+
+    `locked`: when the run's lock was last taken.
+    """
     state = run.state
     if state is None or state.is_scheduled() or state.is_pending():
         return True
     if state.is_paused() and state.state_details.pause_reschedule:
-        return True  # suspended: a process is started when it is resumed
+        return True  # suspended: Prefect starts a process when it is resumed
     return not state.is_final() and state.timestamp > locked and datetime.now(UTC) - state.timestamp < STARTING
 
 
 def _end_run(client: SyncPrefectClient, run: FlowRun) -> Iterator[Reconciled]:
+    """Set a final state for the run and its open task runs on the server."""
     state = run.state
     if state is not None and not state.is_final():
         end: State[None] = Cancelled(message=GONE) if state.is_cancelling() else Crashed(message=GONE)
@@ -236,7 +240,7 @@ def _open_tasks(client: SyncPrefectClient, run: FlowRun) -> list[TaskRun]:
         page = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN_STATES))),
-            sort=TaskRunSort.ID_DESC,  # the server refuses the client's default
+            sort=TaskRunSort.ID_DESC,  # the server rejects the client's default
             limit=_PAGE,
             offset=len(tasks),
         )

@@ -1,6 +1,6 @@
-"""Cancel and retry runs of deployments through the API of a Prefect server, and where a page may do so.
+"""Cancel and retry runs of deployments through the API of a Prefect server, from the dashboard.
 
-Only the dashboard that `nautile up` started may: beside its own server, on loopback, in the process that is recorded.
+Only the dashboard that `nautile up` started may do so: with its own server, on loopback, in the recorded process.
 """
 
 import os
@@ -17,9 +17,9 @@ TIMEOUT_S = 10.0
 
 
 def server_beside(store: Store) -> str | None:
-    """The API of the server that `up` started with this very process as its dashboard; None elsewhere."""
-    started = {service.name: service for service in services.services(store)}
-    dashboard, server = started.get("dashboard"), started.get("server")
+    """The API of the server that `up` started together with this process as its dashboard; None in other processes."""
+    by_name = {service.name: service for service in services.services(store)}
+    dashboard, server = by_name.get("dashboard"), by_name.get("server")
     if not dashboard or not server or dashboard.pid != os.getpid() or not (dashboard.alive() and server.alive()):
         return None
     services.use_login(store)
@@ -27,7 +27,7 @@ def server_beside(store: Store) -> str | None:
 
 
 def has_deployment(api: str, run: str) -> bool:
-    """Whether the server knows the run as that of a deployment: it can stop and begin no other."""
+    """Whether the run is a deployment's: the server can cancel and retry only those."""
     try:
         response = call("GET", api, f"/flow_runs/{UUID(run)}", timeout=TIMEOUT_S)
         return response.is_success and response.json().get("deployment_id") is not None
@@ -36,13 +36,13 @@ def has_deployment(api: str, run: str) -> bool:
 
 
 def cancel(api: str, run: str) -> None:
-    """Have the server cancel the run, which ends its processes. Raises `ConfigError` if it refuses."""
+    """Cancel the run on the server, which ends its processes. Raises `ConfigError` if the server refuses."""
     state = {"type": "CANCELLING", "name": "Cancelling", "message": "Cancelled from the dashboard"}
     ask_server(api, run, "set_state", {"state": state}, "was not cancelled", TIMEOUT_S)
 
 
 def retry(api: str, run: str) -> None:
-    """Have the server start the run again, which reuses what is finished. Raises `ConfigError` if it refuses."""
+    """Retry the run on the server; finished steps are reused. Raises `ConfigError` if the server refuses."""
     details = {"scheduled_time": datetime.now(UTC).isoformat()}
     state = {
         "type": "SCHEDULED",

@@ -1,4 +1,4 @@
-"""Secrets from files, as containers hand them over: NAME_FILE is the path of a file with what NAME would hold."""
+"""Secrets from files, as is usual in containers: NAME_FILE is the path of a file with the value of NAME."""
 
 import os
 import re
@@ -12,10 +12,10 @@ _SECRET = re.compile(
 
 
 def read_secret_files() -> None:
-    """Put the content of each such file into the environment of this process, in place of the path.
+    """Replace each variable NAME_FILE of the environment by NAME with the content of the file.
 
-    Only for names of secrets: other programs have variables that end in _FILE too. Raises `ConfigError` for a file that
-    cannot be read or is empty, and if both variables are set.
+    Only for known secrets, because other programs have variables that end in _FILE too. Raises `ConfigError` if a file
+    is unreadable or empty, and if both variables are set.
     """
     for variable in [name for name in os.environ if _SECRET.fullmatch(name)]:
         name, path = variable.removesuffix("_FILE"), os.environ[variable]
@@ -24,7 +24,7 @@ def read_secret_files() -> None:
         try:
             value = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise ConfigError(f"{variable}: {path} cannot be read ({reason})") from None
         if not value:
             raise ConfigError(f"{variable}: {path} is empty")

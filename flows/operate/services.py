@@ -1,8 +1,8 @@
 """`nautile up` and `nautile down`: Prefect's server, the deployments and the dashboard, as three processes on loopback.
 
-`services.json` in the store lists them, each with its start time: `down` ends exactly those, never a later process that
-got the same id. The server may listen on another address of this machine, and then wants a login, which is generated
-and kept in a file that only its owner can read.
+`services.json` in the store lists them with their start times, so that `down` ends only these processes, never a later
+process with the same id. If the server listens on another address than loopback, it requires a login, which is
+generated and stored in a file that only its owner can read.
 """
 
 import json
@@ -29,17 +29,17 @@ from flows.operate.prefect_calls import call
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
-# A flow for each stage, and the pipeline, the evaluation and the regression.
+# One per stage, and those of the pipeline, the evaluation and the regression.
 DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"
-_ERROR = re.compile(r"[\w.]+Error: ")  # the line of an exception at the end of its traceback
+_ERROR = re.compile(r"[\w.]+Error: ")  # the last line of a traceback
 
 
 @dataclass(frozen=True)
 class Service:
-    """A process that `up` started. `born` is its start time, which distinguishes it from a later one with its id."""
+    """A process that `up` started. `born`: its start time, to distinguish it from a later process with the same id."""
 
     name: str
     pid: int
@@ -48,7 +48,7 @@ class Service:
     log: str
 
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this process still runs."""
         try:
             process = psutil.Process(self.pid)
             return abs(process.create_time() - self.born) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
@@ -58,7 +58,7 @@ class Service:
 
 @dataclass(frozen=True)
 class _Launch:
-    """How a service is started, and how to see that it is ready."""
+    """How to start a service, and how to check that it is ready."""
 
     name: str
     command: list[str]
@@ -75,9 +75,9 @@ def up(
     report: Callable[[str], None],
     host: str = _HOST,
 ) -> list[Service]:
-    """Start the services that do not run and wait until they answer; `report` gets a line about each.
+    """Start the services that do not run, and wait until they answer; `report` receives a line about each.
 
-    `host`: the address that the server listens on. Raises `ConfigError` if one of them does not come up.
+    `host`: the address that the server listens on. Raises `ConfigError` if a service does not start.
     """
     prefect_server.configure_prefect(store)
     running = {service.name: service for service in services(store) if service.alive()}
@@ -85,25 +85,27 @@ def up(
     api = f"http://{name}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
-    named = {"PREFECT_API_URL": api}
+    api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
         if host in ("0.0.0.0", "::"):
-            raise ConfigError(f"--host {host}: name the one address at which other machines reach this one")
-        listen(host, server_port).close()  # refuses at once what the server would fail at after ten seconds
+            raise ConfigError(f"--host {host}: name the address at which other machines reach this machine")
+        listen(host, server_port).close()  # fails at once, where the server would fail after ten seconds
         if not is_loopback(host):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
     start_server = [sys.executable, "-m", "flows.operate.prefect_server", str(server_port)]
     server = prefect_server.server_settings(host, server_port, login)
-    wanted = [
-        _Launch("server", start_server, server, api, _server_answers),
+    deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
+    dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
+    launches = [
         _Launch(
-            "deployments", [*nautile, "deploy", config], named | {prefect_page.DASHBOARD_URL: page}, api, _is_deployed
+            "server", start_server, server, api, lambda service: prefect_server.healthy(service.url, timeout_s=5.0)
         ),
-        _Launch("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], named, page, _dashboard_answers),
+        _Launch("deployments", deploy_command, deploy_variables, api, _is_deployed),
+        _Launch("dashboard", dashboard_command, api_variable, page, _dashboard_answers),
     ]
-    for launch in wanted:
+    for launch in launches:
         if launch.name in running:
             continue
         report(f"starting {launch.name}")
@@ -111,17 +113,17 @@ def up(
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
         running[launch.name] = service
-        # Written before the wait, so that `down` ends also a service that never came up.
+        # Written before the wait, so that `down` also ends a service that does not become ready.
         write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
         _wait(service, launch.ready, earlier)
-    return [running[launch.name] for launch in wanted]
+    return [running[launch.name] for launch in launches]
 
 
 def use_login(store: Store) -> Path | None:
-    """Have the clients of this process send the login of the server that `up` started, if that is the one they use.
+    """Set PREFECT_API_AUTH_STRING to the login of the server that `up` started, if this process uses that server.
 
-    That is the server of PREFECT_API_URL, or of no setting at all; a login in the environment stays. Returns the
-    login's file, or None if that server does not run or wants none.
+    It does if PREFECT_API_URL names that server or is not set; a login in the environment is kept. Returns the login's
+    file, or None if that server does not run or requires no login.
     """
     login = read_json(_login_file(store))
     if not isinstance(login, dict) or url_of(store, "server") != login["api"]:
@@ -132,9 +134,10 @@ def use_login(store: Store) -> Path | None:
 
 
 def join_server(store: Store) -> str | None:
-    """Have this process use the server that `up` started, unless PREFECT_API_URL names one; its API's address.
+    """Set PREFECT_API_URL to the server that `up` started, unless it is set; returns the address of the API.
 
-    None if it uses another one, or that server does not answer. Prefect reads the setting as it is imported.
+    None if this process uses another server, or if that server does not answer. Call it before Prefect is imported,
+    which reads the setting at import.
     """
     url = url_of(store, "server")
     if "PREFECT_API_URL" not in os.environ and url and prefect_server.healthy(url, timeout_s=5.0):
@@ -144,17 +147,17 @@ def join_server(store: Store) -> str | None:
 
 
 def services(store: Store) -> list[Service]:
-    """What `up` has started and `down` has not ended, running or not."""
+    """The services that `up` has started and `down` has not ended, running or not."""
     return [Service(**fields) for fields in (read_json(_record(store)) or {}).get("services", [])]
 
 
 def url_of(store: Store, name: str) -> str | None:
-    """The address of a running service that `up` has started (`server`: of its API); None if it does not run."""
+    """The address of a running service (of the `server`: its API); None if it does not run."""
     return next((service.url for service in services(store) if service.name == name and service.alive()), None)
 
 
 def down(store: Store) -> list[Service]:
-    """End what `up` started and the processes these have started; returns those that were still running."""
+    """End the services that `up` started, with their child processes; returns those that were still running."""
     ended = []
     for service in reversed(services(store)):
         if service.alive():
@@ -166,7 +169,7 @@ def down(store: Store) -> list[Service]:
 
 
 def _login(store: Store, api: str) -> str:
-    """The server's login, `user:password`: that of the environment, else a new one, which is kept in the store."""
+    """The server's login, `user:password`: that of the environment, else a new one; writes it to the store."""
     login = os.environ.get("PREFECT_API_AUTH_STRING") or f"nautile:{secrets.token_urlsafe(24)}"
     path = _login_file(store)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,39 +198,38 @@ def _start(store: Store, launch: _Launch, log: Path) -> Service:
 
 
 def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> None:
-    """Wait until it is ready. `earlier`: the bytes of its log that a process before it has written."""
+    """Wait until the service is ready. `earlier`: the size of its log before it was started, in bytes.
+
+    Raises `ConfigError` if it ends, or is not ready within `STARTUP_S`.
+    """
     deadline = time.monotonic() + STARTUP_S
     while not ready(service):
         if not service.alive():
-            written = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
-            lines = [line.strip() for line in reversed(written) if line.strip()]
-            # Uvicorn's own last line ("Application startup failed") comes after the error.
+            new_lines = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
+            lines = [line.strip() for line in reversed(new_lines) if line.strip()]
+            # The last error, not the last line: Uvicorn writes "Application startup failed" after the error.
             last = next(filter(_ERROR.match, lines), next(iter(lines), "its log is empty"))
-            raise ConfigError(f"{service.name} did not come up: {last} (its log is {service.log})")
+            raise ConfigError(f"{service.name} did not start: {last} (its log is {service.log})")
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
         time.sleep(0.2)
 
 
 def _end(service: Service) -> None:
-    """Ask the process and its children to stop, and kill those that do not."""
+    """Terminate the process, and kill it and its children if they do not end within `STOP_S`."""
     try:
-        family = [psutil.Process(service.pid), *psutil.Process(service.pid).children(recursive=True)]
+        processes = [psutil.Process(service.pid), *psutil.Process(service.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    family[0].terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_S)
-    for process in left:
+    processes[0].terminate()
+    _, alive = psutil.wait_procs(processes, timeout=STOP_S)
+    for process in alive:
         process.kill()
-    psutil.wait_procs(left, timeout=STOP_S)
+    psutil.wait_procs(alive, timeout=STOP_S)
 
 
 def _record(store: Store) -> Path:
     return store.root / "services.json"
-
-
-def _server_answers(service: Service) -> bool:
-    return prefect_server.healthy(service.url, timeout_s=5.0)
 
 
 def _dashboard_answers(service: Service) -> bool:
@@ -238,10 +240,10 @@ def _dashboard_answers(service: Service) -> bool:
 
 
 def _is_deployed(service: Service) -> bool:
-    """Whether this process has registered all deployments: the server may remember those of an earlier one."""
+    """Whether this process has registered all deployments; those of an earlier process do not count."""
     try:
-        known = call("POST", service.url, "/deployments/filter", json={}, timeout=5.0).raise_for_status().json()
+        entries = call("POST", service.url, "/deployments/filter", json={}, timeout=5.0).raise_for_status().json()
     except httpx.HTTPError:
         return False
-    fresh = sum(datetime.fromisoformat(entry["updated"]).timestamp() >= service.born for entry in known)
-    return fresh >= DEPLOYMENTS
+    recent = sum(datetime.fromisoformat(entry["updated"]).timestamp() >= service.born for entry in entries)
+    return recent >= DEPLOYMENTS

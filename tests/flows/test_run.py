@@ -217,10 +217,10 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(benc
             assert state["type"] == "PAUSED"
             assert "held_out of approved asks for approval" in state["message"]
             assert "Expected cost: it never ran here" in state["message"]
-            with pytest.raises(ConfigError, match=r"wants a login.*PREFECT_API_AUTH_STRING"):
+            with pytest.raises(ConfigError, match=r"requires a login.*PREFECT_API_AUTH_STRING"):
                 questions.approve(store, note["run"][:8], None)
             monkeypatch.setenv("PREFECT_API_URL", bench.url)
-            with pytest.raises(ConfigError, match=r"PREFECT_API_URL: .*wants a login"):
+            with pytest.raises(ConfigError, match=r"PREFECT_API_URL: .*requires a login"):
                 require_api()
             monkeypatch.setenv("PREFECT_API_AUTH_STRING", bench.login)
             assert require_api() == bench.url

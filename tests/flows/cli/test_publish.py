@@ -136,7 +136,7 @@ def test_the_token_is_in_no_file_and_no_output(publish, made, tmp_path):
         (["small", "--yes"], TOKEN, "'small' is not a repository of the Hub, OWNER/NAME"),
         (["me/small", "--dataset", "a b/c", "--yes"], TOKEN, "'a b/c' is not a repository of the Hub"),
         (["me/small", "--yes"], None, "publishing needs a token: set HF_TOKEN"),
-        (["me/small", "--yes"], "hf_unknown", "it refuses the token: set HF_TOKEN to a valid one"),
+        (["me/small", "--yes"], "hf_unknown", "the Hub refused the token: set HF_TOKEN to a valid token"),
         (["me/small", "--yes"], READER, "the token has no right to write there"),
         (["them/small", "--yes"], TOKEN, "the token has no right to write there"),
         (["me/small"], TOKEN, "there is no terminal to confirm the upload: pass --yes"),
@@ -156,7 +156,7 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(publish, hub, tmp_p
     (tmp_path / "mine" / "notes.txt").write_text("kept")
     code, _, err = publish("me/small", "--yes", "--out", "mine")
     assert code == 2
-    assert "mine holds something else already (README.md is missing): remove it, or name another with --out" in err
+    assert "mine exists with other content (README.md is missing): remove it, or name another folder with --out" in err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     assert not hub.repositories

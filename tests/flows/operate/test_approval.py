@@ -31,7 +31,7 @@ def steps(toy):
 def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps):
     store, _ = made
     distilled = expected_cost(store, toy, steps["distill"])
-    assert distilled.startswith("4 prompts; no limit of money is set; the last time")
+    assert distilled.startswith("4 prompts; no budget is set; the last time")
     assert distilled.endswith("it took 1.5 s and $0.0300.")  # three calls at a cent, in 1.5 s (tests/support)
     trained = expected_cost(store, toy, steps["pretrain"])
     assert trained.startswith("2,000 tokens to train on; the last time")
@@ -43,7 +43,7 @@ def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps)
 def test_what_was_never_made_has_no_known_time(tmp_path, toy, steps):
     store = Store(tmp_path / "store")
     store.prepare()
-    assert "its time is not known" in expected_cost(store, toy, steps["pretrain"])
+    assert "its time is unknown" in expected_cost(store, toy, steps["pretrain"])
 
 
 def asking(toy, **stage):

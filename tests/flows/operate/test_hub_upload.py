@@ -103,7 +103,7 @@ def test_a_dataset_has_a_repository_of_its_own_kind(hub, uploader, folder):
 @pytest.mark.parametrize(
     ("token", "repository", "message"),
     [
-        ("hf_unknown", "me/small", "refuses the token: set HF_TOKEN"),
+        ("hf_unknown", "me/small", "refused the token: set HF_TOKEN"),
         (READER, "me/small", "no right to write there"),
         (TOKEN, "them/small", "no right to write there"),
     ],
@@ -146,7 +146,7 @@ def test_an_outage_is_waited_for(hub, uploader, folder, pauses, call, caplog):
 def test_a_lasting_outage_ends_with_a_message_without_the_token(hub, uploader, folder, pauses, caplog):
     caplog.set_level(logging.DEBUG)
     hub.faults["create"] = [500] * 9
-    with pytest.raises(Retryable, match="the Hub answered with 500") as raised:
+    with pytest.raises(Retryable, match="the Hub answered with status 500") as raised:
         publish(uploader, folder)
     assert len(pauses) == 3
     assert TOKEN not in str(raised.value) + caplog.text
@@ -171,7 +171,7 @@ def test_a_commit_of_someone_else_meanwhile_is_not_written_over(hub, uploader, f
     (folder / "README.md").write_text(CARD + "more\n")
     plan = uploader.plan(folder, "me/small", "model", True)
     hub.repositories["model", "me/small"].commit("theirs")
-    with pytest.raises(ConfigError, match="someone else changed it meanwhile"):
+    with pytest.raises(ConfigError, match="the repository has changed in the meantime"):
         uploader.upload(plan, "a checkpoint")
 
 

@@ -83,7 +83,7 @@ def test_a_server_that_has_ended_has_none(store, login):
 
 
 def test_every_address_at_once_is_refused(store):
-    with pytest.raises(ConfigError, match="name the one address"):
+    with pytest.raises(ConfigError, match="name the address"):
         services.up(store, "local", 4200, 8501, lambda _: None, "0.0.0.0")
 
 

@@ -110,7 +110,7 @@ def test_a_store_in_use_is_refused_and_left_alone(aged):
     migrations = migrate_keys.plan(aged)
     with (
         aged.lock(migrations[3].folder.name),
-        pytest.raises(ConfigError, match="a run works in this store; stop it"),
+        pytest.raises(ConfigError, match="a run uses this store; stop it"),
     ):
         migrate_keys.apply(aged, migrations)
     assert migrate_keys.plan(aged) == migrations

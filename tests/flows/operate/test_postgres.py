@@ -45,7 +45,7 @@ def running(folder):
             patch.setenv(name, value)
         with pytest.MonkeyPatch.context() as wrong:
             wrong.setenv(f"{DATABASE}PASSWORD", "of another database")
-            with pytest.raises(ConfigError, match=r"server did not come up: .*password authenti") as raised:
+            with pytest.raises(ConfigError, match=r"server did not start: .*password authenti") as raised:
                 services.up(store, str(config), free_port(), free_port(), lambda _: None)
             assert "of another database" not in str(raised.value)
         try:

@@ -55,5 +55,5 @@ def test_a_server_for_others_needs_a_login(command_line, tmp_path, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
     code, _, err = command_line("server", "--host", "0.0.0.0")
     assert code == 2
-    assert "--host 0.0.0.0: whoever reaches the server may start runs" in err
+    assert "--host 0.0.0.0: anyone who can reach the server can start runs" in err
     assert "PREFECT_API_AUTH_STRING" in err

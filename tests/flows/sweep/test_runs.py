@@ -98,7 +98,7 @@ def test_stages_name_their_newest_evaluations(compare):
     [
         (("toy", "reason"), "'toy' is a run and 'reason' is not: compare two runs, or two evaluations"),
         (("toy", "to"), "'toy' and 'to' are the same run"),
-        (("nothing", "toy"), "'toy' is a run and 'nothing' is none"),
+        (("nothing", "toy"), "'toy' is a run and 'nothing' is not"),
         (("toy", "b0b0", "--verdict", "harsh"), "--verdict harsh: must be strict or lenient"),
     ],
 )
