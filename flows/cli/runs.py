@@ -177,7 +177,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     if run["question"]:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted"):
-        parts += [Text(), Text("What was finished is kept.")]
+        parts += [Text(), Text("Finished work is kept.")]
         if run["resume"]:  # never wrapped, so that it can be copied
             parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))
     return Group(*parts)

@@ -46,7 +46,7 @@ def silent_runs() -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"No heartbeat for {SILENT_S} s: its process is gone. What was finished is kept.",
+                message=f"No heartbeat for {SILENT_S} s: its process is gone. Finished work is kept.",
             )
         ],
     )

@@ -48,7 +48,7 @@ def run_step(
         with view:
             outputs = run_stage(stage, with_local_files(dict(section), store.digest_memory), dict(inputs), context)
     except KeyboardInterrupt:
-        err.print(Text(f"stopped; what was finished is kept. Continue with: {command}"), soft_wrap=True)
+        err.print(Text(f"stopped; finished work is kept. Continue with: {command}"), soft_wrap=True)
         raise
     except StageCrash as error:
         err.print(Text(f"{stage.name} failed: {error}", style="red"), soft_wrap=True)

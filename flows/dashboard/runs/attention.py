@@ -66,11 +66,11 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
     for step in failed:
         error = visible((step.row.get("error") if step.row else "") or "no reason was recorded")
         kept = "Finished work is kept. Fix what the message names, then continue:"
-        text = f"{error}\n{kept}" if step.state == "failed" else "What was finished is kept. Continue with:"
+        text = f"{error}\n{kept}" if step.state == "failed" else "Finished work is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
         yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
     if not failed and state.state in ("failed", "cancelled", "interrupted"):
-        reason = visible(state.error) if state.error else "What was finished is kept. Continue with:"
+        reason = visible(state.error) if state.error else "Finished work is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
         yield Concern(level, f"The run was {state.state}", reason, resume, state.run)
 
