@@ -1,8 +1,8 @@
-"""One block of the model and the rest of it, compiled alone for a chip that need not be present.
+"""Compiles one block of the model, and its embedding and head, separately for a chip that need not be present.
 
-Compiled whole, the blocks are the body of a scan, of which the compiler's cost model sees one turn. A block alone is
-two programs, as in the scan: the forward pass, which writes what the backward pass needs besides its inputs, and the
-backward pass, which recomputes the rest. What a compilation gave is kept on disk, so that no program is compiled twice.
+In the whole model the blocks are the body of a scan, of which the compiler's cost model counts one iteration. A block
+alone is two programs, as in the scan: the forward pass, which writes the residuals that the backward pass needs besides
+its inputs, and the backward pass, which recomputes everything else. Results are cached on disk.
 """
 
 import gzip
@@ -25,12 +25,12 @@ from model.layers.common import compute_dtype
 from model.loss import weighted_loss
 from model.nautile import run_blocks, shapes
 
-_BUILD = 1  # raised when the programs below change
+_BUILD = 1  # version of the cache: increase it when the programs below change
 _MODEL = Path(__file__).parents[1]
 
 
 class Setting(NamedTuple):
-    """The operational fields of a model that are compared."""
+    """The fields of a model that change its speed but not its results."""
 
     mixing: Literal["chunked", "fused", "reference"]
     chunk: int
@@ -47,26 +47,26 @@ class Setting(NamedTuple):
 def compiled_block(
     model: ModelConfig, rows: int, length: int, topology: Topology, folder: Path, notify: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What the compiler says of one block for `rows` rows on one chip, compiled now or read from `folder`.
+    """Compile one block for `rows` rows on one chip, or read the result from the cache in `folder`.
 
-    {"forward": program, "backward": program}: a program is its optimised `text`, its `temporaries` in bytes, XLA's own
-    `analysis` and the `seconds` it took to compile; that of the forward pass has in `kept` the bytes that one block
-    keeps for its backward pass. A program that does not fit has `refused`, a message, instead of its text. Raises
-    ConfigError without a compiler.
+    Returns {"forward": program, "backward": program}. A program has its optimised `text`, `temporaries` in bytes, XLA's
+    `analysis` and the `seconds` of its compilation; the forward pass also has `kept`, the bytes of one block's
+    residuals. A program that does not fit has a message `refused` instead of its text. Raises ConfigError without a
+    compiler.
     """
     single = model.model_copy(update={"blocks": 1})
     identity = _identity(single, rows, length, topology)
-    programs = {name: _known(folder, {**identity, "part": name}) for name in ("forward", "backward")}
+    programs = {name: _read_cached(folder, {**identity, "part": name}) for name in ("forward", "backward")}
     if None in programs.values():
         traced = _trace_block(single, rows, length, topology)
         for name, function, arguments in (
             ("forward", traced.forward, traced.arguments),
-            ("backward", traced.backward, (traced.arguments, traced.kept, traced.arguments[1])),
+            ("backward", traced.backward, (traced.arguments, traced.residuals, traced.arguments[1])),
         ):
             if programs[name] is None:
                 notify(f"compiling for {topology.name}: {Setting.of(single)}, the {name} pass of one block")
-                more = {"kept": traced.kept_bytes} if name == "forward" else {}
-                programs[name] = _keep(folder, {**identity, "part": name}, _compiled(function, arguments) | more)
+                more = {"kept": traced.residual_bytes} if name == "forward" else {}
+                programs[name] = _write_cached(folder, {**identity, "part": name}, _compile(function, arguments) | more)
     return programs
 
 
@@ -79,19 +79,19 @@ def compiled_head(
     folder: Path,
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The program of embedding, head and loss with their gradients, `chunk` columns at once, as in `compiled_block`."""
-    # Of the blocks' settings none matters here, so that one program serves all of them.
+    """Compile embedding, head and loss with their gradients, `chunk` columns at a time, as `compiled_block` does."""
+    # The settings of the blocks do not matter here, so one cached program serves all of them.
     plain = model.model_copy(update={"mixing": "chunked", "chunk": 32, "remat": "block", "blocks": 1})
     identity = {**_identity(plain, rows, length, topology), "part": "head", "loss_chunk": chunk}
-    known = _known(folder, identity)
-    if known is None:
+    program = _read_cached(folder, identity)
+    if program is None:
         notify(f"compiling for {topology.name}: embedding, head and loss")
-        known = _keep(folder, identity, _compile_head(plain, rows, length, chunk, topology))
-    return known
+        program = _write_cached(folder, identity, _compile_head(plain, rows, length, chunk, topology))
+    return program
 
 
 def _identity(model: ModelConfig, rows: int, length: int, topology: Topology) -> dict[str, Any]:
-    """All that determines a compilation."""
+    """The cache key: everything that determines a compilation."""
     package, target = compiler_of(topology.chip)
     sources = [*sorted((_MODEL / "layers").rglob("*.py")), _MODEL / "nautile.py", _MODEL / "loss.py"]
     return {
@@ -109,30 +109,31 @@ def _path(folder: Path, identity: dict[str, Any]) -> Path:
     return folder / f"{fingerprint(identity)[:32]}.json.gz"
 
 
-def _known(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier compilation gave; None if there was none, or its file is damaged."""
+def _read_cached(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """The cached result of a compilation; None if there is none or its file is damaged."""
     try:
         return parse_json(gzip.decompress(_path(folder, identity).read_bytes()))
     except (OSError, EOFError):
         return None
 
 
-def _keep(folder: Path, identity: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
+def _write_cached(folder: Path, identity: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
     write_atomically(_path(folder, identity), gzip.compress(json.dumps(program).encode(), mtime=0))
     return program
 
 
 class _TracedBlock(NamedTuple):
-    """The two functions of a block and their arguments as shapes; `kept` is written by the first for the second."""
+    """The two functions of a block and their argument shapes; `residuals` is written by the first for the second."""
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     arguments: tuple[Any, ...]
-    kept: list[Any]
-    kept_bytes: int
+    residuals: list[Any]
+    residual_bytes: int
 
 
 def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology) -> _TracedBlock:
+    """Split a block and its gradient into a forward and a backward function."""
     place = _placing(topology)
     blocks = place(shapes(model)["blocks"])
     x_BLD = place(jax.ShapeDtypeStruct((rows, length, model.width), compute_dtype(model)))
@@ -140,12 +141,13 @@ def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology)
     arguments = (blocks, x_BLD, times_BL, times_BL)
 
     def both(blocks: Any, x_BLD: Any, segments_BL: Any, positions_BL: Any) -> tuple[Any, Any]:
-        def passed(blocks: Any, x_BLD: Any) -> Any:
+        def run(blocks: Any, x_BLD: Any) -> Any:
             return run_blocks(blocks, model, x_BLD, segments_BL, positions_BL)[0]
 
-        return jax.vjp(passed, blocks, x_BLD)
+        return jax.vjp(run, blocks, x_BLD)
 
-    # What the backward pass needs is a list of arrays: some are inputs as they are, the others are written.
+    # The backward pass needs a list of arrays. Some are unchanged inputs of the block (`sources` has their index), the
+    # others are written by the forward pass (`sources` has None).
     traced, kinds = jax.make_jaxpr(both, return_shape=True)(*arguments)
     leaves, pull_tree = jax.tree.flatten(kinds[1])
     inputs = {id(variable): index for index, variable in enumerate(traced.jaxpr.invars)}
@@ -157,20 +159,22 @@ def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology)
         leaves = jax.tree.leaves(pull)
         return y_BLD, [leaves[index] for index in written]
 
-    def backward(arguments: Any, kept: list[Any], slope_BLD: Any) -> Any:
-        whole, rest = jax.tree.leaves(arguments), iter(kept)
-        return jax.tree.unflatten(pull_tree, [next(rest) if at is None else whole[at] for at in sources])(slope_BLD)
+    def backward(arguments: Any, residuals: list[Any], d_out_BLD: Any) -> Any:
+        inputs, written_arrays = jax.tree.leaves(arguments), iter(residuals)
+        leaves = [next(written_arrays) if index is None else inputs[index] for index in sources]
+        return jax.tree.unflatten(pull_tree, leaves)(d_out_BLD)
 
-    kept = place([leaves[index] for index in written])  # the block's input is among them: the scan stacks it
-    return _TracedBlock(forward, backward, arguments, kept, sum(leaf.size * leaf.dtype.itemsize for leaf in kept))
+    residuals = place([leaves[index] for index in written])  # includes the block's input, which the scan stacks
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in residuals)
+    return _TracedBlock(forward, backward, arguments, residuals, size)
 
 
 def _compile_head(model: ModelConfig, rows: int, length: int, chunk: int, topology: Topology) -> dict[str, Any]:
     place = _placing(topology)
     kinds = shapes(model)
-    # A model without blocks: its forward pass is the embedding.
-    none = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0, *leaf.shape[1:]), leaf.dtype), kinds["blocks"])
-    params = place({**kinds, "blocks": none})
+    # A model without blocks, whose forward pass is the embedding.
+    no_blocks = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0, *leaf.shape[1:]), leaf.dtype), kinds["blocks"])
+    params = place({**kinds, "blocks": no_blocks})
     integers = place(jax.ShapeDtypeStruct((rows, length), jnp.int32))
     batch = dict.fromkeys(("tokens", "targets", "segments", "positions"), integers)
     batch["weights"] = place(jax.ShapeDtypeStruct((rows, length), jnp.float32))
@@ -178,16 +182,16 @@ def _compile_head(model: ModelConfig, rows: int, length: int, chunk: int, topolo
     def gradient(params: Any, batch: Any) -> Any:
         return jax.value_and_grad(lambda params: weighted_loss(params, model, batch, chunk).loss)(params)
 
-    return _compiled(gradient, (params, batch))
+    return _compile(gradient, (params, batch))
 
 
 def _placing(topology: Topology) -> Callable[[Any], Any]:
-    """Puts every shape of a tree onto the first chip of a topology."""
+    """A function that places every shape of a tree on the first chip of a topology."""
     chip = SingleDeviceSharding(devices(topology)[0])
     return lambda tree: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), tree)
 
 
-def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _compile(function: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         executable = jax.jit(function).lower(*arguments).compile()

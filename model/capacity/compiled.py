@@ -1,8 +1,8 @@
-"""The compiler's own cost model of a compiled program, read from its text: operations, bytes and cycles.
+"""The cost of a compiled program by the compiler's cost model: operations, bytes and cycles, read from its text.
 
 XLA's analysis counts the body of a loop once, whatever its length, and the operations of a custom call (a Pallas
-kernel) not at all. Here each body is analysed alone and multiplied by the number of its turns; kernels are counted, so
-that their work can be added by formula (`model.capacity.flops`). Only the TPU compiler writes an estimate of cycles.
+kernel) not at all. Here each body is analysed separately and multiplied by its iterations; kernels are counted, so that
+their work can be added by formula (`model.capacity.flops`). Only the TPU compiler writes an estimate of cycles.
 """
 
 import re
@@ -16,20 +16,20 @@ from jaxlib import _hlo, _jax
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LOOP = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CALL = re.compile(r" call\(.*?to_apply=%?([\w.\-]+)")
-_KNOWN_TURNS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_TRIP_COUNT = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# JAX counts its loops from 0 in steps of 1: their condition is a comparison with the number of turns.
+# JAX counts its loops from 0 in steps of 1: their condition is a comparison with the number of iterations.
 _BOUND = re.compile(r"ROOT .* compare\(.*?%?([\w.\-]+)\), direction=LT")
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 
 
 class ProgramCost(NamedTuple):
-    """Sums over a program, loops multiplied by their turns.
+    """Sums over a program, with loops multiplied by their iterations.
 
-    flops and bytes: XLA's, without the kernels'; bytes count operands and results of every operation, in whatever
-    memory they are. cycles: None where the compiler estimates none. kernels: custom calls that are Pallas kernels.
-    unknown_loops: loops whose turns the text does not tell, counted once.
+    flops, bytes: of XLA's analysis, without kernels; bytes of the operands and results of every operation, in any kind
+    of memory. cycles: None if the compiler estimates none. kernels: number of calls of Pallas kernels. unknown_loops:
+    loops whose number of iterations is not in the text, counted once.
     """
 
     flops: float
@@ -42,7 +42,7 @@ class ProgramCost(NamedTuple):
 def program_cost(text: str) -> ProgramCost:
     """The cost of an optimised program, from `compiled.as_text()`."""
     program = _Program(text)
-    cost = program.whole(program.entry)
+    cost = program.total(program.entry)
     return cost if _CYCLES.search(text) else cost._replace(cycles=None)
 
 
@@ -66,8 +66,8 @@ class _Program:
     def client(self) -> object:
         return jax.local_devices(backend="cpu")[0].client
 
-    def whole(self, name: str) -> ProgramCost:
-        """The cost of a computation with its loops whole."""
+    def total(self, name: str) -> ProgramCost:
+        """The cost of a computation, with each loop counted for all its iterations."""
         once = self.once(name)
         flops, bytes_, cycles, kernels, unknown = *once, 0.0, 0.0, 0
         for line in self._lines_with_calls(name):
@@ -75,19 +75,22 @@ class _Program:
             kernels += bool(_KERNEL.search(line))
             if not (loop := _LOOP.search(line)):
                 continue
-            turns = self._turns(line, loop[1])
-            unknown += turns is None
-            turns = 1 if turns is None else turns
-            body, counted = self.whole(loop[2]), self.once(loop[2])
-            flops += turns * body.flops - counted[0]
-            bytes_ += turns * body.bytes - counted[1]
-            cycles += turns * (body.cycles or 0.0)
-            kernels += turns * body.kernels
+            iterations = self._iterations(line, loop[1])
+            unknown += iterations is None
+            iterations = 1 if iterations is None else iterations
+            body, counted = self.total(loop[2]), self.once(loop[2])
+            flops += iterations * body.flops - counted[0]
+            bytes_ += iterations * body.bytes - counted[1]
+            cycles += iterations * (body.cycles or 0.0)
+            kernels += iterations * body.kernels
             unknown += body.unknown_loops
         return ProgramCost(flops, bytes_, cycles, kernels, unknown)
 
     def once(self, name: str) -> tuple[float, float]:
-        """XLA's FLOPs and bytes of a computation, each loop counted once: the text with that computation as entry."""
+        """XLA's FLOPs and bytes of a computation, with each loop counted once.
+
+        Analyses the program's text with this computation as its entry.
+        """
         lines = ["HloModule part", *self.lines[1:]]
         for index, line in enumerate(lines):
             if start := _COMPUTATION.match(line):
@@ -97,14 +100,15 @@ class _Program:
         return max(0.0, costs.get("flops", 0.0)), max(0.0, costs.get("bytes accessed", 0.0))
 
     def _lines_with_calls(self, name: str) -> list[str]:
+        """The lines of a computation and of those that it calls."""
         lines = list(self.computations[name])
         for line in self.computations[name]:
             if called := _CALL.search(line):
                 lines += self._lines_with_calls(called[1])
         return lines
 
-    def _turns(self, line: str, condition: str) -> int | None:
-        if known := _KNOWN_TURNS.search(line):
+    def _iterations(self, line: str, condition: str) -> int | None:
+        if known := _TRIP_COUNT.search(line):
             return int(known[1])
         lines = self.computations[condition]
         bound = next((match[1] for match in map(_BOUND.search, lines) if match), None)

@@ -1,4 +1,4 @@
-"""The size of what decoding keeps of a sequence (paper §2.2.5: O(1) for SCA), from the cache's shapes alone."""
+"""The size of the decoding state of a sequence (paper §2.2.5: O(1) for SCA), from the shapes of the cache."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from model.nautile import shapes
 
 
 def state_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of one sequence's state: `sca_sums` and `convolution_history` at any length, `kv_per_token` for each token.
+    """Bytes of one sequence's state: `sca_sums` and `convolution_history` in total, `kv_per_token` for each token.
 
-    Nothing is computed or allocated.
+    Only shapes are computed.
     """
 
     def cache_of(capacity: int) -> Cache:

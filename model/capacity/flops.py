@@ -1,8 +1,8 @@
-"""Floating-point operations by formula: of a training step (XLA counts the body of a scan once), and of the mixing
-kernels (XLA counts nothing of a custom call).
+"""Floating-point operations by formula: of a training step, and of the mixing kernels.
 
-A multiply-add counts 2, the backward pass twice the forward pass, and what rematerialisation recomputes is not counted:
-these are the operations that the model needs, so that utilisations of different settings can be compared.
+XLA counts the body of a scan once, and a custom call (a kernel) not at all. A multiply-add counts as 2 and the backward
+pass as twice the forward pass; recomputation by rematerialisation is not counted. These are the operations that the
+model needs, so the utilisations of different settings are comparable.
 """
 
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ from configs.model import ModelConfig
 # A100, H100 (SXM) and H200, without sparsity.
 PEAK_FLOPS = {"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12, "a100": 312e12, "h100": 989e12, "h200": 989e12}
 
-# JAX's names of these chips; where two begin alike, the longer is first.
+# JAX's names of these chips, matched as prefixes in this order: the longer of two alike comes first.
 _DEVICE_KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
@@ -24,17 +24,17 @@ _DEVICE_KINDS = {
     "NVIDIA H200": "h200",
 }
 
-# Per element of the memory [K, H, M] and token: phase and encoding 6, the two running sums 4, normalising 2, readout 8.
+# FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.
 _MIXING = 20
 
 
 def peak_of(device_kind: str) -> float | None:
-    """The peak of a device by JAX's name for it; None if it is not listed."""
+    """The peak FLOP/s of a device by JAX's name for it; None if unknown."""
     return next((PEAK_FLOPS[chip] for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
 def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
-    """FLOPs of the forward pass per token of a row of `length` tokens in one document, by part of the model."""
+    """FLOPs per token of the forward pass, by part of the model, in a row with one document of `length` tokens."""
     width, heads, head_dim = config.width, config.memory_heads, config.head_dim
     memory = heads * head_dim * config.spectral_samples
     projected = heads * (head_dim + 1) + 2 * config.query_heads * head_dim * config.spectral_samples
@@ -42,14 +42,14 @@ def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
     expanded = config.readout_expand * head_dim * heads
     readout = heads * 2 * head_dim * 2 * config.readout_expand * head_dim
     sca = 2 * (width * (projected + gated) + config.convolution * projected + readout + expanded * width)
-    shared = config.kv_heads * config.attention_head_dim
-    products = 2 * width * (2 * width + 2 * shared)
-    seen = 2 * 2 * width * (length + 1) / 2  # scores and values against half of the row, on average
+    kv_width = config.kv_heads * config.attention_head_dim
+    products = 2 * width * (2 * width + 2 * kv_width)
+    attended = 2 * 2 * width * (length + 1) / 2  # scores and values against half of the row, on average
     layers = config.blocks * config.sca_per_block
     return {
         "sca": float(layers * sca),
         "mixing": float(layers * _MIXING * memory),
-        "attention": config.blocks * (products + seen),
+        "attention": config.blocks * (products + attended),
         "feed_forward": float(config.blocks * 2 * 3 * width * config.feed_forward),
         "head": float(2 * width * config.vocabulary),
     }
@@ -71,16 +71,17 @@ class KernelWork(NamedTuple):
     bytes: float
 
 
-# Products of a chunk [C, C] with [C, J], and of a tile with the matrix [H, J] that repeats it over M or sums it.
+# Number of products of weights [C, C] with a tile [C, J], and of a tile with the matrix [H, J] that repeats or sums
+# over M.
 _TILE_PRODUCTS = {"forward": (2, 3), "backward": (6, 5)}
-# Elementwise operations for each element of [C, J] and of [C, C], as XLA counts them in `mixing.kernels.tile`.
+# Elementwise operations per element of [C, J] and of [C, C], as XLA counts them in `mixing.kernels.tile`.
 _TILE_ELEMENTWISE = {"forward": (59, 18), "backward": (103, 38)}
 
 
 def kernel_work(config: ModelConfig, chunk: int, tokens: int, direction: Direction, least_side: int = 1) -> KernelWork:
-    """Work of a "forward" or "backward" mixing kernel in chunks of `chunk` over `tokens` tokens of one SCA layer.
+    """The work of one mixing kernel, with chunks of `chunk` positions, over `tokens` tokens of one SCA layer.
 
-    least_side: a matrix unit multiplies blocks of that side, so shorter sides of what is summed over count as much.
+    least_side: a matrix unit multiplies blocks of this side, so a shorter contracted axis counts as this long.
     """
     heads, head_dim = config.memory_heads, config.head_dim
     joined = head_dim * config.spectral_samples
@@ -88,8 +89,8 @@ def kernel_work(config: ModelConfig, chunk: int, tokens: int, direction: Directi
     inside, folding = 2 * max(chunk, least_side) * joined, 2 * max(head_dim, least_side) * joined
     per_joined, per_pair = _TILE_ELEMENTWISE[direction]
     width = 2 if config.compute_dtype == "bfloat16" else 4
-    # Read or written once: keys and queries; readouts, or their gradients beside those of the inputs; and in float32
-    # gates, the row's times, and the state before each chunk.
+    # Read or written once, in the compute type: keys and queries, readouts or their gradients, and in the backward pass
+    # the gradients of keys and queries; in float32: gates, the row's timeline, and the state before each chunk.
     arrays = head_dim + 2 * joined + 2 * head_dim + (head_dim + 2 * joined if direction == "backward" else 0)
     gates = 2 if direction == "backward" else 1
     moved = heads * (width * arrays + 4 * (gates + (2 * joined + 1) / chunk)) + 4 * 3

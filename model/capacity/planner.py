@@ -1,4 +1,4 @@
-"""Memory and time of pretraining, estimated by compiling the real training step for chips that need not be present.
+"""Capacity planning: memory and time of pretraining, by compiling the real training step for chips not present.
 
 Memory is the compiler's figure for one chip. Operations are counted by formula (XLA counts the body of a scan once),
 and time is estimated from them at an assumed utilisation.
@@ -23,16 +23,16 @@ from model.sharding import make_mesh
 from model.training.step import Program, check_rows, rows_at_once
 
 Notify = Callable[[str], None]
-MAX_DOUBLINGS = 6  # the largest batch that is tried is 64 times the configured one
+MAX_DOUBLINGS = 6  # the largest micro-batch to try is 64 times the configured one
 _OVER = re.compile(r"Used ([\d.]+)([KMGT]) of")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Bytes of the training step on one chip, by kind, with `micro_rows` rows through the model at once on all chips.
+    """Bytes used by the training step on one chip, by kind, with micro-batches of `micro_rows` rows over all chips.
 
-    Of a program that the compiler refused for lack of memory only the `peak` is known, if the compiler reported it.
+    refused: the compiler refused the program for lack of memory; then only `peak` is known, if it was reported.
     """
 
     micro_rows: int
@@ -68,13 +68,13 @@ def plan_training(
     tokens = sum(phase.tokens for phase in config.phases)
     steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
 
-    def attempt(rows: int) -> CompiledStep:
+    def compile_rows(rows: int) -> CompiledStep:
         notify(f"compiling for {topology.name}, {rows // mesh.size} rows a chip at once")
         sizes = {"micro_rows": rows, "batch_rows": max(rows, config.batch_rows)}
         return compile_step(config.model_copy(update=sizes), model, mesh, steps, length)
 
-    configured = attempt(micro)
-    most = _largest(mesh.size, configured, attempt, limit) if largest and limit else None
+    configured = compile_rows(micro)
+    largest_step = _largest(mesh.size, configured, compile_rows, limit) if largest and limit else None
     flops = training_flops(model, length)
     peak = topology.chip.peak if topology.chip else None
     rate = mfu * peak * topology.chips / flops if peak else None
@@ -90,17 +90,17 @@ def plan_training(
         "tokens": tokens,
         "memory_limit": limit,
         "asked": _as_json(configured, mesh.size, limit),
-        "largest": None if most is None else _as_json(most, mesh.size, limit),
+        "largest": None if largest_step is None else _as_json(largest_step, mesh.size, limit),
         "flops_per_token": flops,
         "mfu_assumed": mfu,
         "tokens_per_second": rate,
         "days": tokens / rate / 86_400 if rate else None,
-        "advice": _advice(configured, most, mesh, limit),
+        "advice": _advice(configured, largest_step, mesh, limit),
     }
 
 
 def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> CompiledStep:
-    """Compile the step of this config for the devices of `mesh`, without running it."""
+    """Compile the training step for the devices of `mesh`, without running it, and read its memory use."""
     sources = len({name for phase in config.phases for name in phase.mixture})
     program = Program(config, model, mesh, steps, sources, length, seed=0)
     rows = rows_at_once(config, mesh.size)
@@ -115,8 +115,10 @@ def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: 
         return CompiledStep(rows, peak, refused=True, seconds=time.perf_counter() - started)
     memory = executable.memory_analysis()
     # The state is donated: its output reuses the memory of its input.
-    extra = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    peak = memory.argument_size_in_bytes + extra + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    fresh_output = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = (
+        memory.argument_size_in_bytes + fresh_output + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    )
     return CompiledStep(
         rows,
         peak,
@@ -130,28 +132,30 @@ def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: 
 def _largest(
     chips: int, configured: CompiledStep, attempt: Callable[[int], CompiledStep], limit: int
 ) -> CompiledStep | None:
-    """The most rows at once that fit: the configured number times or over a power of two; None if not even one a chip.
+    """The largest micro-batch that fits: the configured one times a power of two; None if not even one row per chip.
 
     Memory is linear in the rows: two programs predict the largest number that fits, and a third verifies it.
     """
+    # If the configured number does not fit, halve it until it does.
     if not configured.fits(limit):
         rows = configured.micro_rows // 2
         while rows and rows % chips == 0:
-            tried = attempt(rows)
-            if tried.fits(limit):
-                return tried
+            candidate = attempt(rows)
+            if candidate.fits(limit):
+                return candidate
             rows //= 2
         return None
     best, rows = attempt(2 * configured.micro_rows), configured.micro_rows
     if not best.fits(limit):
         return configured
+    # Bytes per row, and the largest power of two that should fit.
     slope = ((best.peak or 0) - (configured.peak or 0)) / rows
     available = limit - (configured.peak or 0)
     power = MAX_DOUBLINGS if slope <= 0 else min(MAX_DOUBLINGS, int(math.log2(max(2.0, 1 + available / slope / rows))))
     for step in range(power, 1, -1):
-        tried = attempt(rows << step)
-        if tried.fits(limit):
-            return tried
+        candidate = attempt(rows << step)
+        if candidate.fits(limit):
+            return candidate
     return best
 
 
@@ -168,14 +172,14 @@ def _as_json(step: CompiledStep, chips: int, limit: int | None) -> dict[str, Any
     }
 
 
-def _advice(configured: CompiledStep, most: CompiledStep | None, mesh: Mesh, limit: int | None) -> str:
-    """One sentence: what to change, or that nothing needs to."""
+def _advice(configured: CompiledStep, largest_step: CompiledStep | None, mesh: Mesh, limit: int | None) -> str:
+    """One sentence for the operator: which setting to change, or that it fits."""
     if configured.fits(limit):
         return "it fits"
     needed = f"{configured.peak / GIB:.1f} GiB" if configured.peak else "more"
     problem = f"it does not fit: {needed} a chip, of {(limit or 0) / GIB:.1f}"
-    if most:
-        return f"{problem}; set pretrain.micro_rows = {most.micro_rows}, the most that fit"
+    if largest_step:
+        return f"{problem}; set pretrain.micro_rows = {largest_step.micro_rows}, the most that fit"
     size = mesh.shape["fsdp"]
     wider = f"raise pretrain.fsdp above {size}, " if size < mesh.size else ""
     return f'{problem}, nor do fewer rows at once; {wider}set model.remat = "block", or take more chips'

@@ -1,9 +1,9 @@
-"""What one compiled block says of the speed of the whole model, for several settings: estimates, nothing measured.
+"""Estimates of training speed for several model settings, from one compiled block each; nothing is measured.
 
-Two figures for each setting. The bound is that of a roofline: no program takes less time than its FLOPs at the chip's
-peak, or its bytes at the bandwidth of the chip's memory. The estimate is the compiler's: the cycles that it expects of
-each operation, at the chip's clock. Only the TPU compiler has one, and of Pallas kernels it knows nothing: the least
-time of their work by formula stands in. Communication between chips, and the host, are in neither.
+Each setting has two figures. The bound is a roofline: no program takes less time than its FLOPs at the chip's peak, or
+its bytes at the bandwidth of the chip's memory. The estimate is the compiler's: the cycles that it expects of each
+operation, at the chip's clock. Only the TPU compiler has one, and none for Pallas kernels, for which the least time of
+their work by formula is added. Neither includes communication between chips, or the host.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ _UPDATE_BYTES = 4 * 7
 
 
 class Seconds(NamedTuple):
-    """The time of a program: the roofline's bound; the compiler's estimate, if any; the kernels' part of it."""
+    """Seconds of a program: the roofline bound; the compiler's estimate, if any; the kernels' part of the estimate."""
 
     bound: float
     estimate: float | None
@@ -37,13 +37,13 @@ class Seconds(NamedTuple):
 
 
 def parse_setting(text: str) -> Setting:
-    """mixing/chunk/remat, as fused/32/block. Raises ConfigError."""
+    """Parse mixing/chunk/remat, as in fused/32/block. Raises ConfigError."""
     parts = text.split("/")
     names = {name: get_args(ModelConfig.model_fields[name].annotation) for name in ("mixing", "remat")}
-    known = len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) > 0
+    valid = len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) > 0
     for name, part in zip(names, parts[::2], strict=False):
-        known = known and part in names[name]
-    if not known:
+        valid = valid and part in names[name]
+    if not valid:
         raise ConfigError(
             f"setting {text!r}: name mixing, chunk and remat, as fused/32/block; mixing is one of "
             f"{', '.join(names['mixing'])}, remat one of {', '.join(names['remat'])}"
@@ -60,10 +60,10 @@ def compare(
     folder: Path,
     notify: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Compile one block in each setting, and the head once; the costs and what follows for tokens/s, as JSON data.
+    """Compile one block per setting, and the head once; return their costs and estimated tokens/s as JSON data.
 
-    settings: none means forms and chunk sizes with the configured `remat`, then the other values of `remat` with the
-    best of them. folder: where compilations are kept. Raises ConfigError for chips without a known name or compiler.
+    settings: if empty, all forms and chunk sizes with the configured `remat`, then the best of them with the other
+    values of `remat`. folder: cache of compilations. Raises ConfigError for chips without a known name or compiler.
     """
     if topology.chip is None:
         raise ConfigError(f"topology {topology.name!r}: settings are compared for chips by name, as v4:2x4x4 or h100:8")
@@ -72,22 +72,22 @@ def compare(
     head = compiled_head(model, rows, length, config.loss_chunk, topology, folder, notify)
 
     def row_of(setting: Setting) -> dict[str, Any]:
-        chosen = model.model_copy(update=setting._asdict())
-        block = compiled_block(chosen, rows, length, topology, folder, notify)
-        return _setting_row(setting, block, head, chosen, config, rows, length, topology)
+        variant = model.model_copy(update=setting._asdict())
+        block = compiled_block(variant, rows, length, topology, folder, notify)
+        return _setting_row(setting, block, head, variant, config, rows, length, topology)
 
     if settings:
-        done = {setting: row_of(setting) for setting in settings}
+        results = {setting: row_of(setting) for setting in settings}
     else:
-        own = Setting.of(model)
+        configured = Setting.of(model)
         first = dict.fromkeys(
-            [own, *(Setting(form, chunk, own.remat) for form in ("chunked", "fused") for chunk in CHUNKS)]
+            [configured, *(Setting(form, chunk, configured.remat) for form in ("chunked", "fused") for chunk in CHUNKS)]
         )
-        done = {setting: row_of(setting) for setting in first}
-        best = max(done, key=lambda setting: _rank(done[setting]))
+        results = {setting: row_of(setting) for setting in first}
+        best = max(results, key=lambda setting: _rank(results[setting]))
         others = [best._replace(remat=remat) for remat in get_args(ModelConfig.model_fields["remat"].annotation)]
-        done |= {setting: row_of(setting) for setting in others if setting not in done}
-    ranked = sorted(done.values(), key=_rank, reverse=True)
+        results |= {setting: row_of(setting) for setting in others if setting not in results}
+    ranked = sorted(results.values(), key=_rank, reverse=True)
     return {
         "topology": topology.name,
         "chips": topology.chips,
@@ -101,7 +101,7 @@ def compare(
 
 
 def _rank(row: dict[str, Any]) -> float:
-    """Tokens/s by the compiler's estimate, or by the bound where there is none; 0 where it does not fit."""
+    """Tokens/s by the compiler's estimate, else by the bound; 0 if the setting does not fit."""
     return row.get("tokens_per_second_estimate") or row.get("tokens_per_second_bound") or 0.0
 
 
@@ -115,7 +115,7 @@ def _setting_row(
     length: int,
     topology: Topology,
 ) -> dict[str, Any]:
-    """The costs of one setting and what follows for the whole model."""
+    """The costs of one setting, and the estimated speed of the whole model."""
     tokens = rows * length
     parts = {"forward": block["forward"], "backward": block["backward"], "head": head}
     refused = {name: part["refused"] for name, part in parts.items() if "refused" in part}
@@ -127,7 +127,7 @@ def _setting_row(
     kernels = {
         "forward": {"forward": costs["forward"].kernels},
         "backward": {
-            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),  # those that are recomputed
+            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),  # recomputed forward kernels
             "backward": min(costs["backward"].kernels, model.sca_per_block),
         },
         "head": {},
@@ -153,14 +153,20 @@ def _setting_row(
         rates[f"tokens_per_second_{name}"] = rate
         peak = chip.peak * topology.chips if chip.peak else None
         rates[f"mfu_{name}"] = rate * training_flops(model, length) / peak if rate and peak else None
-    kept = block["forward"]["kept"] * model.blocks
-    return {**row, "programs": programs, "kept_by_all_blocks": kept, "step_seconds": step[1] or step[0], **rates}
+    residual_bytes = block["forward"]["kept"] * model.blocks
+    return {
+        **row,
+        "programs": programs,
+        "kept_by_all_blocks": residual_bytes,
+        "step_seconds": step[1] or step[0],
+        **rates,
+    }
 
 
 def add_kernels(
     cost: ProgramCost, kernels: Mapping[str, float], model: ModelConfig, tokens: int, chip: Chip
 ) -> tuple[ProgramCost, Seconds]:
-    """A program's cost with the work of its kernels by formula, and its time. `kernels`: how many of each direction."""
+    """Add the work of `kernels` (counts by direction) to a program's cost, by formula; return its time as well."""
     chunk = min(model.chunk, model.context)
     chunk = tpu.chunk_for(chunk) if chip.core else gpu.CHUNK
     products = elementwise = moved = seconds = 0.0
@@ -176,9 +182,9 @@ def add_kernels(
 
 
 def kernel_seconds(model: ModelConfig, chunk: int, tokens: int, direction: Direction, chip: Chip) -> float:
-    """The least time of one mixing kernel: its matrix products, elementwise operations and bytes, each at full rate.
+    """The least seconds of one mixing kernel: the largest of matrix products, elementwise operations and bytes.
 
-    For a TPU; 0 for other chips, of which nothing is estimated. A grid step costs time besides, which is not in it.
+    Only for TPUs; 0 for other chips, for which nothing is estimated. The overhead of grid steps is not included.
     """
     if chip.core is None or chip.peak is None:
         return 0.0
@@ -190,10 +196,10 @@ def kernel_seconds(model: ModelConfig, chunk: int, tokens: int, direction: Direc
 def whole_step(
     times: Mapping[str, Seconds], model: ModelConfig, config: PretrainConfig, topology: Topology
 ) -> tuple[float, float | None]:
-    """Seconds that a micro-batch takes, by the bound and by the estimate.
+    """Seconds of a micro-batch, by the bound and by the estimate.
 
-    All blocks forward and backward, embedding, head and loss, and its share of the update, by the bytes of one chip's
-    part of parameters, gradients and moments.
+    Sums all blocks forward and backward, embedding, head and loss, and the micro-batch's share of the update: the time
+    to move one chip's part of parameters, gradients and moments.
     """
     state = _UPDATE_BYTES * sum(parameter_counts(model).values()) / config.fsdp
     update = state / topology.chip.bandwidth * rows_at_once(config, topology.chips) / config.batch_rows
@@ -201,6 +207,6 @@ def whole_step(
     totals = []
     for values in zip(*((part.bound, part.estimate) for part in parts), strict=True):
         forward, backward, head = values
-        known = None not in values
-        totals.append(model.blocks * (forward + backward) + head + update if known else None)
+        complete = None not in values
+        totals.append(model.blocks * (forward + backward) + head + update if complete else None)
     return totals[0], totals[1]

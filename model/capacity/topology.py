@@ -1,4 +1,4 @@
-"""Topologies of chips that need not be present: memory and peak of each chip, and devices to compile for.
+"""Topologies of chips that need not be present: memory and peak FLOP/s of each chip, and devices to compile for.
 
 Call `enable_compilers()` before JAX is first used in a process: libtpu reads its settings when it is loaded.
 """
@@ -52,7 +52,8 @@ _SETTINGS = {
 class Core:
     """The TensorCores of a TPU chip, for which the compiler estimates cycles.
 
-    clock: cycles a second. matrix_side: of a matrix unit. lanes: elementwise float32 operations a cycle, of all cores.
+    clock: cycles per second. matrix_side: side of a matrix unit. lanes: elementwise float32 operations per cycle, all
+    cores together.
     """
 
     clock: float
@@ -64,14 +65,14 @@ class Core:
 class Chip:
     """A kind of chip.
 
-    memory: bytes that a program may use. peak: dense bfloat16 FLOP/s; None: unknown. bandwidth: bytes/s of the memory.
-    core: None where the compiler estimates no cycles.
+    memory: bytes that a program may use. peak: dense bfloat16 FLOP/s; None: unknown. per_host: chips of one host.
+    bandwidth: bytes/s of the memory. core: None if the compiler estimates no cycles.
     """
 
     name: str
     memory: int
     peak: float | None
-    per_host: int  # chips
+    per_host: int
     bandwidth: float
     core: Core | None = None
 
@@ -99,7 +100,7 @@ _GPUS = ("h100", "spark")
 
 @dataclass(frozen=True)
 class Topology:
-    """A number of chips of one kind, by the name that an operator uses: v4:2x4x4, v5e:8x8, h100:8, or local."""
+    """A number of chips of one kind, under the name that the operator types: v4:2x4x4, v5e:8x8, h100:8, or local."""
 
     name: str
     chips: int
@@ -111,7 +112,7 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """The topology of that name. Raises ConfigError for an unknown one."""
+    """Parse a topology's name. Raises ConfigError if it is unknown."""
     if name == "local":
         import jax
 
@@ -126,19 +127,19 @@ def parse_topology(name: str) -> Topology:
 
 
 def enable_compilers() -> None:
-    """Make the compilers for other chips importable in this process, and let the process itself run on the CPU."""
+    """Make the compilers for other chips importable in this process, which itself runs on the CPU."""
     os.environ.update(_SETTINGS)
     if AHEAD.is_dir() and str(AHEAD) not in sys.path:
         sys.path.append(str(AHEAD))
 
 
 def compiler_of(chip: Chip) -> tuple[str, str]:
-    """The distribution that has the compiler of a chip, and the chip that it compiles for."""
+    """The package with the compiler for a chip, and the chip that the compiler targets."""
     return ("jax-cuda12-plugin", "h100") if chip.name in _GPUS else ("libtpu", chip.name)
 
 
 def devices(topology: Topology) -> list[Any]:
-    """JAX's devices of a topology, to lower and compile for. Raises ConfigError where that is not possible here."""
+    """The JAX devices of a topology, to compile for. Raises ConfigError if that is not possible here."""
     import jax
     from jax.experimental import topologies
 

@@ -1,4 +1,4 @@
-"""A checkpoint computed by JAX."""
+"""The JAX runtime, for checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from model.weights.files import WEIGHTS, load_weights
 
 
 class JaxSampler:
-    """`model.runtimes.protocol.ReplySampler` over a generator."""
+    """`model.runtimes.protocol.ReplySampler` with a `Generator`."""
 
     def __init__(self, params: Params, generator: Generator) -> None:
         self._params, self._generator = params, generator
@@ -26,7 +26,7 @@ class JaxSampler:
 
 
 class JaxRuntime:
-    """A `model.runtimes.protocol.Runtime`. Raises ConfigError where the checkpoint in `folder` cannot be read."""
+    """A `model.runtimes.protocol.Runtime` for the checkpoint in `folder`. Raises ConfigError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.params, self.config, self.tokenizer = load_weights(folder)

@@ -1,4 +1,4 @@
-"""The runtimes by name: what `--runtime` takes."""
+"""The runtimes by name, as for the option `--runtime`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +13,17 @@ RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": Onn
 
 
 def load_runtime(name: str, folder: Path) -> Runtime:
-    """Load what is in `folder`: a checkpoint for jax, an export for onnx. Raises ConfigError where that fails."""
+    """Load a checkpoint (jax) or an ONNX export (onnx) from `folder`. Raises ConfigError if that fails."""
     check_runtime(name, folder)
     return RUNTIMES[name](folder)
 
 
 def check_runtime(name: str, folder: Path) -> None:
-    """Raise ConfigError unless a runtime of this name takes what is in `folder`."""
+    """Raise ConfigError unless the runtime called `name` can load `folder`."""
     if name not in RUNTIMES:
         raise ConfigError(f"--runtime {name}: is not one of {', '.join(RUNTIMES)}")
     exported = is_onnx_export(folder)
     if name == "jax" and exported:
         raise ConfigError(f"{folder}: is an ONNX export: add `--runtime onnx`")
     if name == "onnx" and not exported:
-        raise ConfigError(f"{folder}: is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx` makes one")
+        raise ConfigError(f"{folder}: is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx` creates one")

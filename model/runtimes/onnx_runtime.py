@@ -1,4 +1,4 @@
-"""An ONNX export computed by onnxruntime on the CPU; tokens are drawn by the same code as those of a checkpoint.
+"""The onnxruntime runtime, for ONNX exports, on CPU. Tokens are sampled by the same code as with JAX.
 
 Letters as in `model.exports.onnx.graphs`; R rows of prompts, P their columns.
 """
@@ -36,14 +36,14 @@ from model.runtimes.onnx_sessions import load_sessions
 from model.tuning.features import Pooling, refuse_unreadable
 from model.weights.files import CONFIG, read_config
 
-STREAMED = 4  # tokens between two parts of a streamed reply
+STREAM_STRIDE = 4  # tokens per part of a streamed reply
 
 State = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """What the prompt graph leaves of a few prompts: their last logits [R, V], the state, and their lengths."""
+    """The result of the prompt graph for some prompts: last logits [R, V], state, and lengths."""
 
     logits_RV: np.ndarray
     state: State
@@ -51,10 +51,10 @@ class PromptState:
 
 
 class OnnxRuntime:
-    """A `model.runtimes.protocol.Runtime` over the export in `folder`.
+    """A `model.runtimes.protocol.Runtime` for the export in `folder`.
 
-    threads: of onnxruntime; 0: one for each core. Raises ConfigError for a folder that is no such export, one with a
-    file that is missing or changed, or one whose graphs are not those of its model.
+    threads: of onnxruntime; 0: one per core. Raises ConfigError if the folder is no ONNX export, if a file is missing
+    or changed, or if the graphs do not fit the configuration.
     """
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
@@ -75,7 +75,7 @@ class OnnxRuntime:
         return OnnxSlots(self, stops, think_end, count)
 
     def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, wanted_RW: np.ndarray) -> tuple[Any, State]:
-        """Logits [R, W, V] of the wanted columns of prompts that are padded on the right, and their state."""
+        """Run prompts padded on the right: logits [R, W, V] of the columns `wanted_RW`, and the state."""
         inputs = {"tokens": tokens_RP, "lengths": lengths_R, "wanted": wanted_RW}
         names = [output.name for output in self.prompt.get_outputs() if output.name != HIDDEN]
         arrays = self.prompt.run(names, {name: array.astype(np.int64) for name, array in inputs.items()})
@@ -85,8 +85,8 @@ class OnnxRuntime:
     def pooled_states(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> np.ndarray:
         """As `model.tuning.features.pooled_states`: features for a head, float32 [texts, D].
 
-        Each text by itself: a matrix product of its tokens keeps the cores busy already. Raises ConfigError for a text
-        that is empty or over the context, and where the graphs give no hidden states.
+        One text at a time, because the matrix products of its tokens already keep the cores busy. Raises ConfigError
+        for a text that is empty or over the context, and if the graphs have no output of hidden states.
         """
         if not any(output.name == HIDDEN for output in self.prompt.get_outputs()):
             raise ConfigError(f"{self.name}: gives no hidden states for a head; export the tuned checkpoint again")
@@ -101,10 +101,10 @@ class OnnxRuntime:
 
 
 class OnnxSlots:
-    """`model.decoding.slot_programs.SlotPrograms` over the two graphs.
+    """`model.decoding.slot_programs.SlotPrograms` with the two graphs.
 
-    Only the slots up to the last one in use are computed. No state is copied from step to step: keys and values are
-    written in place, and the sums from one of two sets of arrays to the other, in turns.
+    Only the slots up to the last one in use are computed. No state is copied between steps: keys and values are written
+    in place, and the sums alternate between two sets of arrays (double buffering).
     """
 
     def __init__(self, runtime: OnnxRuntime, stops: tuple[int, ...], think_end: int, count: int) -> None:
@@ -124,27 +124,30 @@ class OnnxSlots:
         self._sums_shapes = {name: shape for name, shape in shapes.items() if name in sca_shapes(self.config)}
         self._caches: State = {}
         for name in shapes.keys() - self._sums_shapes:
-            self._caches[name] = np.zeros(_sized(shapes[name], B=self.count, S=self.config.context), np.float32)
-        self._rows, self._turns = 0, []
-        self._lay_out(1)
+            self._caches[name] = np.zeros(
+                _concrete_shape(shapes[name], B=self.count, S=self.config.context), np.float32
+            )
+        self._rows, self._bound_steps = 0, []
+        self._bind_rows(1)
 
-    def _lay_out(self, rows: int) -> None:
-        """Keep the sums of the first `rows` slots, contiguous as the graph takes them, and bind a step to them.
+    def _bind_rows(self, rows: int) -> None:
+        """Allocate contiguous sums for the first `rows` slots, copy the present ones, and bind both steps to them.
 
-        To bind the inputs and outputs of every step anew, and to copy them, took 0.8 ms a token.
+        Binding and copying inputs and outputs at every step took 0.8 ms per token.
         """
-        earlier, kept = self._turns[0].past if self._turns else {}, min(rows, self._rows)
+        earlier, count = self._bound_steps[0].past if self._bound_steps else {}, min(rows, self._rows)
         sets = [
-            {name: np.zeros(_sized(shape, B=rows), np.float32) for name, shape in self._sums_shapes.items()}
+            {name: np.zeros(_concrete_shape(shape, B=rows), np.float32) for name, shape in self._sums_shapes.items()}
             for _ in range(2)
         ]
         for name, array in earlier.items():
-            sets[0][name][:, :kept] = array[:, :kept]
+            sets[0][name][:, :count] = array[:, :count]
         self._rows = rows
         self._tokens_B1, self._positions_B = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
-        self._turns = [self._turn(*pair) for pair in (sets, sets[::-1])]
+        self._bound_steps = [self._bind_step(*pair) for pair in (sets, sets[::-1])]
 
-    def _turn(self, past: State, after: State) -> "_Turn":
+    def _bind_step(self, past: State, after: State) -> "_BoundStep":
+        """Bind a step that reads the sums `past` and writes the sums `after`."""
         binding = self._runtime.step.io_binding()
 
         def bind(bound: Callable[..., None], name: str, array: np.ndarray, shape: tuple[int, ...] = ()) -> None:
@@ -159,12 +162,13 @@ class OnnxSlots:
         for name, array in self._caches.items():
             bind(binding.bind_input, PAST + name, array[: self._rows])
             bind(binding.bind_output, name, array[: self._rows])
-        return _Turn(past, binding)
+        return _BoundStep(past, binding)
 
     def prefill(
         self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool
     ) -> tuple[PromptState, PrefillScores | None]:
         lengths_B = np.asarray(lengths_B)
+        # The engine aligns prompts on the right, the graph takes them on the left.
         padded_BP = np.stack([np.roll(row, length) for row, length in zip(tokens_BP, lengths_B, strict=True)])
         wanted_BW = lengths_B[:, None] - 1
         if score:
@@ -175,78 +179,80 @@ class OnnxSlots:
         return PromptState(logits_BWV[:, -1], state, lengths_B), scores
 
     def fill(self, prefilled: PromptState, source_R: np.ndarray, slots_R: np.ndarray, settings: SlotSettings) -> None:
-        kept = slots_R < self.count
-        self.place(prefilled, source_R[kept], slots_R[kept])
+        real_R = slots_R < self.count
+        self.place(prefilled, source_R[real_R], slots_R[real_R])
         rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
         self._slots = fill_slots(self._slots, rows, source_R, slots_R, settings)
 
-    def place(self, prefilled: PromptState, source: np.ndarray, into: np.ndarray) -> None:
-        """Copy the logits and the state of prompt `source[r]` to slot `into[r]`."""
-        if not len(into):
+    def place(self, prefilled: PromptState, source: np.ndarray, slots: np.ndarray) -> None:
+        """Copy the logits and the state of prompt `source[r]` to slot `slots[r]`."""
+        if not len(slots):
             return
-        if into.max() >= self._rows:
-            self._lay_out(int(into.max()) + 1)
-        self._logits_BV[into] = prefilled.logits_RV[source]
+        if slots.max() >= self._rows:
+            self._bind_rows(int(slots.max()) + 1)
+        self._logits_BV[slots] = prefilled.logits_RV[source]
         for name, array in prefilled.state.items():
             if name in self._caches:
                 columns = min(array.shape[2], self.config.context)
-                self._caches[name][into, :, :columns] = array[source, :, :columns]
+                self._caches[name][slots, :, :columns] = array[source, :, :columns]
             else:
-                self._turns[0].past[name][:, into] = array[:, source]
+                self._bound_steps[0].past[name][:, slots] = array[:, source]
 
     def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         slots = self._slots._replace(active_B=self._slots.active_B & occupied_B)
-        steps, moved = [], np.zeros(self.count, np.int32)
+        steps, counts = [], np.zeros(self.count, np.int32)
         while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
             positions_B = np.asarray(slots.positions_B)
             logits_BV = self._logits_BV if allowed_BW is None else only_allowed(self._logits_BV, allowed_BW)
             drawn, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
             steps.append(tuple(map(np.asarray, drawn)))
-            moved += active_B
-            # The logits after a sample's last token are not needed.
+            counts += active_B
+            # Run the tokens through the model, unless all samples have ended.
             if np.asarray(slots.active_B).any():
                 self.run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
         self._slots = slots
         if not steps:
-            return SlotOutput(moved, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
-        return SlotOutput(moved, np.asarray(slots.active_B), *(np.stack(part) for part in zip(*steps, strict=True)))
+            return SlotOutput(counts, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
+        return SlotOutput(counts, np.asarray(slots.active_B), *(np.stack(part) for part in zip(*steps, strict=True)))
 
     def run(self, ids_B: np.ndarray, positions_B: np.ndarray, rows: int) -> np.ndarray:
-        """Run a token of each of the first `rows` slots; the logits after it, float32 [slots, V]."""
+        """Run one token of each of the first `rows` slots; return the logits after it, float32 [slots, V]."""
         if rows != self._rows:
-            self._lay_out(rows)
+            self._bind_rows(rows)
         self._tokens_B1[:, 0] = ids_B[:rows]
-        # An idle slot's position may be behind the last column; what it writes is overwritten when it is filled.
+        # The position of an idle slot may be past the last column; what it writes there is overwritten on refill.
         self._positions_B[:] = np.minimum(positions_B[:rows], self.config.context - 1)
-        self._runtime.step.run_with_iobinding(self._turns[0].binding)
-        self._turns.reverse()
+        self._runtime.step.run_with_iobinding(self._bound_steps[0].binding)
+        self._bound_steps.reverse()
         return self._logits_BV
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """A step from one set of sums to the other."""
+class _BoundStep:
+    """A step bound to read one set of sums, `past`, and write the other."""
 
     past: State
     binding: Any
 
 
-def _sized(shape: Sequence[int | str], **sizes: int) -> list[int]:
+def _concrete_shape(shape: Sequence[int | str], **sizes: int) -> list[int]:
     return [sizes.get(size, 0) if isinstance(size, str) else size for size in shape]
 
 
 class OnnxScorer:
-    """As `model.decoding.shared_prefix.SharedPrefixScorer`, `rows` continuations at once: a context is read once, its
-    state copied to each continuation, and those are run token by token."""
+    """`model.decoding.shared_prefix.SharedPrefixScorer` for onnxruntime, `rows` continuations at a time.
+
+    Each context is read once and its state copied to its continuations, which are run token by token.
+    """
 
     def __init__(self, runtime: OnnxRuntime, rows: int) -> None:
         self._slots, self._rows = runtime.slots((), 0, rows), rows
         self._slots.start()
 
     def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
-        """Σ log p(continuation | beginning + context) of each group, float64 [continuations], in nats.
+        """Σ log p(continuation | beginning + context) in nats, float64 [continuations] for each group.
 
-        Raises ConfigError for a group that is over the model's context.
+        Raises ConfigError for a group over the model's context.
         """
         return [self._group([*beginning, *context], continuations) for context, continuations in groups]
 
@@ -260,7 +266,7 @@ class OnnxScorer:
             batch = longer[start : start + self._rows]
             self._slots.place(prefilled, np.zeros(len(batch), int), np.arange(len(batch)))
             for step in range(max(len(continuations[place]) for place in batch) - 1):
-                # A continuation that has ended runs its last token again, whose logits nobody reads.
+                # A continuation that has ended repeats its last token; its logits are not used.
                 columns = [min(step, len(continuations[place]) - 2) for place in batch]
                 ids_B = np.array([continuations[place][column] for place, column in zip(batch, columns, strict=True)])
                 positions_B = len(prompt) + np.array(columns)
@@ -272,14 +278,14 @@ class OnnxScorer:
 
 
 class OnnxSampler:
-    """`model.runtimes.protocol.ReplySampler` over slots: a slot whose sample has ended takes the next prompt."""
+    """`model.runtimes.protocol.ReplySampler` with slots: a slot whose sample has ended takes the next prompt."""
 
     def __init__(self, runtime: OnnxRuntime, sampling: Sampling, rows: int, prompt_length: int) -> None:
         self.prompt_length = prompt_length
         self._runtime, self._sampling, self._rows = runtime, sampling, rows
 
     def __call__(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> list[Sampled]:
-        samples = dict(self._decode(prompts, seeds))  # a later part of a sample replaces the earlier ones
+        samples = dict(self._decode(prompts, seeds))  # later, longer versions of a sample replace earlier ones
         return [samples[index] for index in range(len(prompts))]
 
     def stream(self, prompt: Sequence[int], seed: tuple[int, ...]) -> Iterator[Sampled]:
@@ -289,7 +295,7 @@ class OnnxSampler:
     def _decode(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
     ) -> Iterator[tuple[int, Sampled]]:
-        """The samples so far, with their prompts' indices, whenever they are longer."""
+        """Yield (index of the prompt, sample so far) each time a sample has grown."""
         sampling, count = self._sampling, min(self._rows, len(prompts))
         if not prompts:
             return
@@ -302,7 +308,7 @@ class OnnxSampler:
             for slot in [slot for slot, member in enumerate(members) if member is None][: len(waiting)]:
                 members[slot] = index = waiting.pop()
                 self._fill(slots, slot, prompts[index], seeds[index])
-            output = slots.advance(np.array([member is not None for member in members]), STREAMED)
+            output = slots.advance(np.array([member is not None for member in members]), STREAM_STRIDE)
             for slot, index in enumerate(members):
                 if index is None:
                     continue
@@ -317,7 +323,7 @@ class OnnxSampler:
                 yield index, samples[index]
 
     def _fill(self, slots: OnnxSlots, slot: int, prompt: Sequence[int], seed: tuple[int, ...]) -> None:
-        """Prefill a prompt by itself: a matrix product of its tokens keeps the cores busy already."""
+        """Prefill one prompt: the matrix products of its tokens already keep the cores busy."""
         sampling = self._sampling
         request = DecodeRequest(
             tuple(prompt), sampling.max_tokens, seed, sampling.temperature, sampling.top_k, sampling.top_p,
@@ -328,7 +334,7 @@ class OnnxSampler:
 
 
 def _scores(logits_BPV: np.ndarray, tokens_BP: np.ndarray, lengths_B: np.ndarray) -> PrefillScores:
-    """log p of each token after the first, right-aligned, from logits of prompts padded on the right."""
+    """log p of each token after the first, aligned on the right, from logits of prompts padded on the right."""
     logits = jnp.asarray(logits_BPV[:, :-1])
     total_BP = jax.nn.logsumexp(logits, axis=-1)
     chosen_BP = jnp.take_along_axis(logits, jnp.asarray(tokens_BP[:, 1:, None]), axis=-1)[..., 0]
@@ -336,7 +342,7 @@ def _scores(logits_BPV: np.ndarray, tokens_BP: np.ndarray, lengths_B: np.ndarray
     parts = (chosen_BP - total_BP, ids, values - total_BP[..., None])
     shifts_B = tokens_BP.shape[1] - lengths_B
 
-    def moved(part: jax.Array) -> np.ndarray:
+    def align_right(part: jax.Array) -> np.ndarray:
         return np.stack([np.roll(row, shift, 0) for row, shift in zip(np.asarray(part), shifts_B, strict=True)])
 
-    return PrefillScores(*map(moved, parts))
+    return PrefillScores(*map(align_right, parts))

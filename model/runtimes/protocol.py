@@ -1,4 +1,4 @@
-"""What `nautile chat`, `serve` and `evaluate` need of whatever computes: JAX from a checkpoint, or onnxruntime."""
+"""Protocols of a runtime (JAX with a checkpoint, or onnxruntime), as used by `nautile chat`, `serve` and `evaluate`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from model.decoding.slot_programs import SlotPrograms
 
 
 class ReplySampler(Protocol):
-    """Protocol of sampling with one set of settings. Equal prompt and seed give an equal sample."""
+    """Protocol of a sampler with fixed settings. Equal prompt and seed give equal samples."""
 
     prompt_length: int
 
@@ -19,21 +19,21 @@ class ReplySampler(Protocol):
         ...
 
     def stream(self, prompt: Sequence[int], seed: tuple[int, ...]) -> Iterator[Sampled]:
-        """The sample of one prompt as it grows; the last is the whole one."""
+        """Yield the growing sample of one prompt; the last is complete."""
         ...
 
 
 class Runtime(Protocol):
-    """Protocol of loaded weights. `name` derives from their digest."""
+    """Protocol of loaded weights. `name` contains their digest."""
 
     config: ModelConfig
     tokenizer: TokenizerConfig
     name: str
 
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> ReplySampler:
-        """Sample at most `rows` at a time. Raises ConfigError where prompt and reply do not fit the context."""
+        """A sampler of at most `rows` samples at a time. Raises ConfigError if prompt and reply exceed the context."""
         ...
 
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> SlotPrograms:
-        """The slots of a batching engine. `longest`: of the prompts, in tokens, if that is known."""
+        """The slots of a batching engine. `longest`: the longest prompt in tokens, if known."""
         ...

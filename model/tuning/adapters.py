@@ -1,6 +1,6 @@
-"""LoRA: a trained product of two narrow matrices beside each frozen matrix of the blocks (Hu et al., arXiv:2106.09685).
+"""LoRA adapters: two narrow trained matrices for each frozen matrix of the blocks (Hu et al., arXiv:2106.09685).
 
-W + alpha/rank · A·B; B begins at zero, so the tuned model begins as the frozen one. When saved, the product is added.
+The weight is W + alpha/rank · A·B. B starts at zero, so the tuned model starts equal to the frozen one.
 """
 
 import jax
@@ -12,7 +12,7 @@ from model.training.optimizer import is_stacked, matrix_axes
 
 
 def new_adapters(params: Params, rank: int, seed: int) -> Params:
-    """{"blocks": {layer: {matrix: {"a": [..., in, rank], "b": [..., rank, out]}}}} of every matrix in the blocks."""
+    """{"blocks": {layer: {matrix: {"a": [..., in, rank], "b": [..., rank, out]}}}} for every matrix of the blocks."""
     key = jax.random.key(seed)
     adapters = {}
     for number, (path, leaf) in enumerate(sorted(flatten_dict(params).items())):
@@ -26,8 +26,8 @@ def new_adapters(params: Params, rank: int, seed: int) -> Params:
     return unflatten_dict(adapters)
 
 
-def merged(params: Params, adapters: Params, scale: float) -> Params:
-    """The parameters with `scale` times each adapter's product added; `scale` is alpha / rank."""
+def merge_adapters(params: Params, adapters: Params, scale: float) -> Params:
+    """Merge adapters into the parameters: W + scale · A·B, with `scale` = alpha / rank."""
     flat, parts = flatten_dict(params), flatten_dict(adapters)
     for *path, name in parts:
         if name == "a":

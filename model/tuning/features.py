@@ -1,4 +1,4 @@
-"""Hidden states of the frozen model as features of texts, in batches of few shapes."""
+"""Features of texts: hidden states of the frozen model, computed in batches of few shapes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,10 +26,10 @@ def pooled_states(
     pooling: Pooling = "last",
     done: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """The residual stream after the last block at the last token of each text, or its mean, float32 [texts, D].
+    """The residual stream after the last block, at each text's last token or its mean over tokens: float32 [texts, D].
 
-    `rows` texts go through the model at once; `done` gets the number of texts finished. Raises `ConfigError` for a
-    text without tokens or over the model's context.
+    rows: texts per batch. done: called with the number of texts finished. Raises `ConfigError` for a text without
+    tokens or over the model's context.
     """
     for number, ids in enumerate(texts, 1):
         refuse_unreadable(number, len(ids), config)

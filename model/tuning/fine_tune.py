@@ -1,7 +1,7 @@
-"""Fine-tune all weights, or LoRA adapters, on replies (cross-entropy) or on distributions over options (forward KL).
+"""Fine-tuning of all weights or LoRA adapters, on replies (cross-entropy) or distributions over options (forward KL).
 
-One device. Every batch of a run has one shape. The order of the rows follows from the seed and the epoch, so a run that
-was killed continues from its last saved state as if it had not been.
+Uses one device. All batches of a run have one shape. The order of the rows depends only on seed and epoch, so a run
+that was killed continues from its last saved state with the same result.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ from model.loss import token_logprobs
 from model.nautile import forward
 from model.training import optimizer
 from model.training.checkpoint import TrainCheckpoints
-from model.tuning.adapters import merged, new_adapters
+from model.tuning.adapters import merge_adapters, new_adapters
 
 Batch = dict[str, np.ndarray]
-COLUMNS = 32  # whole chunks of the mixing operator, whose remainder would be compiled apart
+COLUMNS = 32  # lengths are multiples of the mixing operator's chunk, so that no remainder is compiled separately
 
 
 class TuningRow(NamedTuple):
-    """A prompt and its reply, or the options of a question with the share of people who chose each."""
+    """A prompt and its reply, or a question's options and the share of people who chose each."""
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
@@ -64,10 +64,10 @@ def fine_tune(
     identity: dict[str, Any],
     emit: Emit = silent,
 ) -> tuple[Params, list[float]]:
-    """The tuned parameters (adapters merged), and the mean loss of each epoch in nats (per token, or per question).
+    """Fine-tune, and return the parameters (adapters merged) and each epoch's mean loss in nats per token or question.
 
-    States are saved in `folder` and resumed from it; `identity` is what they belong to. Raises `ConfigError` for a row
-    over the model's context, and where an update is not finite.
+    Training states are saved in `folder`, and a run resumes from there if its `identity` is the same. Raises
+    `ConfigError` for a row over the model's context, and if an update is not finite.
     """
     check_lengths(rows, model)
     steps = -(-len(rows) // settings.batch_rows) * settings.epochs
@@ -77,7 +77,7 @@ def fine_tune(
     frozen = params if scale is not None else {}
     state = (trained, tx.init(trained))
     checkpoints = TrainCheckpoints(folder, 1, {**identity, "seed": seed, "steps": steps, "rows": len(rows)})
-    with closing(checkpoints):  # also where the run ends early: the state that is being written is completed
+    with closing(checkpoints):  # waits for the last save, also if the run fails
         losses: list[list[float]] = [[] for _ in range(settings.epochs)]
         first = checkpoints.latest() or 0
         if first:
@@ -87,10 +87,10 @@ def fine_tune(
         shape = _batch_shape(rows, model, settings.batch_rows)
         per_epoch = steps // settings.epochs
         for step in range(first, steps):
-            epoch, at = divmod(step, per_epoch)
-            index = np.arange(at * settings.batch_rows, min(len(rows), (at + 1) * settings.batch_rows))
-            chosen = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
-            *state, loss, finite = program(frozen, *state, batch_of(chosen, shape))
+            epoch, batch = divmod(step, per_epoch)
+            index = np.arange(batch * settings.batch_rows, min(len(rows), (batch + 1) * settings.batch_rows))
+            batch_members = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
+            *state, loss, finite = program(frozen, *state, batch_of(batch_members, shape))
             state = tuple(state)
             if not finite:
                 raise ConfigError(
@@ -101,14 +101,14 @@ def fine_tune(
             emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
             if (step + 1) % settings.save_every == 0:
                 checkpoints.save(step + 1, state, {"losses": losses})
-    tuned = state[0] if scale is None else merged(params, state[0], scale)
+    tuned = state[0] if scale is None else merge_adapters(params, state[0], scale)
     return tuned, [float(np.mean(values)) for values in losses]
 
 
 def mean_loss(
     params: Params, model: ModelConfig, rows: Sequence[TuningRow], loss: Literal["reply", "options"], batch_rows: int
 ) -> float:
-    """The loss of `rows` without learning: nats per token of the replies, or the mean KL of the questions."""
+    """Evaluate the loss of `rows`: nats per token of the replies, or the mean KL of the questions."""
     check_lengths(rows, model)
     shape = _batch_shape(rows, model, batch_rows)
     total, weight = 0.0, 0.0
@@ -119,7 +119,7 @@ def mean_loss(
 
 
 def check_lengths(rows: Sequence[TuningRow], model: ModelConfig) -> None:
-    """Raise `ConfigError` for a row without a reply, or over the model's context with its longest."""
+    """Raise `ConfigError` for a row without prompt or reply, or one over the model's context with its longest reply."""
     if not all(row.prompt and row.continuations and all(row.continuations) for row in rows):
         raise ConfigError("tune: a row has no prompt or no reply")
     lengths = [len(row.prompt) + max(map(len, row.continuations)) for row in rows]
@@ -131,7 +131,7 @@ def check_lengths(rows: Sequence[TuningRow], model: ModelConfig) -> None:
 
 
 def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
-    """Arrays of `shape` = (questions, options, length): each option of a question is a row of tokens.
+    """Batch arrays for `shape` = (questions, options, length); each option of a question is a row of tokens.
 
     tokens, targets, segments, positions (int32 [questions·options, length]), weights (float32, the same shape: 1 where
     the target belongs to the continuation), shares (float32 [questions, options]), real (bool, the same shape).
@@ -157,14 +157,14 @@ def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
 
 
 def _batch_shape(rows: Sequence[TuningRow], model: ModelConfig, batch_rows: int) -> tuple[int, int, int]:
-    """The least shape that takes `batch_rows` of any of the rows, its length a multiple of `COLUMNS`."""
+    """The smallest shape that fits any `batch_rows` of the rows; its length is a multiple of `COLUMNS`."""
     longest = max(len(row.prompt) + max(map(len, row.continuations)) for row in rows)
     options = max(len(row.continuations) for row in rows)
     return batch_rows, options, min(model.context, -(-longest // COLUMNS) * COLUMNS)
 
 
 def _sums(params: Params, model: ModelConfig, batch: dict[str, Array], loss: str) -> Array:
-    """[Σ loss, how many tokens or questions], float32. Of options: Σ KL(shares ‖ softmax of the log-likelihoods)."""
+    """[Σ loss, number of tokens or questions], float32. Options: Σ KL(shares ‖ softmax of the log-likelihoods)."""
     hidden_RLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
     logprobs_RL, _ = token_logprobs(params, model, hidden_RLD, batch["targets"])
     weights_RL = batch["weights"]
@@ -190,7 +190,7 @@ def _program(
 
     def step(frozen: Params, trained: Params, state: Any, batch: dict[str, Array]) -> tuple[Params, Any, Array, Array]:
         def mean(trained: Params) -> Array:
-            params = trained if scale is None else merged(frozen, trained, scale)
+            params = trained if scale is None else merge_adapters(frozen, trained, scale)
             total, weight = _sums(params, model, batch, loss)
             return total / jnp.maximum(weight, 1.0)
 

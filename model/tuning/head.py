@@ -1,4 +1,4 @@
-"""A linear head on features of the frozen model: a logistic regression, fitted by L-BFGS (scikit-learn)."""
+"""A linear classification head on features of the frozen model: logistic regression by scikit-learn's L-BFGS."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,35 +11,35 @@ from common.errors import ConfigError
 from common.files import atomic_path
 from common.text import first_line
 
-MOST_STEPS = 1000
+MAX_ITERATIONS = 1000
 
 
 class Head(NamedTuple):
-    """Logits of labels are features · weight + bias. float32 [D, C] and [C]."""
+    """Weights of the head: logits = features · weight + bias; float32 [D, C] and [C]."""
 
     weight_DC: np.ndarray
     bias_C: np.ndarray
 
     def logits(self, features_ND: np.ndarray) -> np.ndarray:
-        """float32 [N, C]"""
+        """Logits float32 [N, C] of features [N, D]."""
         return features_ND @ self.weight_DC + self.bias_C
 
 
 def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int, inverse_penalty: float) -> Head:
-    """Fit the head on standardised features; the standardisation is then part of its weights.
+    """Fit a head on standardised features, and fold the standardisation into its weights.
 
     `targets_N`: indices below `labels`, each of which must occur. `inverse_penalty`: scikit-learn's C. Raises
-    `ValueError` where a label has no row.
+    `ValueError` if a label has no row.
     """
     from sklearn.linear_model import LogisticRegression
 
     if len(np.unique(targets_N)) != labels:
         raise ValueError(f"rows of {len(np.unique(targets_N))} labels, and the head has {labels}")
     mean_D, scale_D = features_ND.mean(axis=0), features_ND.std(axis=0) + 1e-6
-    regression = LogisticRegression(C=inverse_penalty, max_iter=MOST_STEPS)
+    regression = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS)
     regression.fit((features_ND - mean_D) / scale_D, targets_N)
     weight_CD, bias_C = regression.coef_, regression.intercept_
-    if labels == 2:  # scikit-learn keeps the second label's logit alone
+    if labels == 2:  # scikit-learn returns only the second label's logit
         weight_CD, bias_C = np.concatenate([np.zeros_like(weight_CD), weight_CD]), np.array([0.0, bias_C[0]])
     weight_DC = weight_CD.T / scale_D[:, None]
     return Head(weight_DC.astype(np.float32), (bias_C - mean_D @ weight_DC).astype(np.float32))
@@ -52,7 +52,7 @@ def save_head(path: Path, head: Head) -> None:
 
 
 def load_head(path: Path, width: int, labels: int) -> Head:
-    """Read a head. Raises `ConfigError` for a file that is missing, broken, or of another model or other labels."""
+    """Read a head. Raises `ConfigError` if the file is missing or broken, or if its shape is another."""
     try:
         tensors = load_file(path)
         head = Head(tensors["weight"], tensors["bias"])

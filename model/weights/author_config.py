@@ -1,7 +1,7 @@
-"""The config.json beside weights in the author's layout: his names for the fields of the model, read and written.
+"""Reads and writes the config.json of weights in the layout of the paper's author, who names the fields differently.
 
-His own files have the shape alone. Ours, from `nautile export --format transformers`, also have the decay, the norms'
-epsilons and the tokenizer, so that a checkpoint comes back as it was.
+The author's files have only the sizes of the model. Exports by `nautile export --format transformers` also have the
+decay, the epsilons of the norms and the tokenizer, so that an import restores the checkpoint exactly.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,9 @@ from configs.model import ModelConfig, TokenizerConfig
 from data.tokenizer import tokenizer_for
 from model.weights.files import LARGEST
 
-# Ours by his. The number of layers and the ratio of the two kinds are not here: our blocks follow from both.
-NAMES = {
+# Names of fields here, by the author's names. Not listed: the number of layers and the ratio of the two kinds, which
+# together determine `blocks` and `sca_per_block`.
+FIELD_NAMES = {
     "d_model": "width",
     "d_ff": "feed_forward",
     "maxlen": "context",
@@ -31,19 +32,20 @@ NAMES = {
     "num_kv_heads": "kv_heads",
     "qk_norm": "qk_norm",
 }
-OWN_NAMES = ("decay", "chunk", "rope_base", "sca_norm_epsilon", "norm_epsilon", "compute_dtype")
+# Fields that only exports have, under the same names.
+EXTRA_FIELDS = ("decay", "chunk", "rope_base", "sca_norm_epsilon", "norm_epsilon", "compute_dtype")
 
 
 def author_fields(model: ModelConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
-    """What config.json says of a model and its tokenizer."""
+    """The fields of config.json for a model and its tokenizer."""
     values = model.model_dump(mode="json")
     each = model.sca_per_block + 1
     return {
         "vocab_size": model.vocabulary + 1,
         "num_layers": model.blocks * each,
         "seqcond_ratio": model.sca_per_block,
-        **{theirs: values[ours] for theirs, ours in NAMES.items()},
-        **{name: values[name] for name in OWN_NAMES},
+        **{author_name: values[name_here] for author_name, name_here in FIELD_NAMES.items()},
+        **{name: values[name] for name in EXTRA_FIELDS},
         "tokenizer_ranks": tokenizer.ranks,
         "tokenizer_fingerprint": tokenizer_for(tokenizer).fingerprint,
     }
@@ -52,24 +54,28 @@ def author_fields(model: ModelConfig, tokenizer: TokenizerConfig) -> dict[str, A
 def read_author_config(
     path: Path, model: ModelConfig, tokenizer: TokenizerConfig
 ) -> tuple[ModelConfig, TokenizerConfig, int | None]:
-    """`model` and `tokenizer` with what the file says of them, and the context that it names (None: it does not).
+    """Update `model` and `tokenizer` with the file's fields; also return the context it names, if any.
 
-    Raises ConfigError, naming file and field, for what no model has, and for another tokenizer than the file's ranks
-    give here.
+    Raises ConfigError, naming file and field, for values that no model can have, and if the file's tokenizer is not
+    available here.
     """
     table = read_bounded_json(path)
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: is not a table of settings")
     if "format" in table and "model" in table:
         raise ConfigError(
-            f"{path}: is that of a checkpoint of this project: it needs no import; name its folder where CHECKPOINT is "
-            "asked for, or `nautile store add` it"
+            f"{path}: belongs to a checkpoint of this project, which needs no import: use its folder as CHECKPOINT, or "
+            "add it with `nautile store add`"
         )
-    changes: dict[str, Any] = {ours: table[theirs] for theirs, ours in NAMES.items() if table.get(theirs) is not None}
-    changes |= {name: table[name] for name in OWN_NAMES if name in table}
+    changes: dict[str, Any] = {
+        name_here: table[author_name]
+        for author_name, name_here in FIELD_NAMES.items()
+        if table.get(author_name) is not None
+    }
+    changes |= {name: table[name] for name in EXTRA_FIELDS if name in table}
     if "num_kv_heads" in table and table["num_kv_heads"] is None and "attention_heads" in changes:
         changes["kv_heads"] = changes["attention_heads"]
-    layers, ratio = (_whole(path, table, name) for name in ("num_layers", "seqcond_ratio"))
+    layers, ratio = (_integer(path, table, name) for name in ("num_layers", "seqcond_ratio"))
     if layers is not None and ratio is not None:
         if layers == 0 or layers % (ratio + 1):
             raise ConfigError(f"{path}: `num_layers` {layers} is no multiple of `seqcond_ratio` + 1 = {ratio + 1}")
@@ -79,7 +85,7 @@ def read_author_config(
     try:
         if "tokenizer_ranks" in table:
             tokenizer = TokenizerConfig.model_validate({"ranks": table["tokenizer_ranks"]})
-            rows = _whole(path, table, "vocab_size")
+            rows = _integer(path, table, "vocab_size")
             if rows is None or rows <= tokenizer.vocabulary:
                 raise ConfigError(
                     f"{path}: `vocab_size` {rows} is too small for its tokenizer, which has {tokenizer.vocabulary} ids "
@@ -89,7 +95,7 @@ def read_author_config(
         changed = ModelConfig.model_validate({**model.model_dump(), **changes})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        names = {ours: theirs for theirs, ours in NAMES.items()}
+        names = {name_here: author_name for author_name, name_here in FIELD_NAMES.items()}
         where = ".".join(names.get(str(part), str(part)) for part in first["loc"]) or "its sizes"
         raise ConfigError(f"{path}: `{where}`: {first['msg'].removeprefix('Value error, ')}") from None
     for name, value in changed:
@@ -103,11 +109,11 @@ def read_author_config(
     return changed, tokenizer, changes.get("context")
 
 
-def _whole(path: Path, table: Mapping[str, Any], name: str) -> int | None:
-    """A field that is a whole number of a size that a model can have, or absent."""
+def _integer(path: Path, table: Mapping[str, Any], name: str) -> int | None:
+    """A field that must be an integer of a plausible size, or None if it is absent."""
     value = table.get(name)
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ConfigError(f"{path}: `{name}`: {value!r} is no number that a model can have")
+        raise ConfigError(f"{path}: `{name}`: {value!r} is not an integer from 0 to {LARGEST}")
     return value

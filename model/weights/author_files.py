@@ -1,7 +1,7 @@
-"""Files of tensors under other programs' names: safetensors, in one file or several with an index, and numpy archives.
+"""Reads files of tensors from other programs: safetensors, in one file or several with an index, and numpy archives.
 
-Names and shapes are read first, without the numbers: a few bytes of an archive can unpack to any amount of zeros.
-Nothing is ever unpickled.
+Names and shapes are read before any data, because a few bytes of an archive can unpack to any amount of zeros. Nothing
+is ever unpickled.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ _PREFERRED = ("model.safetensors.index.json", "model.safetensors")
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file, and the shape of each tensor in it."""
+    """A file and the shapes of its tensors."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as float32. Raises ConfigError where its numbers cannot be read."""
+        """Read a tensor as float32. Raises ConfigError if its data cannot be read."""
         with _readable(self.path):
             if self.path.suffix == ".npz":
                 with ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
@@ -42,17 +42,17 @@ class TensorFile:
 
 
 def tensor_files(path: Path) -> list[TensorFile]:
-    """The files of tensors that `path` stands for: a file, an index of several, or a folder with either.
+    """Open the tensor files of `path`: a file, an index of several, or a folder with either.
 
-    Raises ConfigError where there is none or several, for a pickle, and for an index that names anything but files
-    beside it or tensors that these do not hold.
+    Raises ConfigError if there is none or no single choice, for a pickle, and for an index that names files outside its
+    folder or tensors that its files do not hold.
     """
     if path.is_dir():
-        path = _in_folder(path)
+        path = _file_of_folder(path)
     if path.suffix in PICKLES:
-        raise ConfigError(_refusal(path))
+        raise ConfigError(_pickle_message(path))
     if path.name.endswith(INDEX):
-        return _indexed(path)
+        return _files_of_index(path)
     with _readable(path):
         if path.suffix == ".npz":
             with ZipFile(path) as archive:
@@ -64,7 +64,7 @@ def tensor_files(path: Path) -> list[TensorFile]:
 
 
 def check_digests(folder: Path) -> None:
-    """Raise ConfigError if the folder has digests and a file is not the one that was written with them."""
+    """Raise ConfigError if the folder has digests and a file does not match them."""
     if not (folder / DIGESTS).exists():
         return
     fault = first_fault(folder, read_digests(folder))
@@ -73,13 +73,13 @@ def check_digests(folder: Path) -> None:
     if not fault.is_file():
         raise ConfigError(f"{folder}: lacks {fault.name}, which {DIGESTS} lists; export the checkpoint again")
     raise ConfigError(
-        f"{fault}: is not the file that was exported (its sha256 differs from {DIGESTS}): it is cut off or was "
+        f"{fault}: is not the file that was exported (its sha256 differs from {DIGESTS}): it is truncated or was "
         f"changed; export the checkpoint again, or delete {DIGESTS} if you changed it yourself"
     )
 
 
-def _in_folder(folder: Path) -> Path:
-    """The file that stands for a folder's weights."""
+def _file_of_folder(folder: Path) -> Path:
+    """The tensor file or index of a folder."""
     for name in _PREFERRED:
         if (folder / name).is_file():
             return folder / name
@@ -92,8 +92,8 @@ def _in_folder(folder: Path) -> Path:
     return (readable or names)[0]
 
 
-def _refusal(path: Path) -> str:
-    """Why a pickle is not read, and the command that converts it: weights, and the settings that lie with them."""
+def _pickle_message(path: Path) -> str:
+    """The message that refuses a pickle, with a command that converts its weights and settings."""
     program = (
         "import json, torch, safetensors.torch as s; "
         f"d = torch.load({str(path)!r}, map_location='cpu', weights_only=True); "
@@ -107,7 +107,8 @@ def _refusal(path: Path) -> str:
     )
 
 
-def _indexed(path: Path) -> list[TensorFile]:
+def _files_of_index(path: Path) -> list[TensorFile]:
+    """The files that an index lists, after checking that index and files agree."""
     table = read_bounded_json(path)
     places: Any = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
@@ -118,15 +119,15 @@ def _indexed(path: Path) -> list[TensorFile]:
         if not (path.parent / name).is_file():
             raise ConfigError(f"{path}: names the file {name}, which is not there")
     files = [file for name in sorted(set(places.values())) for file in tensor_files(path.parent / name)]
-    held = {(tensor, file.path.name) for file in files for tensor in file.shapes}
-    for tensor, name in sorted(held ^ set(places.items())):
-        fault = "holds" if (tensor, name) in held else "lacks"
+    actual = {(tensor, file.path.name) for file in files for tensor in file.shapes}
+    for tensor, name in sorted(actual ^ set(places.items())):
+        fault = "holds" if (tensor, name) in actual else "lacks"
         raise ConfigError(f"{path}: {name} {fault} the tensor `{tensor}`, and the index says otherwise")
     return files
 
 
 def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
-    """The shape of an array in the archive, read from its header alone."""
+    """The shape of an array in the archive, from its header; the data is not read."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -140,7 +141,7 @@ def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in reading into a ConfigError that names the file."""
+    """Convert errors of reading into a ConfigError that names the file."""
     try:
         yield
     except ConfigError:

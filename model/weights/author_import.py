@@ -1,10 +1,10 @@
-"""Import of weights in the layout of the paper's author: as he published them, or as we exported them for transformers.
+"""Imports weights in the layout of the paper's author: the published ones, or our own exports for transformers.
 
-His decay is measured to the end of the context and clipped: `decay="window"` computes the same, and then the context
-is part of the arithmetic, so it is read from what lies beside the weights or has to be named. Tensors are read from
-safetensors (in several files too) or a numpy archive (.npz): nothing is ever unpickled. A file may also hold what a
-plain conversion of his state dict keeps: the tied output matrix, RoPE's tables, which have to be those of this model,
-and what a layer remembers of its own parameters between steps, which is not read.
+The author's decay is measured to the end of the context and clipped. `decay="window"` computes the same; then the
+context changes the results, so it is read from the files next to the weights or has to be given. Tensors are read from
+safetensors (one file or several) or a numpy archive (.npz); nothing is ever unpickled. A file may also hold tensors
+that a plain conversion of the author's state dict includes: the tied output matrix and the RoPE tables, which must
+equal those of this model, and cached copies of a layer's parameters, which are not read.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,11 @@ from model.weights.author_files import TensorFile, check_digests, tensor_files
 from model.weights.author_layout import author_shapes, from_author
 from model.weights.files import CONFIG, refuse_occupied, save_weights
 
-ROPE = ("cos_emb", "sin_emb")  # his tables of RoPE, (positions, half a head)
+ROPE = ("cos_emb", "sin_emb")  # the author's RoPE tables [positions, head dim / 2]
 LARGEST_CONTEXT = 1 << 17  # rows of such a table: a few bytes of an archive can unpack to any amount of zeros
-# Copies that his layers make of their parameters when they generate; a state dict taken afterwards holds them.
-REMEMBERED = (
+# Suffixes of cached copies of parameters, which the author's layers create in generation: a state dict saved afterwards
+# includes them.
+CACHED_SUFFIXES = (
     *("_conv_kernel_t", "_decay_slopes_cached", "_anchor_slopes_cached", "_phase_scale_b"),
     *("_score_bias_b", "_score_scale_b", "_theta_cached", "_w_int_cached"),
 )
@@ -37,12 +38,14 @@ def load_author_weights(
     context: int | None = None,
     sca_epsilon: float | None = None,
 ) -> tuple[Params, ModelConfig, TokenizerConfig]:
-    """Parameters and configurations of such weights, as `load_weights` returns them for a checkpoint of ours.
+    """Load the author's weights: parameters and configurations, as `load_weights` returns them for a checkpoint.
 
-    `path` is a file of tensors, an index of several, or a folder with either. `model` describes the shape (None: the
-    published one) where the config.json beside the weights does not; `context` and `sca_epsilon` (of the SCA layers'
-    first norm) count before both. Raises ConfigError with the first difference where a name is missing or unknown or a
-    shape does not fit, where nothing says what the context is, and where two sources differ on it.
+    path: a file of tensors, an index of several, or a folder with either.
+    model: the sizes where the config.json next to the weights does not give them; None: those of the paper.
+    context, sca_epsilon (of the SCA layers' first norm): take precedence over both.
+
+    Raises ConfigError with the first difference if a tensor is missing or unknown or a shape does not fit, if the
+    context is unknown, and if two sources differ on it.
     """
     tokenizer = tokenizer or TokenizerConfig()
     model = model or ModelConfig(vocabulary=tokenizer.vocabulary)
@@ -53,19 +56,19 @@ def load_author_weights(
     contexts = {"--context": context}
     if (folder / CONFIG).exists():
         model, tokenizer, contexts[CONFIG] = read_author_config(folder / CONFIG, model, tokenizer)
-    names = _checked(path, files, model)
+    names = _check_tensors(path, files, model)
     for name in (name for name in ROPE if name in names):
         contexts[name] = names[name][0].shapes[names[name][1]][0]
-    named = {source: value for source, value in contexts.items() if value is not None}
-    if not named:
+    contexts = {source: value for source, value in contexts.items() if value is not None}
+    if not contexts:
         raise ConfigError(
-            f"{path}: nothing says for which context these weights are: neither `maxlen` in a {CONFIG} beside them nor "
-            "a table `cos_emb`; decays depend on it, so name it with --context (4096 for the published model)"
+            f"{path}: the context of these weights is unknown: there is neither `maxlen` in a {CONFIG} next to them "
+            "nor a table `cos_emb`; the decays depend on it, so set --context (4096 for the published model)"
         )
-    if len(set(named.values())) > 1:
-        listed = ", ".join(f"{source} {value}" for source, value in named.items())
+    if len(set(contexts.values())) > 1:
+        listed = ", ".join(f"{source} {value}" for source, value in contexts.items())
         raise ConfigError(f"{path}: the context of these weights is not one number: {listed}")
-    changes = {"context": next(iter(named.values()))} | (
+    changes = {"context": next(iter(contexts.values()))} | (
         {} if sca_epsilon is None else {"sca_norm_epsilon": sca_epsilon}
     )
     model = ModelConfig.model_validate({**model.model_dump(), **changes})
@@ -83,24 +86,26 @@ def import_weights(
     context: int | None = None,
     sca_epsilon: float | None = None,
 ) -> list[Path]:
-    """Read with `load_author_weights` and write a checkpoint of ours into the new or empty folder `out`."""
+    """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`."""
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer, context=context, sca_epsilon=sca_epsilon)
     save_weights(out, params, model, tokenizer)
     return sorted(out.iterdir())
 
 
-def _checked(path: Path, files: list[TensorFile], model: ModelConfig) -> dict[str, tuple[TensorFile, str]]:
-    """Map each tensor's plain name to its file and its name there. Raises ConfigError unless all are the model's.
+def _check_tensors(path: Path, files: list[TensorFile], model: ModelConfig) -> dict[str, tuple[TensorFile, str]]:
+    """Map each tensor's plain name to its file and its name there. Raises ConfigError unless they fit the model.
 
-    The plain name has no prefix such as "model." before it, and no suffix of what a layer remembers.
+    The plain name has no prefix such as "model."; cached copies of parameters are left out.
     """
     stored = {name: file for file in files for name in file.shapes}
     if sum(len(file.shapes) for file in files) != len(stored):
         raise ConfigError(f"{path}: two of its files hold a tensor of the same name")
     prefixes = [name.removesuffix("embedding.weight") for name in stored if name.endswith("embedding.weight")]
     prefix = prefixes[0] if prefixes else ""
-    names = {name.removeprefix(prefix): (file, name) for name, file in stored.items() if not name.endswith(REMEMBERED)}
+    names = {
+        name.removeprefix(prefix): (file, name) for name, file in stored.items() if not name.endswith(CACHED_SUFFIXES)
+    }
     shapes = {plain: file.shapes[name] for plain, (file, name) in names.items()}
     if model.blocks * (model.sca_per_block + 1) > len(shapes):
         raise ConfigError(
@@ -110,7 +115,7 @@ def _checked(path: Path, files: list[TensorFile], model: ModelConfig) -> dict[st
     for name, shape in expected.items():
         if name not in shapes:
             raise ConfigError(f"{path}: lacks the tensor `{name}` of shape {shape}")
-        spare = 2 * shape[0] + 1024  # rows that nothing reads, for the table to shard
+        spare = 2 * shape[0] + 1024  # unused rows, by which a table is padded for sharding
         actual = shapes[name]
         rows_fit = name == "embedding.weight" and actual[1:] == shape[1:] and shape[0] <= actual[0] <= spare
         if actual != shape and not rows_fit:
@@ -128,7 +133,7 @@ def _checked(path: Path, files: list[TensorFile], model: ModelConfig) -> dict[st
 
 
 def _check_redundant(path: Path, tensors: Mapping[str, np.ndarray], model: ModelConfig) -> None:
-    """Raise `ConfigError` if a redundant tensor is not what this model computes from its own."""
+    """Raise `ConfigError` if a redundant tensor differs from what this model computes itself."""
     if not np.array_equal(tensors.get("lm_head.weight", tensors["embedding.weight"]), tensors["embedding.weight"]):
         raise ConfigError(
             f"{path}: `lm_head.weight` is not equal to `embedding.weight`, and this model has one matrix for both"

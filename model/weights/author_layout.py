@@ -1,6 +1,6 @@
-"""The layout of the paper's author: names and shapes of tensors, and the conversion of parameters in both directions.
+"""The tensor layout of the paper's author: names and shapes, and conversion of parameters in both directions.
 
-Linear weights are (out, in), the columns of the queries have (re, im) last, and ids are ours + 1 (0 is padding).
+There linear weights are [out, in], query columns have (re, im) last, and token ids are ours + 1 (0 is padding).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from model.layers.common import Params
 from model.layers.sca import projection_width
 from model.nautile import sca_names
 
-# His names by ours, of what is at most transposed.
+# The author's tensor names by our parameter names, for parameters that differ at most by a transpose.
 _SCA = {
     "norm": "norm.scale",
     "decay": "attn.decay_slopes",
@@ -40,11 +40,11 @@ _ATTENTION = {
 
 
 def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of their tensors; the embedding has at least a row for each id and one for padding."""
+    """The author's tensor names and shapes. The embedding has a row for padding and one for each id."""
     width, hidden = model.width, model.feed_forward
     heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
     inner, gated, expanded = projection_width(model), 2 * heads * head_dim, model.readout_expand * head_dim
-    shared = model.kv_heads * model.attention_head_dim
+    kv_width = model.kv_heads * model.attention_head_dim
     sca = {
         "norm.scale": (width,),
         "attn.in_proj.weight": (inner, width),
@@ -64,8 +64,8 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "norm1.scale": (width,),
         "norm2.scale": (width,),
         "attn.q_proj.weight": (width, width),
-        "attn.k_proj.weight": (shared, width),
-        "attn.v_proj.weight": (shared, width),
+        "attn.k_proj.weight": (kv_width, width),
+        "attn.v_proj.weight": (kv_width, width),
         "attn.out_proj.weight": (width, width),
         "ff_in.weight": (2 * hidden, width),
         "ff_in.bias": (2 * hidden,),
@@ -73,14 +73,14 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "ff_out.bias": (width,),
     }
     yield "embedding.weight", (model.vocabulary + 1, width)
-    each = model.sca_per_block + 1
-    for index in range(model.blocks * each):
-        layer = transformer if index % each == model.sca_per_block else sca
+    period = model.sca_per_block + 1
+    for index in range(model.blocks * period):
+        layer = transformer if index % period == model.sca_per_block else sca
         yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
 
 
 def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params:
-    """Our parameters from tensors of `author_shapes`; rows of the embedding beyond the vocabulary are left out."""
+    """Convert tensors of `author_shapes` to our parameters, without embedding rows beyond the vocabulary."""
     table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
     names = [*sca_names(model), "attention"]
@@ -90,14 +90,14 @@ def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params
         for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
             layer = {path.removeprefix(prefix): array for path, array in tensors.items() if path.startswith(prefix)}
             common = _ATTENTION if name == "attention" else _SCA
-            parts = {ours: _turned(theirs, layer[theirs]) for ours, theirs in common.items()}
+            parts = {ours: _transpose_linear(author_name, layer[author_name]) for ours, author_name in common.items()}
             layers.append(parts if name == "attention" else parts | _sca_from(layer, model))
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}
 
 
 def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
-    """The tensors of `author_shapes` from our parameters, float32: the inverse of `from_author`. Padding's row is 0."""
+    """Convert our parameters to float32 tensors of `author_shapes`: the inverse of `from_author`. Row 0 is zero."""
     table_VD = np.zeros((model.vocabulary + 1, model.width), np.float32)
     table_VD[1:] = np.asarray(params["embedding"])[: model.vocabulary]
     names = [*sca_names(model), "attention"]
@@ -107,7 +107,7 @@ def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
         layer = {part: np.asarray(stacked[block]) for part, stacked in params["blocks"][names[position]].items()}
         attention = names[position] == "attention"
         common = _ATTENTION if attention else _SCA
-        converted = {theirs: _turned(theirs, layer[ours]) for ours, theirs in common.items()}
+        converted = {author_name: _transpose_linear(author_name, layer[ours]) for ours, author_name in common.items()}
         converted |= {} if attention else _sca_to(layer, model)
         tensors |= {f"blocks.{index}.{name}": array for name, array in converted.items()}
     shapes = dict(author_shapes(model))
@@ -119,14 +119,14 @@ def _grid_name(model: ModelConfig) -> str:
 
 
 def _columns(model: ModelConfig) -> np.ndarray:
-    """For each of our columns of the input projection the author's."""
+    """The author's column of the input projection for each of our columns."""
     keys = model.memory_heads * (model.head_dim + 1)
     pairs = keys + np.arange(2 * model.query_heads * model.head_dim * model.spectral_samples).reshape(-1, 2)
     return np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
 
 
 def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
-    """The tensors of an SCA layer that are more than transposed."""
+    """Convert the tensors of an SCA layer that differ by more than a transpose."""
     heads, head_dim, samples, columns = model.memory_heads, model.head_dim, model.spectral_samples, _columns(model)
     return {
         "in_proj": layer["attn.in_proj.weight"].T[:, columns],
@@ -137,6 +137,7 @@ def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, 
 
 
 def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
+    """The inverse of `_sca_from`, except for the axes of size 1, which `to_author` adds."""
     columns = np.argsort(_columns(model))
     return {
         "attn.in_proj.weight": layer["in_proj"][:, columns].T,
@@ -146,6 +147,6 @@ def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np
     }
 
 
-def _turned(name: str, array: np.ndarray) -> np.ndarray:
-    """A tensor of his of this name as we have it, and the other way round: matrices of linear layers are transposed."""
+def _transpose_linear(name: str, array: np.ndarray) -> np.ndarray:
+    """Convert a tensor between the two layouts, by its author's name: linear weights are transposed."""
     return array.T if name.endswith(".weight") else array

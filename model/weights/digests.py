@@ -1,4 +1,4 @@
-"""`digests.json` of an export: the sha256 of each of its files, by which a reader notices a missing or changed one."""
+"""`digests.json` of an export: the sha256 of each file, to detect missing and changed files."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ DIGESTS = "digests.json"
 
 
 def write_digests(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """List every file that `folder` holds now; `known`: digests by file name, which are not computed again."""
+    """Write the digests of all files in `folder`. `known`: digests by file name that need not be computed."""
     known = known or {}
     digests = {path.name: known.get(path.name) or sha256_of(path) for path in sorted(folder.iterdir())}
     write_text(folder / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """The listed files with their digests. Raises ConfigError for no such table, and for a name outside the folder."""
+    """Read the digests by file name. Raises ConfigError for a malformed table, and for names outside the folder."""
     path = folder / DIGESTS
     table = read_bounded_json(path)
     digests = table.get("sha256") if isinstance(table, dict) else None
@@ -31,7 +31,7 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def first_fault(folder: Path, digests: dict[str, str]) -> Path | None:
-    """The first listed file that is missing or is not the one that was listed; None if all are whole."""
+    """The first listed file that is missing or does not match its digest; None if all match."""
     for name, digest in digests.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != digest:
             return folder / name

@@ -1,7 +1,7 @@
-"""A `checkpoint` artifact: `weights.safetensors` (float32, dotted names, sorted) and `config.json`.
+"""Reads and writes `checkpoint` artifacts: `weights.safetensors` (float32, dotted names, sorted) and `config.json`.
 
-The same weights give the same bytes: safetensors orders the tensors itself, and its header gets no free-form metadata,
-which it would write in hash order.
+Equal weights give equal bytes: safetensors orders the tensors, and the header has no free-form metadata, which would be
+written in hash order.
 """
 
 import json
@@ -26,22 +26,22 @@ from model.nautile import shapes
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
-LARGEST = 2**24  # of any dimension: products fit into 64 bits, and shapes are compared before anything is allocated
+LARGEST = 2**24  # largest dimension, so that products fit into 64 bits; shapes are checked before allocating
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first.
 
-    Raises `ConfigError`, before anything is written, where a weight is not finite: nothing may begin from such weights.
+    Raises `ConfigError`, before writing anything, if a weight is not finite: no run may start from such weights.
     """
     arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep=".").items()}
-    broken = {name: array.size - int(np.isfinite(array).sum()) for name, array in arrays.items()}
-    broken = {name: count for name, count in broken.items() if count}
-    if broken:
-        name, count = next(iter(broken.items()))
+    not_finite = {name: array.size - int(np.isfinite(array).sum()) for name, array in arrays.items()}
+    not_finite = {name: count for name, count in not_finite.items() if count}
+    if not_finite:
+        name, count = next(iter(not_finite.items()))
         raise ConfigError(
             f"{folder}: these weights are not written: {count} of the {arrays[name].size} numbers of `{name}` are not "
-            f"finite, and {len(broken)} of {len(arrays)} parameters have such numbers; use an earlier checkpoint"
+            f"finite, and {len(not_finite)} of {len(arrays)} parameters have such numbers; use an earlier checkpoint"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
@@ -85,7 +85,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
 
 
 def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
-    """The two configurations of a checkpoint's config.json. Raises `ConfigError` with the first fault."""
+    """Read model and tokenizer configuration from a config.json. Raises `ConfigError` with the first fault."""
     try:
         table = read_bounded_json(path)
         if table["format"] != FORMAT:
@@ -104,7 +104,7 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
 
 
 def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
-    """Refuse names, shapes or types other than the model's."""
+    """Raise `ConfigError` for names, shapes or types that differ from the model's."""
     names = set(tensors.keys())
     for name in sorted(names ^ set(expected)):
         fault = "holds the unknown parameter" if name in names else "lacks the parameter"

@@ -1,4 +1,4 @@
-"""A block as two programs, which together are its gradient; and what a compilation gave, kept on disk."""
+"""A block as two programs, which together are its gradient; and the cache of compilations."""
 
 import jax
 import numpy as np
@@ -20,9 +20,11 @@ def test_the_two_programs_are_a_blocks_gradient(monkeypatch, remat):
     x_BLD, slope_BLD = np.random.default_rng(0).normal(size=(2, 2, 8, 32)).astype(np.float32)
     ones_BL, positions_BL = np.ones((2, 8), np.int32), np.arange(8, dtype=np.int32)[None].repeat(2, 0)
     arguments = (blocks, x_BLD, ones_BL, positions_BL)
-    y_BLD, kept = jax.jit(traced.forward)(*arguments)
-    assert [(array.shape, array.dtype) for array in kept] == [(leaf.shape, leaf.dtype) for leaf in traced.kept]
-    gradient = jax.jit(traced.backward)(arguments, kept, slope_BLD)
+    y_BLD, residuals = jax.jit(traced.forward)(*arguments)
+    assert [(array.shape, array.dtype) for array in residuals] == [
+        (leaf.shape, leaf.dtype) for leaf in traced.residuals
+    ]
+    gradient = jax.jit(traced.backward)(arguments, residuals, slope_BLD)
 
     @jax.jit
     def in_a_piece(blocks, x_BLD, slope_BLD):
@@ -34,22 +36,22 @@ def test_the_two_programs_are_a_blocks_gradient(monkeypatch, remat):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), gradient, expected)
 
 
-def test_with_remat_block_only_the_input_is_kept(monkeypatch):
+def test_with_remat_block_only_the_input_is_saved(monkeypatch):
     """Float32 [2, 8, 32], and the frequencies of RoPE; with "dots" more than that."""
     monkeypatch.setattr(block, "devices", lambda topology: jax.devices())
-    kept = {
-        remat: block._trace_block(tiny_config(blocks=1, remat=remat), 2, 8, parse_topology("v4:2x2x1")).kept_bytes
+    sizes = {
+        remat: block._trace_block(tiny_config(blocks=1, remat=remat), 2, 8, parse_topology("v4:2x2x1")).residual_bytes
         for remat in ("block", "dots")
     }
-    assert kept["block"] == 4 * (2 * 8 * 32 + 4) < kept["dots"]
+    assert sizes["block"] == 4 * (2 * 8 * 32 + 4) < sizes["dots"]
 
 
-def test_a_compilation_is_kept_and_a_damaged_file_is_not_read(tmp_path):
+def test_a_compilation_is_cached_and_a_damaged_file_is_not_read(tmp_path):
     identity = {"part": "head"}
-    assert block._known(tmp_path, identity) is None
-    block._keep(tmp_path, identity, {"text": "x"})
-    assert block._known(tmp_path, identity) == {"text": "x"}
-    assert block._known(tmp_path, {"part": "forward"}) is None
+    assert block._read_cached(tmp_path, identity) is None
+    block._write_cached(tmp_path, identity, {"text": "x"})
+    assert block._read_cached(tmp_path, identity) == {"text": "x"}
+    assert block._read_cached(tmp_path, {"part": "forward"}) is None
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:20])
-    assert block._known(tmp_path, identity) is None
+    assert block._read_cached(tmp_path, identity) is None

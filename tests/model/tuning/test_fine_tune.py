@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from configs.base import OptimizerConfig
 from model.decoding.scoring import continuation_logprobs
-from model.tuning.adapters import merged, new_adapters
+from model.tuning.adapters import merge_adapters, new_adapters
 from model.tuning.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
 
 REPLIES = [TuningRow([3, 10 + i % 2, 5], [[20 + i % 2, 9]]) for i in range(12)]
@@ -61,7 +61,7 @@ def test_replies_are_learnt_and_a_killed_run_continues_as_if_it_had_not_been(con
 
 @pytest.mark.slow
 def test_adapters_begin_as_nothing_and_leave_the_rest_alone(config, params, tmp_path):
-    for a, b in zip(leaves(merged(params, new_adapters(params, 2, 0), 4.0)), leaves(params), strict=True):
+    for a, b in zip(leaves(merge_adapters(params, new_adapters(params, 2, 0), 4.0)), leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
     tuned, losses = fine_tune(
         params, config, REPLIES, settings(method="lora", rank=2, lora_alpha=8), 0, tmp_path, {"run": 1}

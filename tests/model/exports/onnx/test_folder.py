@@ -69,7 +69,7 @@ def test_a_config_that_does_not_describe_an_export_is_refused(exports, tmp_path,
     digests = json.loads((out / "digests.json").read_text())["sha256"]
     digests["config.json"] = hashlib.sha256((out / "config.json").read_bytes()).hexdigest()
     (out / "digests.json").write_text(json.dumps({"sha256": digests}))
-    with pytest.raises(ConfigError, match=r"config\.json: `onnx` does not say"):
+    with pytest.raises(ConfigError, match=r"config\.json: `onnx` lacks"):
         check_digests(out)
     (out / "digests.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"digests\.json"):
