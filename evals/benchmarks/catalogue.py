@@ -1,6 +1,6 @@
 """Catalogue of the paper's eleven benchmarks (§5, Table 2): Hub id, reported split, size, prompt, answer kind.
 
-The split is the one usually reported, and no training stage reads it. Each benchmark is read at a pinned commit
+The split is the one that is usually reported; no training stage reads it. Each benchmark is read at a pinned commit
 (`PINNED`) unless the configuration names another (`evaluate.benchmarks[].revision`).
 """
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark. `size`: records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub requires an
-    accepted agreement."""
+    """A benchmark. `size`: number of records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub
+    requires users to accept an agreement. `read`: parses a record. `ask`: prompt of a question without options."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Benchmark:
     kind: AnswerKind
     chance: float
     read: Callable[[BenchmarkRecord], Question]
-    ask: str = "{question}"  # the prompt of a question without options
+    ask: str = "{question}"
     gated: bool = False
 
     @property
@@ -47,8 +47,8 @@ NUMBER_PROMPT = "{question} Give the result as your final answer. Do not include
 ALIAS_PROMPT = "{question}\n\nAnswer with the name or phrase alone."
 MATH_PROMPT = "{question}\n\nGive the final answer once, in \\boxed{{}}."
 
-# Commits that several published harnesses and papers pin. They were recorded without access to the Hub: a wrong one
-# would be refused, never read as other data. PIQA's repository holds a loading script, which the client no longer runs:
+# Commits that several published harnesses and papers pin. They were recorded without access to the Hub; a wrong commit
+# is refused and never read as other data. PIQA's repository has a loading script, which the client no longer runs, so
 # its commit is the Hub's own conversion to Parquet.
 PINNED: dict[str, str] = {
     "allenai/openbookqa": "388097ea7776314e93a529163e0fea805b8a6454",
@@ -64,7 +64,7 @@ PINNED: dict[str, str] = {
     "Idavidrein/gpqa": "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
 }
 
-# By line: where the records are and how many; how they are asked, graded and parsed.
+# Each entry: where the records are and how many; then how they are graded, guessed, parsed and asked.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
@@ -106,10 +106,10 @@ def items_of(
     bad_rows_share: float = 0.0,
     bad_rows: list[str] | None = None,
 ) -> list[BenchmarkItem]:
-    """Convert the records of a split to items, in order; a record that could not be read is its error.
+    """Convert the records of a split to items, in order. A record that could not be read is passed as its error.
 
-    Raises `ConfigError` naming the first bad record and its field if more than `bad_rows_share` of them are bad. Below
-    that they are left out, and described in `bad_rows`.
+    If more than `bad_rows_share` of the records are bad, raises `ConfigError` that names the first and its field.
+    Otherwise bad records are left out, and their messages are added to `bad_rows`.
     """
     items, bad = [], []
     index = -1
@@ -122,8 +122,8 @@ def items_of(
         except ConfigError as error:
             bad.append(str(error))
     if len(bad) > bad_rows_share * (index + 1):
-        others = f"; of {index + 1:,} records {len(bad):,} are bad, and `bad_rows_share` allows {bad_rows_share:.2%}"
-        raise ConfigError(bad[0] + (others if len(bad) > 1 or bad_rows_share else ""))
+        counts = f"; of {index + 1:,} records {len(bad):,} are bad, and `bad_rows_share` allows {bad_rows_share:.2%}"
+        raise ConfigError(bad[0] + (counts if len(bad) > 1 or bad_rows_share else ""))
     if not items:
         raise ConfigError(f"{benchmark.name}: {benchmark.hub} {benchmark.split} has no records")
     for message in bad:
@@ -134,11 +134,11 @@ def items_of(
 
 
 def choose(items: Sequence[BenchmarkItem], count: int | None, seed: int) -> list[BenchmarkItem]:
-    """Draw `count` of the items (None: all) by `seed`, in their own order; a larger draw contains the smaller one."""
+    """Select `count` of the items (None: all) by `seed`, in their order. A larger selection contains the smaller."""
     if count is None or count >= len(items):
         return list(items)
-    drawn = sorted(items, key=lambda item: sha256(f"{seed}/{item.benchmark}/{item.index}".encode()).digest())
-    return sorted(drawn[:count], key=lambda item: item.index)
+    by_hash = sorted(items, key=lambda item: sha256(f"{seed}/{item.benchmark}/{item.index}".encode()).digest())
+    return sorted(by_hash[:count], key=lambda item: item.index)
 
 
 def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[tuple[str, ...], int]:

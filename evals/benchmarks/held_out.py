@@ -1,6 +1,6 @@
-"""The benchmarks' questions as text to keep out of training: all of them, even if only some are evaluated.
+"""The benchmarks' questions, to keep their text out of training: all of them, even if only some are evaluated.
 
-The text is the benchmark's own, with its passage if it has one, without options and without our prompt.
+The text is that of the benchmark, with its passage if it has one, but without options and without the prompt.
 """
 
 from collections.abc import Iterator, Sequence

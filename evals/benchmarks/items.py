@@ -21,12 +21,12 @@ _LATEX = re.compile(r"\\[A-Za-z]|[$][^$]+[$]|[_^][{0-9A-Za-z]")  # a command, a 
 
 @dataclass(frozen=True)
 class BenchmarkItem:
-    """A question with its expected answer. `index` is the record's position in the reported split.
+    """A question with its expected answer. `index` is the position of the record in the reported split.
 
-    `expected`: the number, letter, LaTeX, first alias or text. `question`: what `prompt` asks, in the benchmark's own
-    words, without options and without our wording. `options`: what a "choice" is made among; of another kind, the texts
-    whose likelihoods are compared beside the generated answer, `expected` among them. `own_check`: the data set's own
-    scorer (reasoning-gym), recorded beside our verdict.
+    `expected`: the number, letter, LaTeX, first alias or text. `question`: the question in the benchmark's own words,
+    without the options and wording of `prompt`. `options`: the options of a "choice"; for other kinds, texts to compare
+    by likelihood, `expected` among them, in addition to the generated answer. `own_check`: the scorer of the data set
+    (reasoning-gym), recorded beside the verdict.
     """
 
     benchmark: str
@@ -49,7 +49,7 @@ class BenchmarkItem:
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing among the options that the prompt shows; 0 where it shows none."""
+        """Accuracy of guessing among the options in the prompt; 0 without options."""
         return 1 / len(self.options) if self.kind == "choice" and self.options else 0.0
 
     @property
@@ -60,14 +60,14 @@ class BenchmarkItem:
 
 @dataclass(frozen=True)
 class GradedReply:
-    """A verdict with its details: `own_scorer`, and for IFEval the result of each instruction."""
+    """A verdict with details: `own_scorer` if the item has one, and for IFEval the result of each instruction."""
 
     verdict: Verdict
     details: dict[str, Any]
 
 
 def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
-    """Grade `reply` with the grader of the item's answer kind. No text makes it raise."""
+    """Grade `reply` with the grader of the item's answer kind. It raises on no text."""
     details: dict[str, Any] = {}
     match item.kind:
         case "number":
@@ -89,7 +89,7 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
 
 
 def answer_kind(answer: str) -> ProblemKind:
-    """How an expected answer without options is compared: as a number, else as LaTeX if it holds any, else as text."""
+    """The kind of an expected answer without options: a number, else "math" if it contains LaTeX, else text."""
     if _PLAIN_NUMBER.fullmatch(answer) and parse_number(answer):
         return "number"
     return "math" if _LATEX.search(answer) else "text"

@@ -1,6 +1,7 @@
-"""Load a benchmark's records from a local file in the Hub's schema or from the Hub at a pinned commit.
+"""Load a benchmark's records from a local file in the Hub's schema, or from the Hub at a pinned commit.
 
-Also validates the names in `evaluate.benchmarks`: real benchmarks and offline stand-ins."""
+It also validates the names in `evaluate.benchmarks`: real benchmarks and offline stand-ins.
+"""
 
 import json
 import re
@@ -29,8 +30,8 @@ def check_benchmark(choice: BenchmarkChoice) -> None:
         return
     names = COMPOSITES.get(choice.name, (choice.name,))
     if not set(names) <= set(BENCHMARKS):
-        known = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
-        raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
+        known_names = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
+        raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known_names}")
     if choice.path and choice.name in COMPOSITES:
         raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
     if choice.revision and not COMMIT.fullmatch(choice.revision):
@@ -44,16 +45,16 @@ def check_benchmark(choice: BenchmarkChoice) -> None:
 def items_for(
     choice: BenchmarkChoice, seed: int, bad_rows: dict[str, list[str]] | None = None
 ) -> dict[str, list[BenchmarkItem]]:
-    """Load the items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+    """Load the items of each benchmark that `choice` names, by benchmark name (for a composite, its parts).
 
-    Records left out within `choice.bad_rows_share` are described in `bad_rows`, by benchmark. Raises `ConfigError` as
-    `check_benchmark` does, and for an unreadable file or too many invalid records; `Retryable` when the Hub does not
-    answer.
+    The messages of invalid records, which are left out up to `choice.bad_rows_share`, are added to `bad_rows`, by
+    benchmark. Raises `ConfigError` as `check_benchmark`, and for an unreadable file or too many invalid records;
+    `Retryable` if the Hub does not answer.
     """
     check_benchmark(choice)
     if choice.name in STAND_INS:
         return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
-    loaded = {}
+    items_by_name = {}
     for name in COMPOSITES.get(choice.name, (choice.name,)):
         benchmark = BENCHMARKS[name]
         revision = choice.revision or benchmark.pinned
@@ -62,15 +63,17 @@ def items_for(
         items = items_of(benchmark, records, seed, choice.bad_rows_share, bad)
         if bad and bad_rows is not None:
             bad_rows[name] = bad
-        loaded[name] = choose(items, choice.items, seed)
-    return loaded
+        items_by_name[name] = choose(items, choice.items, seed)
+    return items_by_name
 
 
 def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | ConfigError]:
     """Yield the records of a JSONL or Parquet file in the Hub's schema of `benchmark`, and the error of a bad line."""
-    where = f"{benchmark.name}: {path}"
+    source = f"{benchmark.name}: {path}"
     if not path.is_file():
-        raise ConfigError(f"{where}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records")
+        raise ConfigError(
+            f"{source}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records"
+        )
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -78,38 +81,38 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | 
         try:
             yield from pyarrow.parquet.read_table(path).to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{where}: cannot be read as Parquet ({first_line(error)})") from None
+            raise ConfigError(f"{source}: cannot be read as Parquet ({first_line(error)})") from None
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield ConfigError(f"{where}: line {number} is not JSON ({error})")
+                yield ConfigError(f"{source}: line {number} is not JSON ({error})")
                 continue
-            yield record if isinstance(record, dict) else ConfigError(f"{where}: line {number} is not a JSON object")
+            yield record if isinstance(record, dict) else ConfigError(f"{source}: line {number} is not a JSON object")
 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
     """Yield the records of the reported split at the Hub commit `revision` (40 hexadecimal digits)."""
     import datasets
 
-    where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
+    source = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
     try:
         split = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
     except datasets.exceptions.DatasetNotFoundError as error:
-        raise ConfigError(f"{where}: not available ({_line(error)}){gate}") from None
+        raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
     except (datasets.exceptions.DatasetBuildError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):  # a download that broke off while the split was being built
-            raise Retryable(f"{where}: the Hub did not answer ({_line(error.__cause__)})") from None
-        raise ConfigError(f"{where}: not available ({_line(error)}){gate}") from None
+        if isinstance(error.__cause__, OSError):  # the download was interrupted while the split was being built
+            raise Retryable(f"{source}: the Hub did not answer ({_line(error.__cause__)})") from None
+        raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
     except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
-        raise Retryable(f"{where}: the Hub did not answer ({_line(error)})") from None
-    # If the commit is unavailable, the client silently falls back to any other commit in its cache.
+        raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
+    # If the commit is unavailable, the client silently uses any other commit in its cache.
     if not all(revision in Path(file["filename"]).parts for file in split.cache_files):
         raise ConfigError(
-            f"{where}: only another commit is in this machine's cache; the Hub has no such commit, or does not answer"
+            f"{source}: this machine's cache has only another commit, and the Hub has no such commit or does not answer"
         )
     yield from split
 

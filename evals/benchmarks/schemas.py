@@ -1,6 +1,7 @@
 """Parse benchmark records in the Hub's schemas into `Question`s.
 
-An invalid record is refused with the benchmark, its position and the field."""
+The error of an invalid record names the benchmark, the record's position and the field.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from evals.graders.numbers import parse_number
 
 @dataclass(frozen=True)
 class Question:
-    """A parsed record. `correct` is the index of the right option, if there are options."""
+    """A parsed record. `correct`: index of the right option, if there are options."""
 
     text: str
     expected: str = ""
@@ -29,16 +30,18 @@ class Question:
 
 @dataclass(frozen=True)
 class BenchmarkRecord:
-    """A raw record, and the name that errors use for it."""
+    """A raw record with typed access to its fields. All methods raise `ConfigError` for an invalid field."""
 
     fields: Mapping[str, Any]
-    where: str
+    where: str  # the name of the record in errors
 
     def text(self, name: str) -> str:
+        """The field as text, which must not be empty."""
         value = self.value(name, str)
         return value.strip() or self.refuse(f"field `{name}` is empty")
 
     def value(self, name: str, *kinds: type) -> Any:
+        """The field, which must be of one of `kinds`; a bool does not count as an int."""
         if name not in self.fields or self.fields[name] is None:
             self.refuse(f"field `{name}` is missing; there are {', '.join(map(str, self.fields)) or 'none'}")
         value = self.fields[name]
@@ -62,7 +65,7 @@ class BenchmarkRecord:
     def option(self, options: Sequence[str], index: int, name: str) -> int:
         """Return `index` if it points into `options`, of which there must be at least two."""
         if len(options) < 2 or not 0 <= index < len(options):
-            self.refuse(f"field `{name}` points to option {index}, and there are {len(options)}")
+            self.refuse(f"field `{name}` points to option {index}, but there are {len(options)} options")
         return index
 
     def refuse(self, reason: str) -> NoReturn:
@@ -70,9 +73,9 @@ class BenchmarkRecord:
 
 
 def labelled(record: BenchmarkRecord, question: str) -> Question:
-    """Parse OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}, `answerKey` is one of the labels.
+    """Parse OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}; `answerKey` is one of the labels.
 
-    `question`: the field of the question.
+    `question`: name of the field with the question.
     """
     choices = record.sub("choices")
     options, labels, key = choices.texts("text"), choices.texts("label"), record.text("answerKey")
@@ -94,6 +97,7 @@ def gsm8k(record: BenchmarkRecord) -> Question:
 
 
 def piqa(record: BenchmarkRecord) -> Question:
+    """Parse PIQA: `label` is 0 for `sol1` and 1 for `sol2`."""
     options = (record.text("sol1"), record.text("sol2"))
     return Question(
         record.text("goal"), options=options, correct=record.option(options, record.value("label", int), "label")
@@ -101,22 +105,24 @@ def piqa(record: BenchmarkRecord) -> Question:
 
 
 def ifeval(record: BenchmarkRecord) -> Question:
-    """Parse IFEval: `kwargs` has a mapping per instruction, in which keys of other instructions are None."""
+    """Parse IFEval: `kwargs` has one mapping per instruction, in which keys of other instructions are None."""
     names, arguments = record.texts("instruction_id_list"), record.value("kwargs", list, tuple)
     check_known(names, arguments, record.where)
-    given = tuple({key: value for key, value in kwargs.items() if value is not None} for kwargs in arguments)
-    return Question(record.text("prompt"), id=record.optional_text("key"), instructions=names, arguments=given)
+    kwargs_of = tuple({key: value for key, value in kwargs.items() if value is not None} for kwargs in arguments)
+    return Question(record.text("prompt"), id=record.optional_text("key"), instructions=names, arguments=kwargs_of)
 
 
 def trivia_qa(record: BenchmarkRecord) -> Question:
+    """Parse TriviaQA: the accepted answers are `value`, `aliases` and `normalized_aliases`."""
     answer = record.sub("answer")
     value = answer.text("value")
     aliases = dict.fromkeys([value, *answer.texts("aliases"), *answer.texts("normalized_aliases")])
-    spelled = tuple(alias for alias in aliases if alias)
-    return Question(record.text("question"), expected=value, id=record.optional_text("question_id"), aliases=spelled)
+    accepted = tuple(alias for alias in aliases if alias)
+    return Question(record.text("question"), expected=value, id=record.optional_text("question_id"), aliases=accepted)
 
 
 def math_500(record: BenchmarkRecord) -> Question:
+    """Parse MATH-500: `answer` is LaTeX."""
     return Question(
         record.text("problem"),
         expected=record.text("answer"),
@@ -126,6 +132,7 @@ def math_500(record: BenchmarkRecord) -> Question:
 
 
 def mmlu(record: BenchmarkRecord) -> Question:
+    """Parse MMLU: `answer` is an index into `choices`."""
     options = record.texts("choices")
     correct = record.option(options, record.value("answer", int), "answer")
     return Question(record.text("question"), category=record.optional_text("subject"), options=options, correct=correct)
@@ -142,7 +149,7 @@ def mmlu_pro(record: BenchmarkRecord) -> Question:
 
 
 def gpqa(record: BenchmarkRecord) -> Question:
-    """Parse GPQA: the right answer comes first; the seeded shuffle of the options moves it."""
+    """Parse GPQA: the right answer comes first here; the seeded shuffle of the options moves it."""
     names = ["Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
     options = tuple(record.text(name) for name in names)
     category = record.optional_text("High-level domain")
@@ -151,7 +158,7 @@ def gpqa(record: BenchmarkRecord) -> Question:
     )
 
 
-# An option that refers to others by position: such options keep their published order.
+# Matches an option that refers to others by position; the options of such a question keep their published order.
 POSITIONAL = re.compile(
     r"\b(?:all|none|both|neither|any|either|two|some)\s+(?:of\s+)?(?:the|these|those|them)\b|\b(?:above|below)\b|"
     r"(?<!\w)\(?[A-J]\)?,?\s+(?:and|or|nor|&)\s+\(?[A-J]\)?(?!\w)|\b(?:options?|choices?|answers?)\s+\(?[A-J]\b",

@@ -1,8 +1,8 @@
-"""Offline stand-ins for the benchmarks, for a machine without network. Each names what it replaces; none of its scores
-is comparable with a figure of the paper.
+"""Offline stand-ins for the benchmarks, for a machine without network access.
 
-Problems are held out by a hash of the question, so training never draws one. The Wikipedia questions are held out too:
-the stage `held_out` removes overlapping text from training. Other texts may state the same fact.
+Each names the benchmark that it replaces; none of their scores is comparable with a figure of the paper. Problems are
+held out by a hash of the question, so training never uses one. The Wikipedia questions are held out by the stage
+`held_out`: texts that overlap them are removed from training, but other texts may state the same fact.
 """
 
 import random
@@ -23,7 +23,7 @@ from evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple
 from evals.graders.instructions import are_compatible, describe
 
 HELD_OUT = "held_out"
-GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions are nearly alike
+GENERATED = ("gsm_symbolic", "instructions")  # generated from templates, so their questions are similar
 DEFAULT_COUNT = 500
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
 
@@ -45,33 +45,35 @@ def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
     Raises `ConfigError` for another source.
     """
     if config.sources or config.source != "reasoning":
-        named = [source.source for source in config.sources or ()] or config.source
+        sources = [source.source for source in config.sources or ()] or config.source
         raise ConfigError(
-            f"evaluate.held_out.source is {named!r}; held-out problems come from 'reasoning' "
+            f"evaluate.held_out.source is {sources!r}; held-out problems come from 'reasoning' "
             f"(GSM8K's test split is the benchmark 'gsm8k')"
         )
     if not config.tasks:
         raise ConfigError("evaluate.held_out.tasks is empty; name at least one kind of problem")
-    drawn = islice(problems(config.tasks, seed, "held_out"), config.count)
-    return _problem_items(HELD_OUT, drawn)
+    return _problem_items(HELD_OUT, islice(problems(config.tasks, seed, "held_out"), config.count))
 
 
 def gsm_symbolic(seed: int, count: int | None) -> list[BenchmarkItem]:
     """Build items from GSM8K-like word problems of reasoning-gym, from the held-out split."""
-    drawn = islice(problems([TaskConfig(name="gsm_symbolic")], seed, "held_out"), count or DEFAULT_COUNT)
-    return _problem_items("gsm_symbolic", drawn)
+    generated = problems([TaskConfig(name="gsm_symbolic")], seed, "held_out")
+    return _problem_items("gsm_symbolic", islice(generated, count or DEFAULT_COUNT))
 
 
 def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
-    """Build choices: which of four titles of a topic has this description? Ambiguous descriptions are left out."""
+    """Build multiple-choice questions: which of four titles of a topic has this description?
+
+    Ambiguous descriptions are left out.
+    """
     by_topic = defaultdict(list)
     for article in _described(seed):
         by_topic[article.topic].append(article.title)
     items = []
     for article in _described(seed):
         rng = random.Random(f"wiki_choice/{seed}/{article.title}")
-        others = rng.sample([title for title in by_topic[article.topic] if title != article.title], 3)
-        options = [article.title, *others]
+        distractors = rng.sample([title for title in by_topic[article.topic] if title != article.title], 3)
+        options = [article.title, *distractors]
         rng.shuffle(options)
         question = f"Which of these is described as: {article.description}?"
         prompt, expected = multiple_choice(question, tuple(options)), LETTERS[options.index(article.title)]
@@ -83,9 +85,10 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
 
 
 def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
-    """Build cloze questions: the title is blanked out of an article's first sentence, with or without brackets.
+    """Build cloze questions: an article's first sentence with the title blanked out.
 
-    The options, which only the likelihood is asked for, are the title and three others of its topic.
+    Both the title and its form without parentheses are accepted. The options, which are only used for likelihoods, are
+    the title and three others of its topic.
     """
     items: list[BenchmarkItem] = []
     by_topic: dict[str | None, dict[str, None]] = defaultdict(dict)  # distinct titles, in order
@@ -100,8 +103,8 @@ def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
         aliases = tuple(dict.fromkeys((article.title, bare)))
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
         rng = random.Random(f"wiki_trivia/{seed}/{article.title}")
-        others = [title for title in by_topic[article.topic] if title != bare]
-        options = [bare, *rng.sample(others, 3)] if len(others) >= 3 else []
+        distractors = [title for title in by_topic[article.topic] if title != bare]
+        options = [bare, *rng.sample(distractors, 3)] if len(distractors) >= 3 else []
         rng.shuffle(options)
         item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, tuple(options), aliases)
         items.append(replace(item, category=article.topic, question=f"{masked}."))
@@ -115,23 +118,23 @@ def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
     items: list[BenchmarkItem] = []
     for article in articles(seed)[: count or DEFAULT_COUNT]:
         rng = random.Random(f"instructions/{seed}/{article.title}")
-        drawn = [rng.choice(list(_ARGUMENTS))]
+        names = [rng.choice(list(_ARGUMENTS))]
         second = rng.choice(list(_ARGUMENTS))
-        if rng.random() < 0.4 and are_compatible(drawn[0], second):
-            drawn.append(second)
-        arguments = tuple(_ARGUMENTS[name](rng) for name in drawn)
-        requirements = " ".join(describe(name, given) for name, given in zip(drawn, arguments, strict=True))
+        if rng.random() < 0.4 and are_compatible(names[0], second):
+            names.append(second)
+        arguments = tuple(_ARGUMENTS[name](rng) for name in names)
+        requirements = " ".join(describe(name, kwargs) for name, kwargs in zip(names, arguments, strict=True))
         prompt = f"Write two or three sentences about {article.title}. {requirements}"
         item = BenchmarkItem("instructions", len(items), article.title, prompt, "instructions", "", question=prompt)
-        category = drawn[0].partition(":")[0]
-        items.append(replace(item, instructions=tuple(drawn), arguments=arguments, category=category))
+        category = names[0].partition(":")[0]
+        items.append(replace(item, instructions=tuple(names), arguments=arguments, category=category))
     return items
 
 
 def problem_item(benchmark: str, index: int, problem: Problem) -> BenchmarkItem:
-    """Convert a problem to an item of the problem's kind, or of the kind that the form of its answer says.
+    """Convert a problem to an item of the problem's kind, by default of the kind of its answer (`answer_kind`).
 
-    Raises `ValueError` where it has no answer key: a missing score is not a wrong answer.
+    Raises `ValueError` for a problem without an answer key, because a missing score is not a wrong answer.
     """
     if not problem.answer:
         raise ValueError(f"{problem.task} #{problem.index} has no answer to grade against")
@@ -141,21 +144,21 @@ def problem_item(benchmark: str, index: int, problem: Problem) -> BenchmarkItem:
     return replace(item, category=problem.task, question=text)
 
 
-def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[BenchmarkItem]:
-    """Convert reasoning-gym problems to items that also record the generator's own scorer."""
+def _problem_items(benchmark: str, generated: Iterable[Problem]) -> list[BenchmarkItem]:
+    """Convert reasoning-gym problems to items that also record the verdict of the generator's own scorer."""
     return [
         replace(problem_item(benchmark, index, problem), own_check=partial(is_correct, problem))
-        for index, problem in enumerate(drawn)
+        for index, problem in enumerate(generated)
     ]
 
 
 def _described(seed: int) -> list[Article]:
     """Articles with a topic and a unique description that does not reveal the title."""
-    everything = articles(seed)
-    uses = Counter(article.description for article in everything)
+    candidates = articles(seed)
+    uses = Counter(article.description for article in candidates)
     return [
         article
-        for article in everything
+        for article in candidates
         if article.description
         and uses[article.description] == 1
         and article.topic not in (None, "Uncategorized")
@@ -167,7 +170,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
 
 
-# Instructions that a short text can follow, and how their arguments are drawn.
+# Instructions that a short text can follow -> how to draw their arguments.
 _ARGUMENTS: dict[str, Callable[[random.Random], dict[str, object]]] = {
     "change_case:english_capital": lambda rng: {},
     "change_case:english_lowercase": lambda rng: {},

@@ -1,6 +1,6 @@
-"""Find the spans that state an answer: `\\boxed{…}`, `#### …`, `the answer is …`. Every parser reads them first.
+"""Find the spans that state an answer: `\\boxed{…}`, `#### …`, `the answer is …`. All answer parsers prefer them.
 
-A span ends with its sentence, and before a reason or a rejected alternative (`because`, `not`, `rather than`), so that
+A span ends with its sentence, or before a reason or a rejected alternative (`because`, `not`, `rather than`), so that
 "the answer is 12, not 13" states only 12, while "the answer is 12 or 13" has two candidates.
 """
 
@@ -25,20 +25,21 @@ def answer_spans(text: str) -> list[str]:
     spans = _boxed_at(text)
     for mark, ends in ((_ANSWER_IS, _SENTENCE_END), (_HASHES, re.compile(r"\n"))):
         for match in mark.finditer(text):
-            rest = text[match.end() :]
-            end = ends.search(rest)
-            sentence = rest[: end.start()] if end else rest
+            tail = text[match.end() :]
+            end = ends.search(tail)
+            sentence = tail[: end.start()] if end else tail
             reason = _REASON.search(sentence)
             spans.append((match.end(), sentence[: reason.start()] if reason else sentence))
     return [span.strip() for _, span in sorted(spans) if span.strip()]
 
 
 def boxed(text: str) -> list[str]:
-    r"""What stands inside each `\boxed{…}`, braces balanced, in order. A box that never closes is none."""
+    r"""The contents of each `\boxed{…}` with balanced braces, in order. A box that is never closed is ignored."""
     return [content.strip() for _, content in _boxed_at(text)]
 
 
 def _boxed_at(text: str) -> list[tuple[int, str]]:
+    """(start, content) of each closed box."""
     boxes = []
     for match in _BOXED.finditer(text):
         depth = 1

@@ -1,9 +1,9 @@
 """Parse which options of a multiple-choice question a text states.
 
-A letter counts when it is isolated and not a word of its sentence: in "A person would use a spoon, so C" the
-first A is an article. A lower-case letter counts in brackets or a box, after "option", at the start before a full stop
-or bracket, or as the whole answer. A letter in a name ("vitamin C", "20 °C", "B cells"), in an option's own text, in a
-denial ("A and B are wrong") or in a question ("Is it A?") is none.
+A letter counts if it is isolated and not a word of its sentence: in "A person would use a spoon, so C" the first A is
+an article. A lower-case letter counts in brackets or a box, after "option", at the start before a full stop or bracket,
+or as the whole answer. A letter does not count in a name ("vitamin C", "20 °C", "B cells"), in the text of an option,
+in a denial ("A and B are wrong") or in a question ("Is it A?").
 """
 
 import re
@@ -21,13 +21,13 @@ _IS_THE_ANSWER = re.compile(
     r"(?:(?:correct|right|best)\s+)?(?:answer|option|choice)\b",
     re.IGNORECASE,
 )
-# What may follow "A" or "I" for it to count as a letter, although it is also a word.
+# "A" and "I" are also words: they count as letters only if one of these follows.
 _ENDS = r"[^\S\n]*(?:$|\n|[-–—=:&/,|])|[^\w\s'’]"
 _AFTER_A = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|was|because|since|as|and|or|seems)\b", re.IGNORECASE)
 _AFTER_I = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|because|since|or)\b", re.IGNORECASE)
 _OPENING, _CLOSING = "([{<\"'`*", ")]}>.:\"'`*"
 
-# What is no mention of an option, each a match that is left out.
+# Patterns that are not a mention of an option; their matches are removed.
 _LETTER = r"(?:option\s+|choice\s+)?[(\[]?\b[A-Z]\b(?![.'’]\w)[)\]]?"
 _LETTERS = rf"(?:{_LETTER}(?:\s?,\s?{_LETTER}){{0,9}},?\s?(?:(?i:or|nor|and)|&)\s{_LETTER}|{_LETTER})"
 _NO_MENTION = (
@@ -52,8 +52,8 @@ _QUESTION = re.compile(r"(?:^|(?<=[.!?\n;]))\s*[^\s.!?\n;]+\s[^.!?\n;]*\?")  # o
 def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return the distinct options that `text` states, as letters out of `letters`, in the order of first mention.
 
-    Options in its answer spans count if there are any, else those anywhere. `options` are the options' texts: an answer
-    that equals one of them, ignoring case and punctuation, means its letter.
+    If its answer spans mention options, only these count; otherwise all mentions do. `options` are the texts of the
+    options: an answer that equals one of them, ignoring case and punctuation, means its letter.
     """
     spans = [*answer_spans(text), *_IS_THE_ANSWER.findall(text.replace("**", ""))]
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
@@ -66,12 +66,13 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
     for _ in range(3):  # \boxed{\text{(B)}}
         text = _LATEX_WRAP.sub(r"{\1}", text)
     text = text.replace("**", "").replace("$", " ").strip()
-    stated = plain(text)
-    equal = [letter for letter, option in zip(letters, options, strict=False) if plain(option) == stated]
-    if equal and len(stated) > 1:
+    plain_text = plain(text)
+    equal = [letter for letter, option in zip(letters, options, strict=False) if plain(option) == plain_text]
+    if equal and len(plain_text) > 1:
         return equal
+    # Remove the texts of options that contain isolated letters, which are not mentions; the longest first.
     for option in sorted(options, key=len, reverse=True):
-        if len(plain(option)) > 1 and _ISOLATED.search(option):  # its letters are its own
+        if len(plain(option)) > 1 and _ISOLATED.search(option):
             words = r"\s+".join(re.escape(word) for word in unicodedata.normalize("NFKC", option).split())
             text = re.sub(rf"(?<!\w){words}(?!\w)", " ", text, flags=re.IGNORECASE)
     for pattern in (_QUESTION, *_NO_MENTION):
@@ -86,6 +87,7 @@ def plain(text: str) -> str:
 
 
 def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool:
+    """Whether an isolated letter means an option, by its case and what surrounds it."""
     letter, start, end = match.group(1), match.start(), match.end()
     if letter.upper() not in letters:
         return False

@@ -1,7 +1,7 @@
 """Grade mathematical equivalence with math-verify, in a process that is killed when a comparison takes too long.
 
-math-verify's own limits need the main thread's alarm, and sympy can loop where no limit of Python reaches. The
-process is `python -m evals.graders.equivalence`: one JSON request per input line, one reply per output line; it
+math-verify's own time limit needs SIGALRM and so the main thread, and sympy can loop where no Python code can interrupt
+it. The process is `python -m evals.graders.equivalence`: one JSON request per input line, one reply per output line. It
 ends with its parent.
 """
 
@@ -27,7 +27,7 @@ START_S = 120.0  # importing sympy on a busy machine
 _SEGMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\$|\s|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MAX_LENGTH = 2000  # longer text is no answer, and parsing it takes the time
+_MAX_LENGTH = 2000  # a longer text is not an answer, and parsing it would take long
 
 
 class Equivalence:
@@ -39,21 +39,21 @@ class Equivalence:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def equal(self, expected: str, given: str) -> bool:
-        """Whether both are equivalent. False also when the comparison timed out or its process died: see `timeouts`."""
-        if _canonical(expected) == _canonical(given):
+    def equal(self, expected: str, answer: str) -> bool:
+        """Whether both are equivalent. Also False if the comparison timed out or its process died: see `timeouts`."""
+        if _canonical(expected) == _canonical(answer):
             return True
-        if max(len(expected), len(given)) > _MAX_LENGTH or not given.strip():
+        if max(len(expected), len(answer)) > _MAX_LENGTH or not answer.strip():
             return False
         with self._lock:
-            verdict = self._ask({"expected": expected, "given": given})
+            verdict = self._ask({"expected": expected, "given": answer})
         if verdict is None:
             self.timeouts += 1
-            logger.warning("no verdict within %.1f s on %r against %r", self.limit_s, given[:80], expected[:80])
+            logger.warning("no verdict within %.1f s on %r against %r", self.limit_s, answer[:80], expected[:80])
         return bool(verdict)
 
     def parses(self, expected: str) -> bool:
-        """Whether `expected` is an expression that can be compared by value. False also after a time-out."""
+        """Whether `expected` is an expression that can be compared by value. Also False after a time-out."""
         with self._lock:
             verdict = self._ask({"expected": expected})
         if verdict is None:
@@ -70,6 +70,7 @@ class Equivalence:
             process.stdout.close()
 
     def _ask(self, request: dict[str, str]) -> bool | None:
+        """Send a request to the process, started if need be; None if it did not reply in time and was killed."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None and not self._start():
@@ -100,7 +101,7 @@ class Equivalence:
         return True
 
     def _line(self, limit_s: float) -> bytes | None:
-        """Read the next line; None on time-out or end of file. Replies are a few bytes, so one read gets all."""
+        """Read the next line; None on time-out or end of file. Replies are a few bytes, so they arrive at once."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(limit_s):
@@ -122,23 +123,24 @@ def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | Non
     Strict: the answer spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one value.
     Lenient: the last of them is equivalent to `expected`; without an answer, that of the reasoning.
     """
-    same = (equivalence or shared()).equal
-    answered: list[str] = []
-    for span in _stated(reply.answer or "")[:8]:
-        if not any(same(other, span) for other in answered):
-            answered.append(span)
-    fallback = answered or _stated(reply.reasoning)
-    problem = issue_of(reply, answered)
-    lenient = bool(fallback) and same(expected, fallback[-1])
-    return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
+    are_equal = (equivalence or shared()).equal
+    candidates: list[str] = []
+    for span in _candidate_texts(reply.answer or "")[:8]:
+        if not any(are_equal(candidate, span) for candidate in candidates):
+            candidates.append(span)
+    fallback = candidates or _candidate_texts(reply.reasoning)
+    problem = issue_of(reply, candidates)
+    lenient = bool(fallback) and are_equal(expected, fallback[-1])
+    return Verdict(problem is None and lenient, lenient, " | ".join(candidates) or None, problem)
 
 
-def _stated(text: str) -> list[str]:
+def _candidate_texts(text: str) -> list[str]:
+    """The texts that may be the answer: answer spans, else `$…$` segments, else lines and alternatives ("or")."""
     spans = answer_spans(text)
     if spans:
         inner = [_SEGMENT.search(span) for span in spans]
         return [_group(m) if m else span for m, span in zip(inner, spans, strict=True)]
-    if _OPEN_BOX.search(text):  # cut inside its box: the content may be the beginning of something else
+    if _OPEN_BOX.search(text):  # truncated inside a box: the content is incomplete
         return []
     segments = [_group(match) for match in _SEGMENT.finditer(text)]
     if segments:
@@ -151,6 +153,7 @@ def _group(match: re.Match[str]) -> str:
 
 
 def _canonical(text: str) -> str:
+    """A form in which most equivalent answers are equal texts, so that math-verify is needed less often."""
     text = _NOISE.sub("", text.strip().rstrip(".")).replace("dfrac", "frac").replace("tfrac", "frac")
     text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
@@ -160,9 +163,9 @@ def _canonical(text: str) -> str:
 
 
 def _serve() -> None:
-    """Main loop of the process: answer requests until the input ends."""
+    """Main loop of the process: reply to requests until the input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    # Libraries that print must not write into the replies.
+    # Libraries that print must not write between the replies.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     die_with_parent(int(sys.argv[1]))
     from math_verify import parse, verify
@@ -174,11 +177,11 @@ def _serve() -> None:
     replies.write("ready\n")
     for line in sys.stdin:
         request = json.loads(line)
-        if "given" not in request:  # a text that is no expression is not taken for itself here
+        if "given" not in request:  # `parses`; without the fallback a text that is not an expression parses as nothing
             replies.write(json.dumps(bool(read(request["expected"], "no_fallback"))) + "\n")
             continue
-        gold, given = read(request["expected"]), read(request["given"])
-        replies.write(json.dumps(bool(gold and given and verify(gold, given, timeout_seconds=None))) + "\n")
+        gold, answer = read(request["expected"]), read(request["given"])
+        replies.write(json.dumps(bool(gold and answer and verify(gold, answer, timeout_seconds=None))) + "\n")
 
 
 if __name__ == "__main__":

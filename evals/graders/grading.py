@@ -1,8 +1,8 @@
-"""Grade a reply: strict and lenient verdicts. Strict is the paper's (§5, Table 2).
+"""Grade a reply by strict and lenient verdicts. The paper's scores are strict (§5, Table 2).
 
 Strict: thinking has ended, and the answer states exactly one candidate, which is right. Lenient: the last candidate is
-right; without an answer the reasoning may contain it (as harnesses with flexible extraction count). Strict implies
-lenient, no grader raises on any text, and none searches for a substring.
+right; without an answer it may be in the reasoning (as in harnesses with flexible extraction). Strict implies lenient,
+no grader raises on any text, and none searches for a substring.
 """
 
 import re
@@ -21,7 +21,7 @@ GradeIssue = Literal["no_answer", "many_answers", "unfinished"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Strict and lenient result. `parsed`: the candidates of the strict reading, joined by ` | `; None without any."""
+    """The strict and the lenient result. `parsed`: the candidates of the strict reading joined by ` | `, or None."""
 
     strict: bool
     lenient: bool
@@ -29,47 +29,49 @@ class Verdict:
     problem: GradeIssue | None
 
 
-def verdict_of(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
-    """Grade with `read`, which returns a text's distinct candidates, and `right`, which checks a candidate."""
-    answered = list(read(reply.answer)) if reply.answer else []
-    fallback = answered or list(read(reply.reasoning))
-    lenient = bool(fallback) and right(fallback[-1])
-    problem = issue_of(reply, answered)
-    return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
+def verdict_of(reply: ParsedReply, parse: Callable[[str], Sequence[str]], is_right: Callable[[str], bool]) -> Verdict:
+    """Grade with `parse`, which returns the distinct candidates of a text, and `is_right`, which checks a candidate."""
+    candidates = list(parse(reply.answer)) if reply.answer else []
+    fallback = candidates or list(parse(reply.reasoning))
+    lenient = bool(fallback) and is_right(fallback[-1])
+    problem = issue_of(reply, candidates)
+    return Verdict(problem is None and lenient, lenient, " | ".join(candidates) or None, problem)
 
 
-def issue_of(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | None:
-    """Why the strict reading has no single candidate; None if `answered` has exactly one and thinking has ended."""
+def issue_of(reply: ParsedReply, candidates: Sequence[object]) -> GradeIssue | None:
+    """Why the strict reading fails; None if thinking has ended and the answer has exactly one candidate."""
     if not reply.finished_thinking:
         return "unfinished"
-    if not answered:
+    if not candidates:
         return "no_answer"
-    return "many_answers" if len(answered) > 1 else None
+    return "many_answers" if len(candidates) > 1 else None
 
 
 def grade_number(reply: ParsedReply, expected: str) -> Verdict:
-    """Grade a number, compared as exact fractions: "1/2" is 0.5. "%" is a unit.
+    """Grade a number, compared as an exact fraction: "1/2" is 0.5. "%" is a unit, which strict grading ignores.
 
-    Lenient also accepts 50% for 0.5, and takes "1 000" for one number. Raises `ValueError` when `expected` is not one.
+    Lenient also accepts 50% for 0.5, and reads "1 000" as one number. Raises `ValueError` if `expected` is not a single
+    number.
     """
-    wanted = numbers.parse_number(expected)
-    if wanted is None:
-        raise ValueError(f"the expected answer {expected!r} is not one number")
-    answered = numbers.candidates(reply.answer) if reply.answer else []
-    fallback = answered or numbers.candidates(reply.reasoning)
-    problem = issue_of(reply, answered)
-    strict = problem is None and answered[0].value == wanted.value
-    text = (reply.answer if answered else reply.reasoning) or ""
+    target = numbers.parse_number(expected)
+    if target is None:
+        raise ValueError(f"the expected answer {expected!r} is not a single number")
+    candidates = numbers.candidates(reply.answer) if reply.answer else []
+    fallback = candidates or numbers.candidates(reply.reasoning)
+    problem = issue_of(reply, candidates)
+    strict = problem is None and candidates[0].value == target.value
+    # The last candidate counts, with digit groups read as several numbers or as one.
+    text = (reply.answer if candidates else reply.reasoning) or ""
     joined = numbers.join_spaced_digits(text)
     last = [*fallback[-1:], *(numbers.candidates(joined)[-1:] if joined != text else [])]
-    lenient = any(n.value == wanted.value or _as_share(n) == _as_share(wanted) for n in last)
-    return Verdict(strict, lenient, " | ".join(map(str, answered)) or None, problem)
+    lenient = any(n.value == target.value or _as_share(n) == _as_share(target) for n in last)
+    return Verdict(strict, lenient, " | ".join(map(str, candidates)) or None, problem)
 
 
 def grade_choice(
     reply: ParsedReply, expected_letter: str, letters: Sequence[str], options: Sequence[str] = ()
 ) -> Verdict:
-    """Grade a choice. `options` are the options' texts: an answer that equals one of them means its letter."""
+    """Grade a choice among options. `options` are their texts: an answer that equals one of them means its letter."""
     return verdict_of(
         reply, lambda text: choices.candidates(text, letters, options), lambda letter: letter == expected_letter
     )
@@ -80,20 +82,20 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
 
     Lenient also reads the first or last line or the first sentence alone, and ignores accents.
     """
-    wanted = {trivia_form(alias) for alias in aliases} - {""}
-    whole = (reply.answer or "").strip()
-    # All of the answer if that is right or it has no answer span, else its answer spans.
-    spans = [whole] if trivia_form(whole) in wanted else answer_spans(whole) or [whole]
+    targets = {trivia_form(alias) for alias in aliases} - {""}
+    answer = (reply.answer or "").strip()
+    # Grade the whole answer if it is right or has no answer spans, else its answer spans.
+    spans = [answer] if trivia_form(answer) in targets else answer_spans(answer) or [answer]
     forms = list(dict.fromkeys(form for span in spans if (form := trivia_form(span))))
-    strict_right = len(forms) == 1 and forms[0] in wanted
+    strict_right = len(forms) == 1 and forms[0] in targets
     problem = issue_of(reply, forms[:1])
     if problem is None and not strict_right:
-        # Wrong because it offers several, one of them right.
-        offered = {trivia_form(part) for part in _SEPARATORS.split(whole)} - {""}
-        problem = "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
+        # A wrong answer that lists several candidates, one of them right, counts as `many_answers`.
+        listed = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
+        problem = "many_answers" if len(forms) > 1 or (len(listed) > 1 and listed & targets) else None
     strict = problem is None and strict_right
-    unaccented = {_without_accents(form) for form in wanted}
-    pieces = _pieces(whole) if whole else _pieces(reply.reasoning)
+    unaccented = {_without_accents(form) for form in targets}
+    pieces = _pieces(answer) if answer else _pieces(reply.reasoning)
     lenient = strict or any(_without_accents(trivia_form(piece)) in unaccented for piece in pieces)
     return Verdict(strict, lenient, " | ".join(forms) or None, problem)
 
@@ -101,12 +103,12 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
 def grade_text(reply: ParsedReply, expected: str) -> Verdict:
     """Grade a word or a list: equal except for case, spacing and outer punctuation."""
 
-    def read(text: str) -> list[str]:
+    def parse(text: str) -> list[str]:
         spans = answer_spans(text) or [text.strip()]
         return list(dict.fromkeys(form for span in spans if (form := choices.plain(span))))
 
-    wanted = choices.plain(expected)
-    return verdict_of(reply, read, lambda form: form == wanted)
+    target = choices.plain(expected)
+    return verdict_of(reply, parse, lambda form: form == target)
 
 
 def trivia_form(text: str) -> str:
@@ -126,7 +128,7 @@ def _as_share(number: numbers.Number) -> object:
 
 
 def _pieces(text: str) -> list[str]:
-    """The parts that a lenient reading accepts as an answer: whole lines or sentences, never a part of a sentence."""
+    """The parts that lenient grading accepts as an answer: whole lines or sentences, never a part of a sentence."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return []

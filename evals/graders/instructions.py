@@ -1,8 +1,8 @@
-"""Grade IFEval's instructions with its 25 checkers, offline and deterministic.
+"""Grade IFEval's instructions with its 25 checkers, offline and deterministically.
 
-Strict grades the answer unchanged; lenient is its authors' loose accuracy (first line, last line or asterisks removed).
-Two checkers need NLTK's sentence model, which is built from a package's copy and kept in memory; the language checker
-needs a fixed seed. Nothing is downloaded.
+Strict grades the unchanged answer; lenient is the authors' loose accuracy (without first line, last line or asterisks).
+Two checkers need NLTK's sentence model, which is loaded from the copy in another package; the language checker needs a
+fixed seed. Nothing is downloaded.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 100_000
-_DRAW = random.Random()  # for arguments that the checkers do not take, and replace by a drawn one
+_RNG = random.Random()  # for arguments that a checker does not accept and replaces by random ones
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def grade_instructions(
     if not answer.strip():
         results = [InstructionResult(name, False, False) for name in instructions]
         return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), results
-    # What lenient grading accepts as well: without the first or last line, and without asterisks.
+    # The variants of lenient grading: without the first or last line, each with and without asterisks.
     lines = answer.split("\n")
     trimmed = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     loose = [form.replace("*", "") for form in (answer, *trimmed)] + trimmed
     forms = list(dict.fromkeys(form for form in loose if form.strip()))
     results = []
-    for name, given in zip(instructions, arguments, strict=True):
-        checker, _ = _built(name, given)
+    for name, kwargs in zip(instructions, arguments, strict=True):
+        checker, _ = _build_checker(name, kwargs)
         if "prompt" in (checker.get_instruction_args() or ()):
             checker.build_description(prompt=prompt)
         strict = _follows(checker, answer)
@@ -64,11 +64,11 @@ def grade_instructions(
 
 def describe(name: str, arguments: Mapping[str, Any]) -> str:
     """Describe an instruction in IFEval's words. Raises `ConfigError` if it is unknown or refuses its arguments."""
-    return str(_built(name, arguments)[1])
+    return str(_build_checker(name, arguments)[1])
 
 
 def are_compatible(first: str, second: str) -> bool:
-    """Whether an answer can follow both, by IFEval's table of conflicts."""
+    """Whether one answer can follow both instructions, by IFEval's table of conflicts."""
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_CONFLICTS
 
     conflicts = INSTRUCTION_CONFLICTS
@@ -76,41 +76,43 @@ def are_compatible(first: str, second: str) -> bool:
 
 
 def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Raise `ConfigError` unless every instruction exists and accepts its arguments."""
+    """Raise `ConfigError` unless every instruction exists and accepts its arguments. `where` names the record."""
     if len(names) != len(arguments):
         raise ConfigError(f"{where}: {len(names)} instructions but {len(arguments)} sets of arguments")
     if not names:
         raise ConfigError(f"{where}: field `instruction_id_list` is empty")
-    for name, given in zip(names, arguments, strict=True):
+    for name, kwargs in zip(names, arguments, strict=True):
         try:
-            _built(name, given)
-            # The checkers search for these as patterns.
+            _build_checker(name, kwargs)
+            # The checkers use these as regular expressions.
             for keyword in (
-                given.get("keyword"),
-                *(given.get("keywords") or ()),
-                *(given.get("forbidden_words") or ()),
+                kwargs.get("keyword"),
+                *(kwargs.get("keywords") or ()),
+                *(kwargs.get("forbidden_words") or ()),
             ):
                 re.compile(keyword or "")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         except re.error as error:
-            raise ConfigError(f"{where}: instruction {name!r} has a keyword that is no pattern ({error})") from None
+            raise ConfigError(
+                f"{where}: instruction {name!r} has a keyword that is not a valid regular expression ({error})"
+            ) from None
 
 
 @cache
 def _registry() -> dict[str, Any]:
-    """Load IFEval's checkers, and everything that they would load lazily."""
+    """Load IFEval's checkers by name, and everything that they would load lazily."""
     import langdetect
     import nltk
 
-    # Skip its __init__, which imports `datasets` for a loader that is not needed here: 2 s, and network access.
+    # Register an empty package, so that its __init__ does not run: it imports `datasets` (2 s, and network access).
     spec = importlib.util.find_spec("if_verifiable")
     sys.modules.setdefault("if_verifiable", importlib.util.module_from_spec(spec))
     from if_verifiable.ifeval import instructions, instructions_util
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
 
-    langdetect.DetectorFactory.seed = 0  # it draws features at random otherwise
-    instructions.random = instructions_util.random = _DRAW
+    langdetect.DetectorFactory.seed = 0  # otherwise its results are random
+    instructions.random = instructions_util.random = _RNG
     with tempfile.TemporaryDirectory(prefix="nautile-nltk-") as folder:
         _write_sentence_model(Path(folder) / "tokenizers" / "punkt_tab" / "english")
         nltk.data.path.insert(0, folder)
@@ -137,24 +139,25 @@ def _write_sentence_model(folder: Path) -> None:
         (folder / name).write_text("\n".join(lines), encoding="utf-8")
 
 
-def _built(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+def _build_checker(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+    """A checker with its arguments set, and the description of its instruction. Raises `ConfigError` as `describe`."""
     checkers = _registry()
     if name not in checkers:
         raise ConfigError(f"no instruction {name!r}; there are {', '.join(sorted(checkers))}")
     checker = checkers[name](name)
-    given = {key: value for key, value in arguments.items() if value is not None}
-    _DRAW.seed(0)
+    kwargs = {key: value for key, value in arguments.items() if value is not None}
+    _RNG.seed(0)
     try:
-        description = checker.build_description(**given)
+        description = checker.build_description(**kwargs)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"instruction {name!r} refuses its arguments {sorted(given)}: {error}") from None
-    if name == "keywords:letter_frequency" and len(letter := given.get("letter", "")) == 1:
-        checker._letter = letter.lower()  # IFEval draws another for one outside a to z, such as the prompt's "#"
+        raise ConfigError(f"instruction {name!r} refuses its arguments {sorted(kwargs)}: {error}") from None
+    if name == "keywords:letter_frequency" and len(letter := kwargs.get("letter", "")) == 1:
+        checker._letter = letter.lower()  # IFEval replaces a character outside a to z, such as "#", by a random letter
     return checker, description
 
 
 def _follows(checker: Any, answer: str) -> bool:
-    """Whether the checker accepts the answer; one that raises on unusual text (an index past its end) does not."""
+    """Whether the checker accepts the answer. False if it raises, as some do on unusual text (IndexError, say)."""
     try:
         return bool(checker.check_following(answer))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, re.error) as error:

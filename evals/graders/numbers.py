@@ -1,10 +1,10 @@
-r"""Parse the numbers that a text states, as exact fractions. Rewards and every number grader use it.
+r"""Parse the numbers that a text states, as exact fractions. Rewards and all number graders use it.
 
-Notation is read (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, any script's
-decimal digits, number words if there is no digit); meaning is not. The operands of an equation are no candidates: of
-"5 + 7 = 12" only 12 is. Neither are negated numbers ("not 13"), digits inside a name ("H2O"), ordinals ("5th"), terms
-of an expression ("5x", "18 + y") or bounds ("between 15 and 18"). Where a text says which number is its answer, the
-first one there is meant: "the answer is 5 out of 8".
+It reads notation (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, the decimal
+digits of any script, number words if there is no digit), not meaning. The operands of an equation are not candidates:
+in "5 + 7 = 12" only 12 is. Nor are negated numbers ("not 13"), digits inside a name ("H2O"), ordinals ("5th"), terms of
+an expression ("5x", "18 + y") or bounds ("between 15 and 18"). If a text states which number is its answer, an amount
+that the answer is measured against does not count: in "the answer is 5 out of 8" only 5 does.
 """
 
 import math
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from evals.graders.answer_spans import answer_spans
 
-MAX_DIGITS = 300  # beyond this a literal is noise, and Python itself refuses int() of 4,300 digits
+MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
 _SCALES = {
     "k": 10**3, "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
     "trillion": 10**12,
@@ -54,7 +54,7 @@ _NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
 _SIGN_AFTER_EQUALS = re.compile(r"=\s*-\s+(?=[0-9.])")
 _PLUS_MINUS = re.compile(r"(?:±|\\pm|\+/-|\+-)\s*([0-9][0-9.,]*)")
 
-_SPACE = "\u00a0\u202f\u2009"  # the spaces that group digits; an ordinary one separates
+_SPACE = "\u00a0\u202f\u2009"  # spaces that group digits; an ordinary space separates numbers
 _LITERAL = re.compile(
     rf"""
     (?<![\w^])
@@ -81,7 +81,7 @@ _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNOR
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
 _NO_VALUE = re.compile(r"(?:st|nd|rd|th)\b|[xyz]\b|\s*[-+*×·]\s*[nxyz]\b")  # ordinals, terms
-# What follows the answer in its span: a remark in brackets, or what it is measured against.
+# Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
 _REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\([^()]*\)")
 _AGAINST = re.compile(r"\b(?:over|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]", re.I)
 _SPACED = re.compile(r"(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?![\w]|[.,][0-9]{3})")
@@ -97,11 +97,12 @@ class Number:
 
     def __str__(self) -> str:
         """Format as a terminating decimal if possible, else as a fraction in lowest terms."""
-        rest, places = self.value.denominator, 0
-        while math.gcd(rest, 10) > 1:
-            rest, places = rest // math.gcd(rest, 10), places + 1
+        # Dividing out factors of 10 leaves 1 if the decimal terminates, after `places` digits.
+        cofactor, places = self.value.denominator, 0
+        while math.gcd(cofactor, 10) > 1:
+            cofactor, places = cofactor // math.gcd(cofactor, 10), places + 1
         plain = str(self.value)
-        if places and rest == 1:
+        if places and cofactor == 1:
             digits = str(abs(self.value.numerator) * 10**places // self.value.denominator).rjust(places + 1, "0")
             plain = f"{'-' if self.value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
         return plain + ("%" if self.percent else "")
@@ -112,12 +113,12 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    committed = [number for span in answer_spans(text) for number in numbers_in(_stated_in(span))]
+    committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
     return list(dict.fromkeys(committed or numbers_in(text)))
 
 
-def _stated_in(span: str) -> str:
-    """The part of an answer span that states the answer; all of it where it is an equation."""
+def _answer_part(span: str) -> str:
+    """The part of an answer span before remarks and reference amounts; the whole span if it is an equation."""
     if "=" in span:
         return span
     span = _REMARK.sub("", span) or span
@@ -126,7 +127,7 @@ def _stated_in(span: str) -> str:
 
 
 def join_spaced_digits(text: str) -> str:
-    """`text` with "1 000" written as one number, which a strict reading takes for two."""
+    """Join digit groups separated by ordinary spaces ("1 000"), which `numbers_in` reads as separate numbers."""
     return _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
 
 
@@ -137,14 +138,14 @@ def numbers_in(text: str) -> list[Number]:
         return [Number(value) for value in _spelled(text)]
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
     bounds = [match.span() for match in _BOUNDS.finditer(text)]
-    kept = [
+    stated = [
         (start, end, number)
         for start, end, number in literals
         if not _DENIED.search(text[max(0, start - 20) : start])
         and not _NO_VALUE.match(text, end)
-        and not any(left < start < right for left, right in bounds)
+        and not any(lower < start < upper for lower, upper in bounds)
     ]
-    return [number for _, _, number in _results_only(kept, text)]
+    return [number for _, _, number in _results_only(stated, text)]
 
 
 def parse_number(text: str) -> Number | None:
@@ -154,6 +155,7 @@ def parse_number(text: str) -> Number | None:
 
 
 def _normalised(text: str) -> str:
+    """The text in ASCII notation: digits of any script, superscripts as powers, fractions, LaTeX, no currency signs."""
     out = []
     for i, c in enumerate(text):
         if c.isascii():
@@ -206,7 +208,7 @@ def _number(match: re.Match[str], text: str) -> Number | None:
                 return None
             value /= Fraction(match["divisor"])
     if scale := match["scale"] or match["kilo"]:
-        value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K means kelvin or a grade as often as 1,000
+        value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K is as often kelvin or a school grade
     return Number(-value if _negative(match.start(), text) else value, bool(match["percent"]))
 
 
@@ -227,25 +229,25 @@ def _plain_decimal(body: str) -> str:
 
 
 def _results_only(numbers: list[tuple[int, int, Number]], text: str) -> list[tuple[int, int, Number]]:
-    """Drop the numbers left of the last equals sign of their clause, if a number is right of it."""
+    """Drop the numbers before the last equals sign of their clause, if a number follows it."""
     literals = [start for start, _, _ in numbers]
-    edges = [0]
+    edges = [0]  # where clauses start
     for match in _BOUNDARY.finditer(text):
         before = bisect(literals, match.start()) - 1
         if before < 0 or match.start() >= numbers[before][1]:  # "2 and 1/2" is one literal, not two clauses
             edges.append(match.start())
-    kept = []
-    for left, right in pairwise([*edges, len(text) + 1]):
-        clause = numbers[bisect_left(literals, left) : bisect_left(literals, right)]
-        equals = max(text.rfind("=", left, right), text.rfind("≈", left, right))
-        kept += [literal for literal in clause if literal[0] > equals] or clause
-    return kept
+    results = []
+    for start, end in pairwise([*edges, len(text) + 1]):
+        clause = numbers[bisect_left(literals, start) : bisect_left(literals, end)]
+        equals = max(text.rfind("=", start, end), text.rfind("≈", start, end))
+        results += [literal for literal in clause if literal[0] > equals] or clause
+    return results
 
 
 def _spelled(text: str) -> list[Fraction]:
     """Parse numbers written in words: "minus one hundred and five" is one number, "two or three" are two."""
     values: list[Fraction] = []
-    total = current = 0
+    total = current = 0  # completed thousands, millions, …; the part below the next scale word
     state = ""  # the kind of the last number word, "" outside a number
     sign, after_sign = 1, False
 

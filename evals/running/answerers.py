@@ -1,4 +1,4 @@
-"""Ask models under test: a checkpoint through batched generation, or any chat endpoint of the pool."""
+"""Models under test: a checkpoint, by batched generation, or any chat endpoint of the pool."""
 
 import hashlib
 import logging
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class SkippedQuestion:
-    """A question that the model cannot be asked, with the reason. It is excluded from the score, counted and shown."""
+    """A question that the model could not be asked, with the reason. It is not scored, but counted and shown."""
 
     reason: str
     tokens_in: int | None = None
@@ -53,17 +53,17 @@ class Answerer(Protocol):
     batch: int
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
-        """Return one answer per prompt, in order, each determined by its prompt and seed (if the model allows).
+        """Return one answer per prompt, in order. An answer depends only on its prompt and seed, if the model allows.
 
-        Raises `Retryable` when a question gets no reply: that is not a wrong answer.
+        Raises `Retryable` when a question gets no reply, because that is not a wrong answer.
         """
         ...
 
 
 class CheckpointAnswerer:
-    """Answers from a folder through a runtime (`model.runtimes.load`), greedy at temperature 0.
+    """Generates answers from the model in a folder through a runtime (`model.runtimes.load`); greedy at temperature 0.
 
-    Raises `ConfigError` for an unreadable folder, or a tokenizer other than `tokenizer` or too large for the model.
+    Raises `ConfigError` for an unreadable folder, a tokenizer other than `tokenizer`, or one too large for the model.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class CheckpointAnswerer:
                 f"evaluate.prompt_length is {config.prompt_length}, which leaves no room for an answer in the model's "
                 f"context of {self._model.context}"
             )
+        # One compiled sampler per prompt length, so that short prompts are not padded to the longest.
         self._generators = {}
         for length in length_buckets(config.prompt_length, SHORTEST_BUCKET):
             limited = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
@@ -95,15 +96,15 @@ class CheckpointAnswerer:
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
         ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
         answers: list[Answer | SkippedQuestion] = [SkippedQuestion("too_long", len(prompt)) for prompt in ids]
-        floor = 0
+        previous = 0
         for length, generator in self._generators.items():
-            members = [i for i, prompt in enumerate(ids) if floor < len(prompt) <= length]
-            floor = length
+            members = [i for i, prompt in enumerate(ids) if previous < len(prompt) <= length]
+            previous = length
             if not members:
                 continue
-            started = time.monotonic()
+            start = time.monotonic()
             completions = generator([ids[i] for i in members], [seeds[i] for i in members])
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - start
             for i, completion in zip(members, completions, strict=True):
                 tokens = [int(token) for token in completion.ids]
                 answers[i] = Answer(
@@ -118,9 +119,9 @@ class CheckpointAnswerer:
 
 
 class EndpointAnswerer:
-    """Answers from a chat endpoint of the pool, zero-shot, the prompt as the only message. No reply is paid for twice.
+    """Gets answers from a chat endpoint of the pool, zero-shot: the prompt is the only message. No reply is paid twice.
 
-    Raises `ConfigError` when the endpoint does not exist, refuses its key, or the budget is spent.
+    Raises `ConfigError` if the endpoint does not exist, refuses its key, or the budget is spent.
     """
 
     def __init__(self, pool: EndpointPool, endpoint: str, config: EvaluateConfig) -> None:
@@ -141,7 +142,7 @@ class EndpointAnswerer:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         results = self._pool.ask(requests)
-        # A question that the endpoint refuses (too long, for example) is skipped; any other failure may pass.
+        # A question that the endpoint refuses (too long, for example) is skipped; other failures may be temporary.
         failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]
         for failure in failures:
             if failure.reason == "misconfigured" or failure.reason in UNPAID:
@@ -149,7 +150,7 @@ class EndpointAnswerer:
         if failures:
             raise Retryable(
                 f"endpoint {self._endpoint!r}: {len(failures)} of {len(results)} questions got no reply "
-                f"({failures[0].reason}: {failures[0].message}); answers so far are kept; run it again to resume"
+                f"({failures[0].reason}: {failures[0].message}); answers so far are kept: run it again to resume"
             )
         return [
             SkippedQuestion("refused") if isinstance(result, ChatFailure) else _from_chat(result) for result in results
@@ -158,37 +159,39 @@ class EndpointAnswerer:
 
 def _from_chat(reply: ChatReply) -> Answer:
     parsed = parse_text(reply.text)
-    cut = reply.finish == "length"
+    truncated = reply.finish == "length"
     return Answer(
-        reply=ParsedReply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not cut),
+        reply=ParsedReply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not truncated),
         output=reply.text,
-        truncated=cut,
+        truncated=truncated,
         tokens_in=reply.tokens_in,
         tokens_out=reply.tokens_out,
         latency_s=reply.latency_s,
     )
 
 
-def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Params", ModelConfig, TokenizerConfig, str]:
+def load_checkpoint(
+    folder: Path, expected: TokenizerConfig | None
+) -> tuple["Params", ModelConfig, TokenizerConfig, str]:
     """Load a checkpoint: weights, model, tokenizer, and a name derived from the weights' digest.
 
-    Raises `ConfigError` for an unreadable checkpoint, or a tokenizer other than `wanted` or too large for the model.
+    Raises `ConfigError` for an unreadable checkpoint, and as `refuse_other_tokenizer`.
     """
     from model.weights.files import WEIGHTS, load_weights
 
     params, model, tokenizer = load_weights(folder)
-    refuse_other_tokenizer(folder, model, tokenizer, wanted)
+    refuse_other_tokenizer(folder, model, tokenizer, expected)
     return params, model, tokenizer, f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"
 
 
 def refuse_other_tokenizer(
-    folder: Path, model: ModelConfig, tokenizer: TokenizerConfig, wanted: TokenizerConfig | None
+    folder: Path, model: ModelConfig, tokenizer: TokenizerConfig, expected: TokenizerConfig | None
 ) -> None:
-    """Raise `ConfigError` for a tokenizer other than `wanted`, or too large for the model that `folder` holds."""
-    if wanted is not None and tokenizer != wanted:
+    """Raise `ConfigError` for a tokenizer other than `expected` (None: any), or too large for the model in `folder`."""
+    if expected is not None and tokenizer != expected:
         raise ConfigError(
             f"{folder}: the checkpoint has a tokenizer of {tokenizer.ranks} ranks, the configuration's has "
-            f"{wanted.ranks}; evaluate it with its own tokenizer"
+            f"{expected.ranks}; evaluate it with its own tokenizer"
         )
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Answer multiple-choice questions by likelihood: the log-probability of each option's text after the question.
 
-There are no letters and no chat template, so a base model can be compared with one that has learnt to answer. The
-option with the highest log-probability per byte is the model's choice (the usual `acc_norm`); that of the highest
-sum is recorded too. Nothing is generated, so nothing can fail to parse.
+There are no letters and no chat template, so a base model can be compared with one that was trained to answer. The
+model's choice is the option with the highest log-probability per byte (`acc_norm` of common harnesses); the option with
+the highest sum is recorded too. Nothing is generated, so nothing can fail to parse.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ PROMPT = "Question: {question}\nAnswer:"
 
 @dataclass(frozen=True)
 class OptionLikelihoods:
-    """Each option's log-probability in nats and its length in bytes. `tokens_in`: tokens of the question."""
+    """The log-probability of each option in nats, and its length in bytes. `tokens_in`: tokens of the question."""
 
     logprobs: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -32,7 +32,7 @@ class OptionLikelihoods:
 
     @property
     def by_bytes(self) -> int:
-        """Index of the option with the highest log-probability per byte; the first of equals."""
+        """Index of the option with the highest log-probability per byte; of equal ones the first."""
         return int(np.argmax([logprob / max(1, n) for logprob, n in zip(self.logprobs, self.lengths, strict=True)]))
 
     @property
@@ -41,19 +41,19 @@ class OptionLikelihoods:
 
 
 class CheckpointScorer:
-    """Likelihoods from a `checkpoint` folder: `batch` questions per call, `config.batch` options per forward pass.
+    """Computes likelihoods from a `checkpoint` folder: `batch` questions per call, `config.batch` options per forward.
 
-    Raises `ConfigError` as `CheckpointAnswerer` does.
+    Raises `ConfigError` as `CheckpointAnswerer`.
     """
 
     def __init__(self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None) -> None:
-        self._params, self._model, own_tokenizer, self.name = load_checkpoint(folder, tokenizer)
-        self._tokenizer = tokenizer_for(own_tokenizer)
+        self._params, self._model, checkpoint_tokenizer, self.name = load_checkpoint(folder, tokenizer)
+        self._tokenizer = tokenizer_for(checkpoint_tokenizer)
         self._rows = config.batch
-        self.batch = 4 * config.batch  # enough options to fill rows of every length
+        self.batch = 4 * config.batch  # enough options to fill batches of every length
 
     def weigh(self, items: Sequence[BenchmarkItem]) -> list[OptionLikelihoods | None]:
-        """Return the likelihoods of each item's options; None if one does not fit the context with its question."""
+        """Return the likelihoods of each item's options; None if question and option do not fit the context."""
         from model.decoding.scoring import continuation_logprobs
 
         prompts = [self._tokenizer.encode(PROMPT.format(question=item.question)) for item in items]
@@ -81,17 +81,17 @@ class CheckpointScorer:
 
 
 def with_options(items: Sequence[BenchmarkItem]) -> list[BenchmarkItem]:
-    """Select the items that have options."""
+    """Select the items that have options and a bare question."""
     return [item for item in items if item.options and item.question]
 
 
 def likelihood_prompt(item: BenchmarkItem) -> str:
-    """Format everything the model sees: the question, and each option below it."""
+    """The question with all its options; identifies what the model was asked, as one text."""
     return "\n".join([PROMPT.format(question=item.question), *(f" {option}" for option in item.options)])
 
 
 def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoods | None) -> SampleRow:
-    """Build a sample's row with the fields of a generated one; both verdicts grade the choice per byte."""
+    """Build a sample's row with the fields of a generated sample; both verdicts grade the choice per byte."""
     row: dict[str, Any] = {
         "benchmark": item.benchmark,
         "index": item.index,
@@ -113,13 +113,13 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
     }
     if likelihoods is None:
         return row | dict.fromkeys(("logprobs", "bytes", "parsed", "strict", "lenient", "strict_by_sum"))
-    picked, by_sum = item.letters[likelihoods.by_bytes], item.letters[likelihoods.by_sum]
-    right = picked == item.right_letter
+    by_bytes, by_sum = item.letters[likelihoods.by_bytes], item.letters[likelihoods.by_sum]
+    is_right = by_bytes == item.right_letter
     return row | {
         "logprobs": [round(logprob, 6) for logprob in likelihoods.logprobs],
         "bytes": list(likelihoods.lengths),
-        "parsed": picked,
-        "strict": right,
-        "lenient": right,
+        "parsed": by_bytes,
+        "strict": is_right,
+        "lenient": is_right,
         "strict_by_sum": by_sum == item.right_letter,
     }

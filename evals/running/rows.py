@@ -1,7 +1,7 @@
 """The rows file of an evaluation: one JSON line per sample, appended when it is graded, never rewritten.
 
-Rows contain nothing that differs between executions, so an evaluation that was killed and resumed leaves the same
-bytes as an undisturbed one; latencies have a separate file of the same form.
+Rows contain nothing that differs between executions, so an evaluation that was killed and resumed writes the same bytes
+as an uninterrupted one. Latencies differ, so they are in a separate file of the same form.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ SampleRow = dict[str, Any]
 
 
 class RowFile:
-    """An append-only rows file. Opening it removes a last line torn by a kill. `rows`: its rows, in order."""
+    """An append-only rows file. Opening it removes an incomplete last line. `rows`: its rows, in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = read_rows(path) if path.exists() else []
         content = path.read_bytes() if path.exists() else b""
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+        complete_bytes = content.rfind(b"\n") + 1
+        if complete_bytes < len(content):
             with path.open("r+b") as file:
-                file.truncate(whole)
+                file.truncate(complete_bytes)
 
     def append(self, rows: Iterable[SampleRow]) -> None:
         """Append `rows` in one write and fsync them."""
@@ -45,7 +45,10 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[SampleRow]:
-    """Read the complete lines of a file that may still be growing; an unfinished last line is ignored."""
+    """Read the complete lines of a file that may still be growing; an incomplete last line is ignored.
+
+    Raises `ConfigError` for a line that is not JSON.
+    """
     content = path.read_bytes()
     rows = []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
@@ -62,7 +65,7 @@ def digest(prompt: str) -> str:
 
 
 def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, graded: GradedReply | None) -> SampleRow:
-    """Build a sample's row. For a question that was not asked, `left_out` is the reason and the verdicts are None."""
+    """Build a sample's row. If the question was not asked, `left_out` is the reason and the verdicts are None."""
     row: SampleRow = {
         "benchmark": item.benchmark,
         "index": item.index,
@@ -77,8 +80,8 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         "tokens_in": answer.tokens_in,
     }
     if isinstance(answer, SkippedQuestion) or graded is None:
-        unknown = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
-        return row | dict.fromkeys((*unknown, "parsed", "problem", "strict", "lenient"))
+        reply_fields = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
+        return row | dict.fromkeys((*reply_fields, "parsed", "problem", "strict", "lenient"))
     reply, verdict = answer.reply, graded.verdict
     return row | {
         "output": answer.output,
@@ -96,25 +99,28 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
     }
 
 
-SHOWN = (
+READING_FIELDS = (
     "benchmark", "index", "id", "prompt", "output", "reasoning", "answer", "parsed", "expected", "problem", "strict",
     "lenient",
 )  # fmt: skip
 
 
 def sample_readings(rows: Sequence[SampleRow], right: int = 3, wrong: int = 2) -> list[dict[str, Any]]:
-    """Pick samples to read: per benchmark `right` right answers and `wrong` of each failure, chosen by a hash."""
-    asked = sorted(
+    """Select samples for people to read: per benchmark `right` right answers and `wrong` of each kind of failure.
+
+    The selection follows a hash of the prompt, so two models are shown on the same questions where possible.
+    """
+    asked_rows = sorted(
         (row for row in rows if row["left_out"] is None),
         key=lambda row: hashlib.sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest(),
     )
-    taken: dict[tuple[str, str], int] = {}
-    picked = []
-    for row in asked:
+    counts: dict[tuple[str, str], int] = {}
+    samples = []
+    for row in asked_rows:
         kind = "right" if row["strict"] else row["problem"] or "wrong"
-        count = taken.get((row["benchmark"], kind), 0)
+        count = counts.get((row["benchmark"], kind), 0)
         if count < (right if row["strict"] else wrong):
-            taken[row["benchmark"], kind] = count + 1
-            picked.append({**{field: row[field] for field in SHOWN}, "kind": kind})
+            counts[row["benchmark"], kind] = count + 1
+            samples.append({**{field: row[field] for field in READING_FIELDS}, "kind": kind})
     order = {name: position for position, name in enumerate(dict.fromkeys(row["benchmark"] for row in rows))}
-    return sorted(picked, key=lambda row: (order[row["benchmark"]], row["kind"] != "right", row["kind"], row["index"]))
+    return sorted(samples, key=lambda row: (order[row["benchmark"]], row["kind"] != "right", row["kind"], row["index"]))

@@ -1,8 +1,8 @@
 """Run an evaluation: ask the items that have no row yet, grade each answer, write its row before the next batch.
 
-The order depends only on the items (shortest prompt first, so that batches are even), so a resumed evaluation writes
-the rows of an uninterrupted one in the same order and asks nothing twice. Latencies are written to `latency.<name>`
-beside the rows, because they differ between executions.
+The order depends only on the items (shortest prompt first, so that a batch has prompts of similar length). So a resumed
+evaluation writes the same rows in the same order as an uninterrupted one, and asks nothing twice. Latencies are written
+to `latency.<name>` beside the rows, because they differ between executions.
 """
 
 import time
@@ -16,7 +16,7 @@ from evals.running.answerers import Answerer, SkippedQuestion
 from evals.running.likelihood import CheckpointScorer, likelihood_prompt, likelihood_row
 from evals.running.rows import RowFile, SampleRow, digest, row_of
 
-TimedRow = tuple[SampleRow, float | None]
+TimedRow = tuple[SampleRow, float | None]  # the latency in seconds, if known
 
 
 def evaluate(
@@ -27,11 +27,11 @@ def evaluate(
     emit: Emit = silent,
     label: str = "",
 ) -> list[SampleRow]:
-    """Generate an answer for each item and grade it; items that have a row in the file are not asked again.
+    """Generate and grade an answer for each item; items that have a row in the file are not asked again.
 
     Returns the rows of all `items`, in their order. Emits a `sample` per new row (set: the benchmark), `progress` per
-    batch and, if anything was generated, the metric `evaluate/tokens_per_second`. `label` is the progress note.
-    Raises `ConfigError` when the file has rows of another model or other questions; `Retryable` when the model stops
+    batch and, if anything was generated, the metric `evaluate/tokens_per_second`. `label` is the note of the progress.
+    Raises `ConfigError` if the file has rows of another model or other questions, `Retryable` if the model stops
     answering (rows so far are kept).
     """
 
@@ -60,9 +60,9 @@ def score_options(
     """Evaluate items with options by the likelihood of each option. A sample's latency is its batch's."""
 
     def ask(batch: Sequence[BenchmarkItem]) -> list[TimedRow]:
-        started = time.monotonic()
+        start = time.monotonic()
         likelihoods = scorer.weigh(batch)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - start
         return [
             (likelihood_row(item, scorer.name, options), seconds)
             for item, options in zip(batch, likelihoods, strict=True)
@@ -72,7 +72,7 @@ def score_options(
 
 
 def sample_seed(seed: int, benchmark: str, index: int) -> tuple[int, ...]:
-    """Seed of one sample: the run's seed, the benchmark, the item."""
+    """The seed of one sample, from the run's seed, the benchmark and the item."""
     return seed, int(digest(benchmark)[:7], 16), index
 
 
@@ -88,41 +88,42 @@ def _evaluate_missing(
 ) -> list[SampleRow]:
     """Call `ask` for the items without a row, `size` at a time, shortest prompt first; return the rows of all items."""
     file, latencies = RowFile(path), RowFile(path.with_name(f"latency.{path.name}"))
-    done = {(row["benchmark"], row["index"]): row for row in file.rows}
+    rows_by_item = {(row["benchmark"], row["index"]): row for row in file.rows}
+    # Existing rows must be of this model and these prompts.
     for item in items:
-        row = done.get((item.benchmark, item.index))
+        row = rows_by_item.get((item.benchmark, item.index))
         if row is not None and row["model"] != model:
-            raise ConfigError(f"{path}: has answers of {row['model']!r}, not of {model!r}; use another file")
+            raise ConfigError(f"{path} has answers of {row['model']!r}, not of {model!r}; use another file")
         if row is not None and row["prompt_digest"] != digest(prompt_of(item)):
             name = f"{item.benchmark} {item.index}"
             raise ConfigError(f"{path}: {name} was asked with another prompt; delete the file to ask again")
-    waiting = sorted(
-        (item for item in items if (item.benchmark, item.index) not in done),
+    pending = sorted(
+        (item for item in items if (item.benchmark, item.index) not in rows_by_item),
         key=lambda item: (len(prompt_of(item)), item.benchmark, item.index),
     )
-    finished, note = len(items) - len(waiting), label or ", ".join(dict.fromkeys(item.benchmark for item in items))
+    finished, note = len(items) - len(pending), label or ", ".join(dict.fromkeys(item.benchmark for item in items))
     emit("progress", done=finished, total=len(items), unit="samples", note=note)
     tokens, seconds = 0, 0.0
-    for first in range(0, len(waiting), size):
-        batch = waiting[first : first + size]
-        started = time.monotonic()
+    for first in range(0, len(pending), size):
+        batch = pending[first : first + size]
+        start = time.monotonic()
         timed_rows = ask(batch)
-        seconds += time.monotonic() - started
+        seconds += time.monotonic() - start
         rows = [row for row, _ in timed_rows]
         tokens += sum(row["tokens_out"] or 0 for row in rows)
-        # Events and latencies first, so that a row in the file is always one that was reported.
+        # Events and latencies are written before the rows, so that every row in the file has been reported.
         for row, latency in timed_rows:
-            known = {key: value for key, value in row.items() if value is not None}
-            emit("sample", set=row["benchmark"], **known, **({} if latency is None else {"latency_s": latency}))
+            fields = {key: value for key, value in row.items() if value is not None}
+            emit("sample", set=row["benchmark"], **fields, **({} if latency is None else {"latency_s": latency}))
         latencies.append(
             {"benchmark": row["benchmark"], "index": row["index"], "latency_s": round(latency, 4)}
             for row, latency in timed_rows
             if latency is not None
         )
         file.append(rows)
-        done |= {(row["benchmark"], row["index"]): row for row in rows}
+        rows_by_item |= {(row["benchmark"], row["index"]): row for row in rows}
         finished += len(batch)
         emit("progress", done=finished, total=len(items), unit="samples", note=note)
     if tokens and seconds:
         emit("metric", name="evaluate/tokens_per_second", step=0, value=tokens / seconds, source=note)
-    return [done[item.benchmark, item.index] for item in items]
+    return [rows_by_item[item.benchmark, item.index] for item in items]

@@ -1,8 +1,8 @@
 """Compare two models on the same questions: paired tests, regressions, and the samples whose verdict changed.
 
-Only questions that both were asked, with the same prompt, are compared; the others are counted. McNemar's exact test
-decides whether a lead on one benchmark could be chance; a mean of benchmarks has a paired bootstrap, which draws a
-question's two verdicts together.
+Only questions that both models were asked, with the same prompt, are compared; the others are counted. McNemar's exact
+test tells whether a lead on one benchmark could be chance. A mean of benchmarks has a paired bootstrap, which resamples
+the two verdicts on a question together.
 """
 
 from collections import defaultdict
@@ -28,16 +28,16 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
 
     Raises `ConfigError` if they have no question in common.
     """
-    # Pairs of rows of the same question, asked of both with the same prompt.
-    asked_of_b = {_question(row): row for row in b if row["left_out"] is None}
-    pairs = [(row, asked_of_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in asked_of_b]
+    # Pairs of rows with the same question and the same prompt.
+    rows_b = {_question(row): row for row in b if row["left_out"] is None}
+    pairs = [(row, rows_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in rows_b]
     if not pairs:
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
     by_name: dict[str, Votes] = defaultdict(lambda: ([], []))
     for question in by_question(row for row, _ in pairs):  # one vote each, however many rows ask it
         before, after = by_name[question[0]["benchmark"]]
         before.append(vote(question, verdict))
-        after.append(vote([asked_of_b[_question(row)] for row in question], verdict))
+        after.append(vote([rows_b[_question(row)] for row in question], verdict))
     return {
         "verdict": verdict,
         "common": len(pairs),
@@ -55,7 +55,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
 
 
 def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
-    """Table of a comparison: one row per benchmark, then the means; `a` and `b` name the models."""
+    """The table of a comparison: one row per benchmark, then the means. `a` and `b`: names of the models."""
     columns = ("Benchmark", "n", a, b, f"{b} leads by", f"Only {a}", f"Only {b}", "p")
     rows = []
     for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items()):
@@ -81,7 +81,10 @@ def _question(row: SampleRow) -> tuple[str, int, str]:
 
 
 def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
-    """The weights of benchmarks in each composite whose parts were measured, and in the paper's average if all were."""
+    """The weights of benchmarks in each composite whose parts are all measured, and in the paper's average if it is.
+
+    Returns name of the mean -> benchmark -> weight; the weights of a mean sum to 1.
+    """
     means = {
         name: {part: 1 / len(parts) for part in parts}
         for name, parts in COMPOSITES.items()
@@ -113,23 +116,23 @@ def _changed(row_a: SampleRow, row_b: SampleRow, verdict: str) -> dict[str, Any]
 
 
 def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.0) -> list[dict[str, Any]]:
-    """Find regressions: benchmarks whose lead (0..1), with its 95 % interval, is below -`margin`; worst first.
+    """Find regressions: benchmarks whose lead, with its whole 95 % interval, is below -`margin` (0..1); worst first.
 
-    With `rule` "holm" the exact p must also be under 0.05 after Holm's step-down correction for the number of
-    benchmarks: of twenty unchanged ones, the plain rule names some in two comparisons of five.
+    With `rule` "holm" the exact p must also be below 0.05 after Holm's step-down correction for the number of
+    benchmarks: with twenty unchanged benchmarks the plain rule reports a regression in two of five comparisons.
     """
-    tested = comparison["benchmarks"]
-    significant = holm({name: test["p"] for name, test in tested.items()}) if rule == "holm" else set(tested)
-    names = [name for name, test in tested.items() if test["high"] < -margin and name in significant]
-    kept = ("title", "n", "a", "b", "lead", "low", "high", "p")
+    tests = comparison["benchmarks"]
+    significant = holm({name: test["p"] for name, test in tests.items()}) if rule == "holm" else set(tests)
+    names = [name for name, test in tests.items() if test["high"] < -margin and name in significant]
+    fields = ("title", "n", "a", "b", "lead", "low", "high", "p")
     return sorted(
-        ({"benchmark": name, **{field: tested[name][field] for field in kept}} for name in names),
+        ({"benchmark": name, **{field: tests[name][field] for field in fields}} for name in names),
         key=lambda regression: regression["lead"],
     )
 
 
 def protocol_differences(a: Scores, b: Scores) -> list[str]:
-    """Names of the benchmarks that only one of two `scores.json` has a score for."""
+    """Names of the benchmarks that only one of two `scores.json` has a score for, sorted."""
     return sorted(scored_benchmarks(a) ^ scored_benchmarks(b))
 
 
@@ -139,9 +142,9 @@ def scored_benchmarks(scores: Scores) -> set[str]:
 
 
 def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
-    """Index of the scores with the highest mean strict accuracy over `benchmarks`; the newest (last) of equals.
+    """Index of the scores with the highest mean strict accuracy over `benchmarks`; of equal ones the last (newest).
 
-    Scores that lack one of them are not considered: a missing score is not zero. None if no candidate is left.
+    Scores without one of the benchmarks are not considered: a missing score is not zero. None if no candidate is left.
     """
     means = {
         index: sum(scores["benchmarks"][name]["accuracy"] for name in benchmarks) / len(benchmarks)
@@ -152,7 +155,10 @@ def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
 
 
 def whose_gain(test: Mapping[str, Any], a: str = "A", b: str = "B") -> str:
-    """In words, which of two is better by a paired test, and by how much; names a lead only if its interval does."""
+    """Which of two models is better by a paired test, and by how much, in words.
+
+    A model is called better only if the 95 % interval of its lead excludes 0.
+    """
     lead, low, high = (100 * test[name] for name in ("lead", "low", "high"))
     if low > 0 or high < 0:
         better, sign = (b, 1) if low > 0 else (a, -1)

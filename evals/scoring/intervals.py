@@ -1,4 +1,4 @@
-"""Uncertainty of scores: Wilson's interval, a bootstrap for composites, an exact paired test of two models."""
+"""Confidence intervals and tests of scores: Wilson's interval, bootstraps for means, McNemar's exact paired test."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ import numpy as np
 
 
 def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0. A question that is partly right counts in part."""
+    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0. `correct` may be fractional: votes of questions.
+
+    https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval#Wilson_score_interval
+    """
     if not 0 <= correct <= n:
         raise ValueError(f"{correct} of {n} is not a share")
     if n == 0:
@@ -22,22 +25,25 @@ def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
 def bootstrap_mean(
     groups: Sequence[Sequence[float]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of the groups' means, each group resampled separately (a mean of benchmarks).
+    """95 % bootstrap interval of the mean of the groups' means, with each group (benchmark) resampled separately.
 
-    `weights` sum to 1; None: all equal. A resampled share of n independent right-or-wrong questions is binomial, so
-    questions need not be drawn singly. Raises `ValueError` for no groups or an empty one.
+    `weights` sum to 1; None: all equal. The share of right answers in a resample of n questions is binomial, so it is
+    drawn directly instead of question by question. Raises `ValueError` for no groups or an empty one.
     """
     if not groups or not all(len(group) for group in groups):
         raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
-    draw = np.random.default_rng(seed)
-    shares = [draw.binomial(len(group), np.mean(group), size=draws) / len(group) for group in groups]
+    rng = np.random.default_rng(seed)
+    shares = [rng.binomial(len(group), np.mean(group), size=draws) / len(group) for group in groups]
     low, high = np.quantile(np.average(shares, axis=0, weights=weights), [0.025, 0.975])
     return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Paired test of two models on the same `n` questions: discordant counts, b's lead, and McNemar's exact p."""
+    """Result of a paired test on `n` questions: counts, the lead of b with its interval, and McNemar's exact p.
+
+    `both`: questions with equal votes above 0; `only_a`, `only_b`: with the higher vote for a or b; `neither`: both 0.
+    """
 
     n: int
     both: int
@@ -51,11 +57,11 @@ class Paired:
 
 
 def paired(a: Sequence[float], b: Sequence[float], z: float = 1.96) -> Paired:
-    """Test the lead of `b` over `a` (difference of accuracies) with its 95 % interval (Agresti and Min).
+    """Test the lead of `b` over `a` (difference of accuracies) with its 95 % interval (Agresti and Min, 2005).
 
-    `a` and `b` have a vote for each question, 0 to 1; a question is discordant where one has the higher.
-    `p`: McNemar's exact test, two-sided: if both were equally good, the probability of a split of the discordant
-    questions at least this uneven. Raises `ValueError` unless both have the same number of questions.
+    `a` and `b` have a vote for each question, 0 to 1; a question is discordant if the votes differ. `p` is the
+    two-sided p-value of McNemar's exact test: the probability, if both models were equally good, of a split of the
+    discordant questions at least as uneven as this. Raises `ValueError` unless both have the same number of questions.
     """
     if len(a) != len(b) or not len(a):
         raise ValueError(f"a paired test needs the same questions on both sides, not {len(a)} and {len(b)}")
@@ -67,7 +73,8 @@ def paired(a: Sequence[float], b: Sequence[float], z: float = 1.96) -> Paired:
     spread = z * math.sqrt(only_a + only_b + 1 - (only_b - only_a) ** 2 / (n + 2)) / (n + 2)
     centre = (only_b - only_a) / (n + 2)
     low, high = max(-1.0, min(lead, centre - spread)), min(1.0, max(lead, centre + spread))
-    # Twice the smaller binomial tail over the discordant pairs, in integers until the end.
+    # p is twice the smaller tail of Binomial(pairs, 1/2). It is summed in exact integers; from 1,000 pairs 2**pairs
+    # does not fit a float, so logarithms are subtracted instead.
     pairs = only_a + only_b
     tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
     p = min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
@@ -80,21 +87,21 @@ def paired_bootstrap(
     seed: int = 0,
     draws: int = 10_000,
 ) -> tuple[float, float, float, float]:
-    """Lead of the second model in a weighted mean of benchmarks, its 95 % interval, and a two-sided p.
+    """Paired bootstrap of a weighted mean of benchmarks: (lead of the second model, low, high, two-sided p).
 
-    `groups` has both models' verdicts on each benchmark's questions; questions are resampled, so the two verdicts on
-    one stay together. Only the counts of discordant questions matter, and those are multinomial. p: twice the share of
-    draws in which the lead is zero or reversed (at least 1 / `draws`).
+    `groups` has for each benchmark the votes of both models on its questions. Questions are resampled, so the two votes
+    on a question stay together. The lead depends only on the counts of discordant questions, which are drawn from a
+    multinomial distribution. p: twice the share of draws in which the lead is zero or reversed (at least 1 / `draws`).
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     lead, leads = 0.0, np.zeros(draws)
     for (a, b), weight in zip(groups, weights, strict=True):
         n = len(a)
         gains = sum(y > x for x, y in zip(a, b, strict=True))
         losses = sum(x > y for x, y in zip(a, b, strict=True))
-        counts = draw.multinomial(n, [gains / n, losses / n, max(0.0, 1 - (gains + losses) / n)], size=draws)
+        counts = rng.multinomial(n, [gains / n, losses / n, max(0.0, 1 - (gains + losses) / n)], size=draws)
         lead += weight * (gains - losses) / n
         leads += weight * (counts[:, 0] - counts[:, 1]) / n
     low, high = np.quantile(leads, [0.025, 0.975])

@@ -1,10 +1,10 @@
 """Compute scores from rows: strict and lenient accuracy with intervals, failure counts, composites.
 
-A score shows what it leaves out: questions that could not be asked, parse failures, several answers, unfinished
-thinking and cut completions are counted. What was not measured is None.
+A score also counts what went wrong: questions that could not be asked, parse failures, several answers, unfinished
+thinking and truncated completions. A value that was not measured is None.
 
-A question that several rows ask (TriviaQA's: one row for each document) has one vote, the mean over its rows: copies of
-a question are no further evidence, and would make the intervals too narrow.
+If several rows ask the same question (TriviaQA has one row per document), the question has one vote, the mean over its
+rows: copies of a question are no further evidence and would make the intervals too narrow.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 def by_question(rows: Iterable[SampleRow]) -> list[list[SampleRow]]:
-    """The rows of each question, in the order of first appearance: those of one id and one prompt."""
+    """Group the rows by question (same id and prompt), in the order of first appearance."""
     groups: dict[tuple[str, str, str], list[SampleRow]] = defaultdict(list)
     for row in rows:
         groups[row["benchmark"], row["id"], row["prompt_digest"]].append(row)
@@ -35,25 +35,26 @@ def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float:
 
 
 def _votes(rows: Iterable[SampleRow], verdict: str = "strict") -> list[float]:
-    """A vote for each question that was asked."""
+    """The vote of each question that was asked, i.e. not left out."""
     return [vote(question, verdict) for question in by_question(row for row in rows if row["left_out"] is None)]
 
 
 def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
-    """Score one benchmark from its rows. `n`: questions asked; `accuracy`: strict, None for n = 0.
+    """Score one benchmark from its rows.
 
-    `rows` and `accuracy_rows`: the same with a vote for each row, as harnesses count. `bad_rows`: records of the
-    benchmark that are none, and were left out.
+    In the result, `n` is the number of questions asked and `accuracy` the strict accuracy, None for n = 0. `rows` and
+    `accuracy_rows` are the same with a vote for each row, as common harnesses count. The argument `bad_rows` is the
+    number of invalid records of the benchmark, which were left out.
     """
-    asked = [row for row in rows if row["left_out"] is None]
-    problems = Counter(row["problem"] for row in asked)
+    asked_rows = [row for row in rows if row["left_out"] is None]
+    problems = Counter(row["problem"] for row in asked_rows)
     left_out = Counter(row["left_out"] for row in rows if row["left_out"]) + Counter(bad_row=bad_rows)
-    share = _share_of(asked)
-    accuracy_rows = _mean([bool(row["strict"]) for row in asked])
+    share = _share_of(asked_rows)
+    accuracy_rows = _mean([bool(row["strict"]) for row in asked_rows])
     repeats = []
-    if accuracy_rows is not None and share["n"] != len(asked):
+    if accuracy_rows is not None and share["n"] != len(asked_rows):
         by_rows = f"{100 * accuracy_rows:.1f} by rows"
-        repeats = [f"{share['n']:,} questions in {len(asked):,} rows, one vote a question; {by_rows}"]
+        repeats = [f"{share['n']:,} questions in {len(asked_rows):,} rows, one vote a question; {by_rows}"]
     paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
@@ -61,25 +62,25 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
         "stands_for": STAND_INS[name].like if name in STAND_INS else None,
         "items": len(rows) + bad_rows,
         **share,
-        "rows": len(asked),
+        "rows": len(asked_rows),
         "accuracy_rows": accuracy_rows,
-        "chance": sum(row["chance"] for row in asked) / len(asked) if asked else None,
+        "chance": sum(row["chance"] for row in asked_rows) / len(asked_rows) if asked_rows else None,
         "no_answer": problems["no_answer"],
         "many_answers": problems["many_answers"],
         "unfinished": problems["unfinished"],
-        "truncated": sum(bool(row["truncated"]) for row in asked),
+        "truncated": sum(bool(row["truncated"]) for row in asked_rows),
         "left_out": dict(sorted(left_out.items())),
-        "tokens_out_mean": _mean([row["tokens_out"] for row in asked if row["tokens_out"] is not None]),
+        "tokens_out_mean": _mean([row["tokens_out"] for row in asked_rows if row["tokens_out"] is not None]),
         "paper": dict(paper_row) if paper_row else None,
-        "differs": [*differences(name, len(asked)), *repeats],
-        "categories": _by_category(asked),
-        "instructions": _instruction_level(asked),
-        "own_scorer": _agreement(asked),
+        "differs": [*differences(name, len(asked_rows)), *repeats],
+        "categories": _by_category(asked_rows),
+        "instructions": _instruction_level(asked_rows),
+        "own_scorer": _agreement(asked_rows),
     }
 
 
 def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0) -> Scores | None:
-    """Mean of the parts' accuracies with a bootstrap interval; None if a part has no question asked."""
+    """Mean of the parts' accuracies with a bootstrap interval; None if no question of a part was asked."""
     strict, lenient = ([_votes(rows, verdict) for rows in parts.values()] for verdict in ("strict", "lenient"))
     if not strict or not all(strict):
         return None
@@ -107,9 +108,9 @@ def summarise(
 ) -> Scores:
     """Build `scores.json`: each benchmark of `rows`, the composites whose parts are all present, the paper's average.
 
-    The average covers all eleven rows of Table 2 (ARC is one of them), None while one is missing. `column`: the
-    paper's column that this model fills, "" for none. `likelihood_rows`: rows of the likelihood of options. `bad_rows`:
-    by benchmark, as `score`.
+    The average covers all eleven rows of Table 2 (ARC is one of them); it is None if any is missing. `column`: the
+    paper's column for this model, "" for none. `likelihood_rows`: rows scored by the likelihood of options. `bad_rows`:
+    number of invalid records by benchmark, see `score`.
     """
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
@@ -134,7 +135,10 @@ def summarise(
 
 
 def likelihood(rows: Sequence[SampleRow], seed: int = 0) -> dict[str, Scores]:
-    """Score the rows of the likelihood of options, by benchmark and composite; `accuracy` is that per byte."""
+    """Score the rows of options' likelihoods, by benchmark and composite.
+
+    `accuracy` chooses options by log-probability per byte, `accuracy_by_sum` by their total log-probability.
+    """
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
         by_name[row["benchmark"]].append(row)
@@ -171,7 +175,7 @@ def stand_in_note(name: str) -> str | None:
 
 
 def differences(name: str, asked: int | None) -> list[str]:
-    """Differences to the paper's protocol, and choices where the paper leaves it open."""
+    """Differences from the paper's protocol, and choices where the paper does not specify it."""
     benchmark = BENCHMARKS.get(name)
     points = [paper.OPEN_POINTS[name]] if name in paper.OPEN_POINTS else []
     if benchmark and benchmark.kind == "choice" and name not in paper.OPEN_POINTS:
@@ -181,50 +185,51 @@ def differences(name: str, asked: int | None) -> list[str]:
     return points
 
 
-def _share_of(asked: Sequence[SampleRow]) -> dict[str, Any]:
-    """`_share` with one vote for each question."""
-    return _share(_votes(asked), _votes(asked, "lenient"))
+def _share_of(rows: Sequence[SampleRow]) -> dict[str, Any]:
+    """`_share` of rows, with one vote for each question."""
+    return _share(_votes(rows), _votes(rows, "lenient"))
 
 
 def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
-    n, right, right_lenient = len(strict), round(sum(strict), 6), round(sum(lenient), 6)
+    """Accuracies (0..1) with Wilson intervals, from votes by strict and by lenient grading."""
+    n, correct, correct_lenient = len(strict), round(sum(strict), 6), round(sum(lenient), 6)
     return {
         "n": n,
-        "correct": right,
-        "accuracy": right / n if n else None,
-        "interval": list(wilson(right, n)) if n else None,
-        "correct_lenient": right_lenient,
-        "accuracy_lenient": right_lenient / n if n else None,
-        "interval_lenient": list(wilson(right_lenient, n)) if n else None,
+        "correct": correct,
+        "accuracy": correct / n if n else None,
+        "interval": list(wilson(correct, n)) if n else None,
+        "correct_lenient": correct_lenient,
+        "accuracy_lenient": correct_lenient / n if n else None,
+        "interval_lenient": list(wilson(correct_lenient, n)) if n else None,
     }
 
 
-def _by_category(asked: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
+def _by_category(rows: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[SampleRow]] = defaultdict(list)
-    for row in asked:
+    for row in rows:
         if row["category"] is not None:
             groups[row["category"]].append(row)
     return {category: _share_of(groups[category]) for category in sorted(groups)}
 
 
-def _instruction_level(asked: Sequence[SampleRow]) -> dict[str, Any] | None:
-    """IFEval's instruction-level scores, in total and by type."""
+def _instruction_level(rows: Sequence[SampleRow]) -> dict[str, Any] | None:
+    """IFEval's instruction-level scores, in total and by type; None for other benchmarks."""
     by_type: dict[str, tuple[list[bool], list[bool]]] = defaultdict(lambda: ([], []))
-    for row in asked:
+    for row in rows:
         for result in row.get("instructions", ()):
             strict, lenient = by_type[result["instruction"]]
-            # Strict verdicts require finished thinking, so those of its instructions do too.
+            # A strict verdict requires finished thinking, and so must the verdicts of its instructions.
             strict.append(result["strict"] and row["finished_thinking"])
             lenient.append(result["lenient"])
     if not by_type:
         return None
-    every = [[verdict for pair in by_type.values() for verdict in pair[side]] for side in (0, 1)]
-    return {**_share(*every), "types": {name: _share(*by_type[name]) for name in sorted(by_type)}}
+    totals = [[verdict for pair in by_type.values() for verdict in pair[side]] for side in (0, 1)]
+    return {**_share(*totals), "types": {name: _share(*by_type[name]) for name in sorted(by_type)}}
 
 
-def _agreement(asked: Sequence[SampleRow]) -> dict[str, int] | None:
-    """Agreement of the strict verdict with the problem generator's own scorer."""
-    both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in asked if "own_scorer" in row)
+def _agreement(rows: Sequence[SampleRow]) -> dict[str, int] | None:
+    """Agreement of the strict verdict with the scorer of the problem generator; None where there is none."""
+    both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in rows if "own_scorer" in row)
     if not both:
         return None
     agree = both[True, True] + both[False, False]
@@ -232,6 +237,7 @@ def _agreement(asked: Sequence[SampleRow]) -> dict[str, int] | None:
 
 
 def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int) -> Scores | None:
+    """The paper's average over the rows of Table 2; None if one of them was not measured."""
     values, groups = [], []
     for name in paper.TABLE_2:
         entry = scores["composites"].get(name) or scores["benchmarks"].get(name)
@@ -240,7 +246,7 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
         values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
         groups.append([_votes(rows[part]) for part in parts])
-    # Equal weight for each row of the table, whatever the number of its parts.
+    # Each row of the table has the same weight, however many parts it has.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=weights)
     return {

@@ -109,7 +109,7 @@ WRONG = [
     ("gsm8k", "question", None, "field `question` is missing"),
     ("gsm8k", "answer", "It is 5", "does not end in `#### <number>`"),
     ("gsm8k", "answer", "work #### five or six", "does not end in"),
-    ("mmlu", "answer", 4, "points to option 4, and there are 4"),
+    ("mmlu", "answer", 4, "points to option 4, but there are 4 options"),
     ("mmlu", "answer", "B", "is str, not int"),
     ("mmlu", "choices", ["one"], "and there are 1"),
     ("mmlu", "choices", "abcd", "is str, not list"),

@@ -72,7 +72,7 @@ def test_only_the_answer_counts_when_there_is_one(reply):
 
 
 def test_a_number_is_expected_to_be_one():
-    with pytest.raises(ValueError, match="is not one number"):
+    with pytest.raises(ValueError, match="is not a single number"):
         grade_number(ParsedReply("", "1", True, True), "many")
 
 

@@ -159,7 +159,8 @@ def test_what_ifeval_draws_is_drawn_the_same_each_time():
 def test_a_keyword_that_is_no_pattern_is_refused_with_its_record_and_never_raises_while_grading():
     name, arguments = "keywords:existence", {"keywords": ["(x"]}
     with pytest.raises(
-        ConfigError, match="record 3: instruction 'keywords:existence' has a keyword that is no pattern"
+        ConfigError,
+        match="record 3: instruction 'keywords:existence' has a keyword that is not a valid regular expression",
     ):
         check_known([name], [arguments], "ifeval: record 3")
     assert not grade_instructions(ParsedReply("", "An (x.", True, True), "?", [name], [arguments])[0].strict

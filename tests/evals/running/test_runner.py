@@ -133,7 +133,7 @@ def test_a_score_of_nothing_asked_is_none(items):
 def test_rows_of_another_model_or_another_prompt_are_refused(items, model, tmp_path):
     path = tmp_path / "rows.jsonl"
     evaluate(model(items, lambda item: "1"), items, path)
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: has answers of 'known', not of 'other'"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl has answers of 'known', not of 'other'"):
         evaluate(model(items, lambda item: "1", name="other"), items, path)
     changed = [BenchmarkItem("sums", 0, "0", "What else?", "number", "1")]
     with pytest.raises(ConfigError, match="sums 0 was asked with another prompt"):
