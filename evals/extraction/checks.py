@@ -1,4 +1,4 @@
-"""Check what a model extracted: JSON, the schema, and strings that must stand in the text, with their places there."""
+"""Check extracted documents: valid JSON, valid by the schema, and marked strings occur in the text."""
 
 import json
 import math
@@ -17,19 +17,19 @@ REASONS: dict[Reason, str] = {
     "no_text": "the row has no text",
     "too_long": "text and reply do not fit into the context",
     "cut": "the reply reached its limit of tokens before its end",
-    "failed": "the grammar outgrew its limits while the reply was written",
-    "not_json": "the reply is no JSON",
-    "schema": "the document does not meet the schema",
-    "span": "a string that must stand in the text does not",
+    "failed": "the grammar exceeded its limits during decoding",
+    "not_json": "the reply is not JSON",
+    "schema": "the document is not valid by the schema",
+    "span": "a string that must occur in the text does not",
 }
 
 
 @dataclass(frozen=True)
 class Span:
-    """A string of a document in the text: its JSON pointer, the characters [start, end) of its first place, and how
-    many places it has."""
+    """A string of a document that occurs in the text: characters [start, end) of its first occurrence, and how many
+    occurrences (`places`) it has."""
 
-    path: str
+    path: str  # JSON pointer in the document
     start: int
     end: int
     places: int
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What holds of a reply. `document` is its JSON text as the model wrote it, None if it was refused for `reason`."""
+    """The result of a reply. `document`: its JSON text as the model wrote it; None if it was refused for `reason`."""
 
     document: str | None
     spans: tuple[Span, ...] = ()
@@ -46,20 +46,20 @@ class Extraction:
 
 
 class ReplyChecker:
-    """Checks replies against one schema; `validator` is the schema's.
+    """Checks replies against one schema, which `validator` implements.
 
-    `spans`: "all" treats every string as if the schema marked it with `x-span`, but enumerations and constants.
+    `spans`: "all" treats every string, except enumerations and constants, as if the schema marked it with `x-span`.
     """
 
     def __init__(self, validator: Validator, schema: Schema, spans: Literal["marked", "all"]) -> None:
         self._validator = validator
         marked = schema if spans == "marked" else with_spans(schema)
-        # The keyword raises an error for each string that it applies to, which knows the path of the string.
-        kind = jsonschema.validators.extend(type(validator), {SPAN: _mark})
-        self._marker = kind(marked, format_checker=validator.format_checker)
+        # A validator whose keyword `x-span` reports an "error" for each string that it applies to, with its path.
+        marker_class = jsonschema.validators.extend(type(validator), {SPAN: _mark})
+        self._marker = marker_class(marked, format_checker=validator.format_checker)
 
     def check(self, text: str, reply: str) -> Extraction:
-        """What holds of a finished reply to `text`."""
+        """Check a complete reply to `text`."""
         try:
             value = json.loads(reply, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
@@ -80,14 +80,14 @@ class ReplyChecker:
 
 
 def _mark(
-    validator: Validator, wanted: Any, instance: Any, schema: Schema
+    validator: Validator, keyword: Any, instance: Any, schema: Schema
 ) -> Iterator[jsonschema.exceptions.ValidationError]:
-    if wanted is True and isinstance(instance, str):
+    if keyword is True and isinstance(instance, str):
         yield jsonschema.ValidationError(SPAN)
 
 
 def _marks(errors: Any) -> Iterator[jsonschema.exceptions.ValidationError]:
-    """The marks among errors, those inside of `anyOf` and the like too."""
+    """The marks among validation errors, including those inside `anyOf` and the like."""
     for error in errors:
         if error.validator == SPAN:
             yield error
@@ -99,7 +99,7 @@ def _pointer(error: jsonschema.exceptions.ValidationError) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -110,5 +110,5 @@ def _finite(digits: str) -> float:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members := dict(pairs)) < len(pairs):
-        raise ValueError("an object has two members of one name")
+        raise ValueError("an object has two members of the same name")
     return members

@@ -1,4 +1,4 @@
-"""What an extraction came to: rows by outcome, and a card."""
+"""Summary and card of an extraction: rows by outcome, refusals, spans."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def card_of(
     summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]], unheld: Sequence[str] = ()
 ) -> str:
-    """The card as Markdown. `unheld`: places in the schema whose strings are only checked, not held to the text."""
+    """The card as Markdown. `unheld`: places in the schema whose strings are only checked, not constrained."""
     outcomes = [("extracted", summary["extracted"])]
     outcomes += [(REASONS[reason], count) for reason, count in summary["refused"].items()]
     shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
@@ -36,21 +36,21 @@ def card_of(
         "# Extraction",
         f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
         f"Strings that are parts of the text: {config.spans}. {_held(unheld)} A document is as good as the model that "
-        "wrote it: it meets the schema, its spans stand in the text, and whether it says what the text says is not "
-        "known.",
+        "wrote it: it is valid by the schema and its spans occur in the text, but whether it states what the text "
+        "states is not known.",
         markdown_table(("outcome", "rows", "share"), shares),
         "## Schema",
         f"```json\n{config.json_schema}\n```",
     ]
     if common:
-        parts += ["## Refusals, the most frequent", markdown_table(("rows", "reason", "detail"), common)]
+        parts += ["## Most frequent refusals", markdown_table(("rows", "reason", "detail"), common)]
     return "\n\n".join(parts) + "\n"
 
 
 def _held(unheld: Sequence[str]) -> str:
     if not unheld:
-        return "They are held to it while a reply is decoded."
+        return "Decoding is constrained to parts of the text there."
     places = ", ".join(f"`{markdown_text(place)}`" for place in unheld)
     return (
-        f"They are held to it while a reply is decoded, except at {places} of the schema, where they are only checked."
+        f"Decoding is constrained to parts of the text there, except at {places} of the schema, which is only checked."
     )

@@ -1,7 +1,7 @@
-"""Extract from many texts: replies held to the schema in a batching engine, checked, and kept as they come.
+"""Extract documents from many texts: replies are decoded by the schema's grammar, checked, and written as they come.
 
-A row is written once, when its reply is checked; a run that was killed goes on with the rows that have none yet.
-A reply depends on its text, the seed and the row's number alone, so the rows are those of a run that was not.
+A row is written once, when its reply has been checked; a killed run continues with the missing rows. A reply depends
+only on its text, the seed and the number of the row, so the rows are the same as those of an uninterrupted run.
 """
 
 import json
@@ -28,17 +28,17 @@ from model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, R
 from model.exports.onnx.folder import is_onnx_export
 from model.runtimes.load import load_runtime
 
-KEPT_S = 2.0  # seconds between two writes
-AHEAD = 2  # requests for each slot, so that none is idle
+WRITE_EVERY_S = 2.0
+AHEAD = 2  # requests submitted per slot, so that no slot is idle
 
 SCHEMA_INSTRUCTIONS = "Write what the text says as JSON of this schema: {schema}"
 
 
 class Extractor:
-    """A checkpoint or an ONNX export in `folder` that extracts as `config` says.
+    """Extracts documents with a checkpoint or an ONNX export in `folder`.
 
-    Raises `ConfigError` before anything is decoded where the schema is none, cannot be met, or its shortest document
-    does not fit.
+    Raises `ConfigError`, before anything is decoded, if the schema is invalid or unsatisfiable, or if its shortest
+    document does not fit the limits.
     """
 
     def __init__(self, folder: Path, config: ExtractConfig, schema: Schema) -> None:
@@ -62,34 +62,34 @@ class Extractor:
             )
 
     def prompt(self, text: str) -> tuple[int, ...]:
-        """Ids of a text's prompt, up to the beginning of the thinking."""
+        """The token ids of a text's prompt, up to the start of the thinking."""
         return (*self._beginning, *encode_prompt_end(self._tokenizer, text.strip())[:-1])
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
-        """A row for every text, in order: number (from 1), json, spans, reason, detail, reply, tokens.
+        """Return a row for every text, in order: number (from 1), json, spans, reason, detail, reply, tokens.
 
-        Those that the file at `rows_path` has already are not asked again. Emits `progress` and, if anything was
-        asked, the metric `extract/rows_per_second`. Raises `RuntimeError` where the model fails.
+        Rows that the file at `rows_path` already has are not decoded again. Emits `progress` and, if anything was
+        decoded, the metric `extract/rows_per_second`. Raises `RuntimeError` if the model fails.
         """
-        kept = RowFile(rows_path)
-        done = {row["number"] for row in kept.rows}
-        waiting, rows = [], []
+        row_file = RowFile(rows_path)
+        known_numbers = {row["number"] for row in row_file.rows}
+        pending, refused_rows = [], []
         for number, text in enumerate(texts, 1):
-            if number in done:
+            if number in known_numbers:
                 continue
             request = self._request(number, text)
             if isinstance(request, DecodeRequest):
-                waiting.append((number, text or "", request))
+                pending.append((number, text or "", request))
             else:
-                rows.append(_row(number, request, "", 0))
-        kept.append(rows)
-        if waiting:
-            self._decode(waiting, kept, len(texts), emit)
-        # Rows that an earlier process wrote have their fields in another order.
-        return [dict(sorted(row.items())) for row in sorted(kept.rows, key=lambda row: row["number"])]
+                refused_rows.append(_row(number, request, "", 0))
+        row_file.append(refused_rows)
+        if pending:
+            self._decode(pending, row_file, len(texts), emit)
+        # Rows read from the file have their fields in another order than new ones.
+        return [dict(sorted(row.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])]
 
     def _request(self, number: int, text: str | None) -> DecodeRequest | Extraction:
-        """The request for a text; why there is none where there is no text, or no reply that fits and can hold."""
+        """The request for a text; or a refusal if there is no text, or no valid reply that fits."""
         if text is None or not text.strip():
             return Extraction(None, reason="no_text")
         config, prompt = self._config, self.prompt(text)
@@ -98,16 +98,21 @@ class Extractor:
         if limit < self._constraint.least_tokens:
             return Extraction(None, reason="too_long")
         if (constraint := self._constraint.within(text)) is None:
-            return Extraction(None, reason="span", detail="no part of the text can be what the schema asks for")
+            return Extraction(
+                None, reason="span", detail="no part of the text can be a string that the schema requires"
+            )
         return DecodeRequest(
             prompt, limit, (config.seed, number), config.temperature, thinking_budget=config.thinking,
             constraint=constraint,
         )  # fmt: skip
 
-    def _decode(self, waiting: Sequence[tuple[int, str, DecodeRequest]], kept: RowFile, total: int, emit: Emit) -> None:
-        emit("progress", done=total - len(waiting), total=total, unit="rows", note="compiles the model's programs")
+    def _decode(
+        self, pending: Sequence[tuple[int, str, DecodeRequest]], row_file: RowFile, total: int, emit: Emit
+    ) -> None:
+        """Decode the pending requests (number, text, request), and write a row as each reply is complete."""
+        emit("progress", done=total - len(pending), total=total, unit="rows", note="compiles the model's programs")
         tokenizer, slots = self._tokenizer, self._config.slots
-        longest = max(len(request.prompt) for _, _, request in waiting)
+        longest = max(len(request.prompt) for _, _, request in pending)
         stops = (tokenizer.im_end, tokenizer.end_of_text)
         programs = self._runtime.slots(stops, tokenizer.think_end, slots, longest)
         engine, events = Engine(programs, AHEAD * slots), SimpleQueue[tuple[Handle, EngineEvent]]()
@@ -117,47 +122,47 @@ class Extractor:
                 events.put(item)
 
         engine.start(listen)
-        asked: dict[Handle, tuple[int, str, list[int]]] = {}
-        fresh: list[dict[str, Any]] = []
-        following = iter(waiting)
-        started, written, answered = 0.0, time.monotonic(), 0
+        running: dict[Handle, tuple[int, str, list[int]]] = {}  # number, text, and the ids of the reply so far
+        new_rows: list[dict[str, Any]] = []
+        queue = iter(pending)
+        first_event_at, written_at, answered = 0.0, time.monotonic(), 0
         try:
             while True:
-                while len(asked) < AHEAD * slots and (item := next(following, None)):
+                while len(running) < AHEAD * slots and (item := next(queue, None)):
                     [handle] = engine.submit([item[2]])
-                    asked[handle] = (item[0], item[1], [])
-                if not asked:
+                    running[handle] = (item[0], item[1], [])
+                if not running:
                     break
                 handle, event = events.get()
-                started = started or time.monotonic()  # the programs are compiled
-                number, text, ids = asked[handle]
+                first_event_at = first_event_at or time.monotonic()  # the rate does not count the compilation
+                number, text, ids = running[handle]
                 if isinstance(event, Chunk):
                     ids += event.ids
                     if not event.finish:
                         continue
                     reply = parse_completion(tokenizer, ids).answer or ""
-                    cut = event.finish == "length"
-                    result = Extraction(None, reason="cut") if cut else self._checker.check(text, reply)
+                    is_cut = event.finish == "length"
+                    result = Extraction(None, reason="cut") if is_cut else self._checker.check(text, reply)
                 elif isinstance(event, RequestFailed) and not engine.failure:
                     reply, result = tokenizer.decode(ids, specials=False), Extraction(None, reason="failed")
                 else:
                     raise RuntimeError(engine.failure or f"unexpected {event}")
-                del asked[handle]
-                fresh.append(_row(number, result, reply, len(ids)))
+                del running[handle]
+                new_rows.append(_row(number, result, reply, len(ids)))
                 answered += 1
-                if time.monotonic() - written > KEPT_S or not asked:
-                    kept.append(fresh)
-                    fresh, written = [], time.monotonic()
-                    emit("progress", done=len(kept.rows), total=total, unit="rows")
-            kept.append(fresh)
+                if time.monotonic() - written_at > WRITE_EVERY_S or not running:
+                    row_file.append(new_rows)
+                    new_rows, written_at = [], time.monotonic()
+                    emit("progress", done=len(row_file.rows), total=total, unit="rows")
+            row_file.append(new_rows)
         finally:
             engine.close()
         emit("progress", done=total, total=total, unit="rows")
-        emit("metric", name="extract/rows_per_second", step=0, value=answered / (time.monotonic() - started))
+        emit("metric", name="extract/rows_per_second", step=0, value=answered / (time.monotonic() - first_event_at))
 
 
 def instructions_of(config: ExtractConfig, labels: LabelSet | None, schema: Schema) -> str:
-    """What stands before a text: the operator's, those that the checkpoint was tuned with, or the schema itself."""
+    """The instructions before a text: the user's, else those that the checkpoint was tuned with, else the schema."""
     if config.instructions:
         return config.instructions
     if labels is not None and labels.form == "entities":

@@ -14,29 +14,29 @@ DRAWS = 4000
 def agreement(people: Sequence[str], teacher: Sequence[str], labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Agreement of a teacher with people on the same texts, as JSON data.
 
-    `kappa` is Cohen's (1960): agreement above that of two labellers who use each label as often, and choose it without
-    reading; 0 where both use a single label throughout. Raises `ValueError` for no texts.
+    `kappa` is Cohen's (1960): agreement beyond that of two labellers who choose at random, with the same label
+    frequencies; 0 if both use only one label. Raises `ValueError` for no texts.
     """
     if not len(people):
         raise ValueError("agreement needs at least one text")
     counts = confusion_matrix(people, teacher, labels=list(labels))
     total = int(counts.sum())
-    # Texts drawn with return fall into the cells of the table as a multinomial.
-    drawn = np.random.default_rng(seed).multinomial(total, counts.ravel() / total, size=DRAWS)
+    # Resampling texts with replacement makes the counts of the table's cells multinomial.
+    resampled = np.random.default_rng(seed).multinomial(total, counts.ravel() / total, size=DRAWS)
     values = _accuracy_and_kappa(counts[None])[0]
-    low, high = np.quantile(_accuracy_and_kappa(drawn.reshape(DRAWS, *counts.shape)), [0.025, 0.975], axis=0)
+    low, high = np.quantile(_accuracy_and_kappa(resampled.reshape(DRAWS, *counts.shape)), [0.025, 0.975], axis=0)
     accuracy, kappa = (Interval(*map(float, part)) for part in zip(values, low, high, strict=True))
     return {
         "rows": total,
         "accuracy": accuracy._asdict(),
         "kappa": kappa._asdict(),
         "labels": list(labels),
-        "confusion": counts.tolist(),  # of people's labels (rows) and the teacher's (columns)
+        "confusion": counts.tolist(),  # rows: people's labels; columns: the teacher's
     }
 
 
 def _accuracy_and_kappa(counts_DLL: np.ndarray) -> np.ndarray:
-    """[D, 2] of D tables of L labels."""
+    """(accuracy, kappa) of each of D tables of counts of L labels, [D, 2]."""
     shares = counts_DLL / counts_DLL.sum(axis=(1, 2), keepdims=True)
     observed = np.trace(shares, axis1=1, axis2=2)
     expected = np.sum(shares.sum(axis=1) * shares.sum(axis=2), axis=1)

@@ -1,4 +1,4 @@
-"""What a tuned model must beat, fitted on the same rows: the majority, TF-IDF, and sentence vectors of MiniLM."""
+"""Baselines of text classification, fitted on the same rows as the model: majority, TF-IDF, MiniLM's vectors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ BASELINES = ("majority", "tfidf", "minilm")
 
 
 class Baseline(Protocol):
-    """A classifier of texts. `size`: bytes of what it needs to answer."""
+    """A text classifier. `size`: bytes of its parameters and vocabulary."""
 
     size: int
 
@@ -27,7 +27,7 @@ class Baseline(Protocol):
 
 
 class Majority:
-    """The shares of the labels in the training rows, whatever the text."""
+    """Predicts the shares of the labels in the training rows, independent of the text."""
 
     def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None:
         counts_C = np.bincount(targets_N, minlength=labels)
@@ -38,7 +38,7 @@ class Majority:
 
 
 class Tfidf:
-    """Words and pairs of words by TF-IDF, and a logistic regression."""
+    """Logistic regression on TF-IDF of words and pairs of words."""
 
     def fit(self, texts: Sequence[str], targets_N: np.ndarray, labels: int) -> None:
         self._vectors: Any = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
@@ -52,7 +52,7 @@ class Tfidf:
 
 
 class SentenceVectors:
-    """MiniLM's vector of a text, and a logistic regression. `cache`: a folder that keeps the vectors, or None."""
+    """Logistic regression on MiniLM's sentence vectors. `cache`: a folder for the vectors, or None."""
 
     def __init__(self, cache: Path | None) -> None:
         self._model = MiniLM()

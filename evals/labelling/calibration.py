@@ -1,4 +1,4 @@
-"""Calibrated probabilities of labels: one temperature, fitted on the validation split, and how far they are off."""
+"""Calibration of label probabilities: a temperature fitted on the validation split, and the calibration error."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ TEMPERATURES = (0.01, 100.0)
 
 
 def fit_temperature(logits_NC: np.ndarray, targets_N: np.ndarray) -> float:
-    """The temperature T of least -Σ log softmax(logits / T)[target] (Guo et al. 2017, arXiv:1706.04599, §4.2).
+    """The temperature T that minimises -Σ log softmax(logits / T)[target] (Guo et al. 2017, arXiv:1706.04599, §4.2).
 
-    `targets_N`: indices of the right labels. Lies in `TEMPERATURES`. Raises `ValueError` without rows.
+    `targets_N`: indices of the right labels. T is within `TEMPERATURES`. Raises `ValueError` without rows.
     """
     if not len(targets_N):
-        raise ValueError("a temperature needs rows to be fitted on")
+        raise ValueError("a temperature cannot be fitted without rows")
     rows = np.arange(len(targets_N))
 
     def loss(log_temperature: float) -> float:
@@ -26,12 +26,12 @@ def fit_temperature(logits_NC: np.ndarray, targets_N: np.ndarray) -> float:
 
 
 def probabilities(logits_NC: np.ndarray, temperature: float | None) -> np.ndarray:
-    """softmax(logits / temperature), float64 [N, C]; None: as they are."""
+    """softmax(logits / temperature), float64 [N, C]; None stands for a temperature of 1."""
     return softmax(np.asarray(logits_NC, np.float64) / (temperature or 1.0), axis=1)
 
 
 class ReliabilityBin(NamedTuple):
-    """Predictions whose confidence lies in a bin: how many, their mean confidence and accuracy."""
+    """The predictions with a confidence in [low, high): their number, mean confidence and accuracy."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class ReliabilityBin(NamedTuple):
 
 
 def reliability(probabilities_NC: np.ndarray, targets_N: np.ndarray, bins: int = 15) -> list[ReliabilityBin]:
-    """The bins of equal width that hold predictions, by the probability of the most likely label."""
+    """The non-empty bins of a reliability diagram, of equal width, by the probability of the most likely label."""
     confidence_N = probabilities_NC.max(axis=1)
     right_N = probabilities_NC.argmax(axis=1) == targets_N
     index_N = np.minimum((confidence_N * bins).astype(int), bins - 1)

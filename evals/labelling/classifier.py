@@ -1,6 +1,6 @@
-"""A label for each of many texts, in chunks that are kept as they are done.
+"""Classify many texts in chunks, which are written as they are finished.
 
-A chunk is the same rows whenever it is computed, so a run that was killed leaves the rows of one that was not.
+A chunk has the same rows whenever it is computed, so a killed and resumed run writes the rows of an uninterrupted one.
 """
 
 import time
@@ -23,68 +23,71 @@ from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
-BINS = 10  # of the probabilities
-EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # of each outcome, half of them the surest; characters of a text
+BINS = 10  # of the histogram of probabilities
+EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # examples of each outcome, half of them the most certain; characters of a text
 WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
 
 
 class TextClassifier:
-    """A checkpoint's folder as `config` asks it: with the labels that it was tuned for, or without tuning.
+    """Classifies with the checkpoint in a folder: by the labels that it was tuned for, or by the user's, zero-shot.
 
-    labels: those that a text may get. threshold: the probability below which the model abstains, None if never.
-    zero_shot: whether the labels are the operator's, scored by their likelihood. Raises `ConfigError` for a label that
-    the checkpoint was not tuned for, and for one without tuning and without labels.
+    labels: the possible labels. threshold: the probability below which the model abstains; None: it never does.
+    zero_shot: whether the labels are the user's, scored by their likelihood. Raises `ConfigError` for a label that the
+    checkpoint was not tuned for, and if there are no labels at all.
     """
 
     def __init__(self, folder: Path, config: ClassifyConfig) -> None:
         tuned = read_label_set(folder)
         self.zero_shot = bool(config.labels) and (tuned is None or tuned.form != "label")
-        own = None
+        zero_shot_labels = None
         if self.zero_shot:
-            own = LabelSet(
+            zero_shot_labels = LabelSet(
                 form="label", method="verbalised", labels=config.labels, longest=config.longest,
                 instructions=instructions_for("label", config.instructions, config.labels),
             )  # fmt: skip
-        self._predictor = LabelPredictor(folder, config.rows_at_once, own)
-        known = self._predictor.labels.labels
-        if unknown := [label for label in config.labels if label not in known]:
+        self._predictor = LabelPredictor(folder, config.rows_at_once, zero_shot_labels)
+        model_labels = self._predictor.labels.labels
+        if unknown := [label for label in config.labels if label not in model_labels]:
             raise ConfigError(
-                f"classify.labels: {unknown[0]!r} is unknown to this checkpoint, which was tuned for {', '.join(known)}"
+                f"classify.labels: {unknown[0]!r} is unknown to this checkpoint, which was tuned for "
+                f"{', '.join(model_labels)}"
             )
-        self.labels = config.labels or known
-        self._columns = [known.index(label) for label in self.labels]
+        self.labels = config.labels or model_labels
+        self._columns = [model_labels.index(label) for label in self.labels]
         self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
-        """A row for every text, in order: number (from 1), label, probability, abstained, likeliest, reason.
+        """Return a row for every text, in order: number (from 1), label, probability, abstained, likeliest, reason.
 
-        `label` is None where the model abstains; a row without a text has a `reason` and nothing else. Those that the
-        file at `rows_path` has are not asked again. Emits `progress` and the metric `classify/rows_per_second`.
+        `label` is None if the model abstains; a row without a text has a `reason` and nothing else. Rows that the file
+        at `rows_path` already has are not computed again. Emits `progress` and the metric `classify/rows_per_second`.
         """
-        kept = RowFile(rows_path)
-        done = {row["number"] for row in kept.rows}
-        started, answered = time.monotonic(), 0
+        row_file = RowFile(rows_path)
+        known_numbers = {row["number"] for row in row_file.rows}
+        start, answered = time.monotonic(), 0
         for first in range(0, len(texts), CHUNK):
-            missing = [row for row in range(first, min(first + CHUNK, len(texts))) if row + 1 not in done]
+            missing = [row for row in range(first, min(first + CHUNK, len(texts))) if row + 1 not in known_numbers]
             if missing:
-                asked = [
+                # The whole chunk is computed even if only some rows are missing, so that batches are always the same.
+                numbered_texts = [
                     (row, text) for row, text in enumerate(texts[first : first + CHUNK], first) if text is not None
                 ]
                 rows = {
-                    row: self._answer(row, shares) for (row, _), shares in zip(asked, self._shares(asked), strict=True)
+                    row: self._answer(row, shares)
+                    for (row, _), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
                 }
-                kept.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
+                row_file.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
                 answered += len(missing)
-                emit("progress", done=len(kept.rows), total=len(texts), unit="rows")
+                emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
         if answered:
-            emit("metric", name="classify/rows_per_second", step=0, value=answered / (time.monotonic() - started))
-        return [dict(sorted(row.items())) for row in sorted(kept.rows, key=lambda row: row["number"])]
+            emit("metric", name="classify/rows_per_second", step=0, value=answered / (time.monotonic() - start))
+        return [dict(sorted(row.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])]
 
-    def _shares(self, asked: Sequence[tuple[int, str]]) -> np.ndarray:
-        """Probabilities of `labels`, float64 [texts, labels]: over those alone if the checkpoint knows more."""
-        if not asked:
+    def _shares(self, numbered_texts: Sequence[tuple[int, str]]) -> np.ndarray:
+        """Probabilities of `labels`, float64 [texts, labels], normalised if the checkpoint has more labels."""
+        if not numbered_texts:
             return np.zeros((0, len(self.labels)))
-        shares_NC = self._predictor.probabilities([text for _, text in asked])[:, self._columns]
+        shares_NC = self._predictor.probabilities([text for _, text in numbered_texts])[:, self._columns]
         return shares_NC / shares_NC.sum(axis=1, keepdims=True)
 
     def _answer(self, row: int, shares_C: np.ndarray) -> dict[str, Any]:
@@ -103,40 +106,39 @@ class TextClassifier:
 def classification_summary(
     rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Counts as JSON data: rows, labelled by label, abstained, without a text, both of the first by tenths of the
-    probability (`confidence`); against `gold` also scores.
+    """Counts as JSON data: rows, labelled (by label), abstained, without a text; with `gold` labels also scores.
 
-    The scores are of the likeliest label (`accuracy` and `macro_f1` with 95 % intervals), and `accuracy_covered` of the
-    rows that have a label.
+    `confidence` has histograms of the probability, for labelled rows and for those abstained from. The scores are
+    `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
     """
-    given = Counter(row["label"] for row in rows if row["label"] is not None)
+    label_counts = Counter(row["label"] for row in rows if row["label"] is not None)
     summary: dict[str, Any] = {
         "rows": len(rows),
-        "labelled": {label: given[label] for label in labels},
+        "labelled": {label: label_counts[label] for label in labels},
         "abstained": sum(bool(row["abstained"]) for row in rows),
         "no_text": sum(row["reason"] is not None for row in rows),
         "confidence": {
-            name: np.histogram([row["probability"] for row in rows if row["abstained"] is here], BINS, (0, 1))[
+            name: np.histogram([row["probability"] for row in rows if row["abstained"] is abstained], BINS, (0, 1))[
                 0
             ].tolist()
-            for name, here in (("labelled", False), ("abstained", True))
+            for name, abstained in (("labelled", False), ("abstained", True))
         },
     }
-    pairs = [(row, right) for row, right in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
+    pairs = [(row, label) for row, label in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
     if pairs:
-        targets_N = np.array([labels.index(right) for _, right in pairs])
+        targets_N = np.array([labels.index(label) for _, label in pairs])
         predicted_N = np.array([labels.index(row["likeliest"]) for row, _ in pairs])
         accuracy, macro_f1 = intervals(predicted_N[None], targets_N, len(labels), 0)
-        covered = [row["label"] == right for row, right in pairs if not row["abstained"]]
+        covered = [row["label"] == label for row, label in pairs if not row["abstained"]]
         summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
         summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None
     return summary
 
 
 def classification_examples(rows: Sequence[dict[str, Any]], texts: Sequence[str | None]) -> list[dict[str, Any]]:
-    """The surest and the least sure rows of each label, of those abstained from, and rows without a text.
+    """The most and the least certain rows of each label, likewise of abstentions, and rows without a text.
 
-    JSON data: kind (label, abstained or no_text), label, number, likeliest, probability, text (cut).
+    JSON data: kind (label, abstained or no_text), label, number, likeliest, probability, text (truncated).
     """
     by_outcome: dict[tuple[str, str], list[int]] = {}
     for position, row in enumerate(rows):
@@ -171,5 +173,5 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
         value = {
             name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name]) for name in ("accuracy", "macro_f1")
         }
-        parts.append(f"Against the right labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
+        parts.append(f"Against the gold labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Labels of texts by a tuned checkpoint: calibrated probabilities from its head, or from its labels' likelihoods."""
+"""Predict labels of texts: calibrated probabilities from a tuned head, or from the likelihoods of the labels."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,17 +22,17 @@ from model.weights.files import CONFIG, load_weights, read_config
 
 
 class LabelPredictor:
-    """A tuned checkpoint's folder, or its export for onnxruntime, as a classifier, `rows` texts at once.
+    """A tuned checkpoint, or its export for onnxruntime, as a classifier of `rows` texts at once.
 
-    `labels`: what it was tuned for; given, what it is asked instead, by likelihood. Raises `ConfigError` for a folder
-    that is no checkpoint, or not tuned for labels.
+    `labels`: by default those that it was tuned for; others are scored by likelihood. Raises `ConfigError` for a folder
+    that is not a checkpoint, or not tuned for labels.
     """
 
     def __init__(self, folder: Path, rows: int, labels: LabelSet | None = None) -> None:
         labels = labels or read_label_set(folder)
         if labels is None or labels.form != "label":
             kind = f"was tuned for {labels.form}" if labels else f"has no {LABELS}"
-            raise ConfigError(f"{folder}: {kind}, so it gives no labels; `nautile tune` makes a checkpoint that does")
+            raise ConfigError(f"{folder} {kind}, so it cannot classify; `nautile tune` makes a checkpoint that can")
         self.labels = labels
         self._head = (
             load_head(folder / HEAD, read_config(folder / CONFIG)[0].width, len(labels.labels))
@@ -72,23 +72,23 @@ def text_features(
     labels: LabelSet,
     texts: Sequence[str],
     rows: int,
-    done: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """Features of texts for a head, float32 [texts, D]: of the text alone, with the end-of-text marker before it."""
-    return pooled_states(params, model, feature_ids(model, tokenizer, labels, texts), rows, labels.pooling, done)
+    """Features of texts for a head, float32 [texts, D]: of the bare text after the end-of-text token."""
+    return pooled_states(params, model, feature_ids(model, tokenizer, labels, texts), rows, labels.pooling, on_progress)
 
 
 def feature_ids(model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of texts that features are computed from."""
+    """The token ids from which the features of texts are computed."""
     longest = min(labels.longest, model.context - 1)
     ids = [[tokenizer.end_of_text, *tokenizer.encode(cut(tokenizer, text, longest))] for text in texts]
-    return [text[: model.context] for text in ids]  # a text that was cut may have other tokens than it had
+    return [text[: model.context] for text in ids]  # a truncated text may be tokenised into more tokens than before
 
 
 def likelihood_logits(
     scorer: ContinuationScorer, model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]
 ) -> np.ndarray:
-    """log p(label | text) less the label's bias, in nats, float64 [texts, labels]."""
+    """log p(label | text) minus the label's bias, in nats, float64 [texts, labels]."""
     logprobs = label_logprobs(
         scorer, tokenizer, labels.instructions, texts, labels.labels, longest=labels.longest, context=model.context
     )

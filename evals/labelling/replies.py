@@ -1,7 +1,7 @@
-"""Tune on replies: chats, entities as JSON, and the shares of people who chose each option; with the loss on held rows.
+"""Tune on replies: chats, entities as JSON, or the shares of people who chose each option; measure held-out loss.
 
-Numbers of shots are of rows here. What is compared with: the model before tuning, and for options the uniform
-distribution and the mean of the training rows that have the same options.
+Here `shots` counts rows, not rows per label. The result is compared with the model before tuning, and for options also
+with the uniform distribution and the mean of the training rows that have the same options.
 """
 
 import json
@@ -34,11 +34,11 @@ MOST_GENERATED = 200  # test rows whose entities are generated
 
 
 def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
-    """Tune with every number of shots and every seed; write the checkpoint with the least validation loss.
+    """Tune for every number of shots and every seed; write the checkpoint with the lowest validation loss.
 
     Returns the scores as JSON data: for each number of shots the mean loss over the seeds (nats per token of the
-    replies, or mean KL of the questions), for entities also the micro-F1 of the spans that the model writes. Raises
-    `ConfigError` for a row over the model's context.
+    replies, or mean KL over the questions), for entities also the micro-F1 of the spans that the model writes. Raises
+    `ConfigError` for a row longer than the model's context.
     """
     config, tokenizer = run.config, tokenizer_for(run.tokenizer)
     loss = "options" if config.form == "opinions" else "reply"
@@ -49,7 +49,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     )
     labels = LabelSet(
         form=config.form, method=config.method, labels=tuple(kinds),
-        # A question or a conversation is not cut: its end is what is asked.
+        # A question or a conversation is not truncated, because its end holds what is asked.
         longest=config.longest if config.form == "entities" else run.model.context,
         instructions=instructions_for(config.form, config.instructions, kinds),
     )  # fmt: skip
@@ -59,17 +59,17 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     }
     examples = {name: _examples(tokenizer, labels, rows) for name, rows in parts.items()}
 
-    def measured(params: Params) -> dict[str, Any]:
+    def measure(params: Params) -> dict[str, Any]:
         figures: dict[str, Any] = {
             name: mean_loss(params, run.model, rows, loss, config.rows_at_once) for name, rows in examples.items()
         }
         if config.form == "entities":
-            shown = parts["test"][:MOST_GENERATED]
-            figures["spans"] = span_scores(_written(run, tokenizer, params, examples["test"][: len(shown)]), shown)
+            rows = parts["test"][:MOST_GENERATED]
+            figures["spans"] = span_scores(_generate(run, tokenizer, params, examples["test"][: len(rows)]), rows)
         return figures
 
-    def tuned(shots: int, seed: int, settings: TuningSettings, states: str) -> tuple[Params, list[float], int]:
-        """The parameters, the loss of each epoch, and the number of rows learnt from."""
+    def tune(shots: int, seed: int, settings: TuningSettings, states: str) -> tuple[Params, list[float], int]:
+        """Returns the parameters, the loss of each epoch, and the number of training rows."""
         order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")
         rows = _examples(tokenizer, labels, [ordered[i] for i in order[: shots or len(ordered)]])
         identity = {**run.identity, "learning_rate": settings.optimizer.learning_rate}
@@ -77,56 +77,57 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         return params, losses, len(rows)
 
     def loss_at(shots: int, settings: TuningSettings, rate: str) -> float:
-        params, _, _ = tuned(shots, 0, settings, states := f"states-{shots}-rate-{rate}")
+        params, _, _ = tune(shots, 0, settings, states := f"states-{shots}-rate-{rate}")
         shutil.rmtree(run.work / states)
         return mean_loss(params, run.model, examples["validation"], loss, config.rows_at_once)
 
-    states = run.work / "arms.json"
+    # Results so far, by arm; a run that was killed continues with the missing arms.
+    arms_path = run.work / "arms.json"
     ordered = asked_rows(run.splits.train, None)
-    done: dict[str, Any] = read_json(states) or {}
-    if "before" not in done:
-        done["before"] = measured(run.params)
-        write_json(states, done)
+    results: dict[str, Any] = read_json(arms_path) or {}
+    if "before" not in results:
+        results["before"] = measure(run.params)
+        write_json(arms_path, results)
     arms = [(shots, seed) for shots in config.shots for seed in range(config.seeds)]
     for number, (shots, seed) in enumerate(arms, 1):
         name = f"{shots}-{seed}"
-        if name not in done:
+        if name not in results:
             settings = searched_settings(config, loss, run.work, shots, partial(loss_at, shots))
-            params, losses, count = tuned(shots, seed, settings, f"states-{name}")
-            figures = {"shots": shots, "seed": seed, "rows": count, "train": losses[-1], **measured(params)}
-            earlier = [arm["validation"] for arm in done.values() if "shots" in arm]
+            params, losses, count = tune(shots, seed, settings, f"states-{name}")
+            figures = {"shots": shots, "seed": seed, "rows": count, "train": losses[-1], **measure(params)}
+            earlier = [arm["validation"] for arm in results.values() if "shots" in arm]
             if figures["validation"] < min(earlier, default=float("inf")):
                 save_weights(checkpoint, params, run.model, run.tokenizer)
-            done[name] = figures
-            write_json(states, done)
+            results[name] = figures
+            write_json(arms_path, results)
             shutil.rmtree(run.work / f"states-{name}")
         run.emit("progress", done=number, total=len(arms), unit="arms")
     write_label_set(checkpoint, labels)
     result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
-    result["before"] = done.pop("before")
+    result["before"] = results.pop("before")
     result["learning_rates"] = kept_losses(config, run.work)
     result["arms"] = [
         {
             "arm": config.method,
             "shots": shots,
             "seeds": config.seeds,
-            "loss": float(np.mean(values := [done[f"{shots}-{seed}"]["test"] for seed in range(config.seeds)])),
+            "loss": float(np.mean(values := [results[f"{shots}-{seed}"]["test"] for seed in range(config.seeds)])),
             "low": min(values),
             "high": max(values),
-            "spans": [done[f"{shots}-{seed}"].get("spans") for seed in range(config.seeds)],
+            "spans": [results[f"{shots}-{seed}"].get("spans") for seed in range(config.seeds)],
         }
         for shots in config.shots
     ]
     if loss == "options":
         result["baselines"] = option_baselines(run.splits.train, parts["test"])
-    result["chosen"] = min(done.values(), key=lambda arm: arm["validation"])
+    result["chosen"] = min(results.values(), key=lambda arm: arm["validation"])
     return result
 
 
 def option_baselines(train: Sequence[LabelledRow], test: Sequence[LabelledRow]) -> dict[str, Any]:
     """Mean KL of the test rows to the uniform distribution, and to the mean of the training rows with the same options.
 
-    `mean_human` is None where a question has no training row with its options; `covered`: how many have one.
+    `mean_human` is over the test rows for which such training rows exist, of which there are `covered`; None if none.
     """
     by_options: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
     for row in train:
@@ -142,21 +143,22 @@ def option_baselines(train: Sequence[LabelledRow], test: Sequence[LabelledRow]) 
 
 
 def span_scores(replies: Sequence[str | None], rows: Sequence[LabelledRow]) -> dict[str, Any]:
-    """Micro-F1 of the entities (text and label, counted as often as they occur) in the model's replies.
+    """Micro-F1 of the entities (text and label, as a multiset) in the model's replies.
 
-    A reply that is no JSON list of {text, label} has no entity, and is counted in `invalid`.
+    A reply that is not a JSON list of {text, label} has no entities and counts as `invalid`.
     """
-    right = given = wanted = invalid = 0
+    matched = predicted_total = expected_total = invalid = 0
     for reply, row in zip(replies, rows, strict=True):
         expected = Counter((entity["text"], entity["label"]) for entity in json.loads(row.target))
         try:
             entities = json.loads(reply or "")
-            written = Counter((str(entity["text"]), str(entity["label"])) for entity in entities)
+            predicted = Counter((str(entity["text"]), str(entity["label"])) for entity in entities)
         except (ValueError, TypeError, KeyError, RecursionError):
-            written, invalid = Counter(), invalid + 1
-        right += (expected & written).total()
-        given, wanted = given + written.total(), wanted + expected.total()
-    return {"f1": 2 * right / (given + wanted) if given + wanted else None, "invalid": invalid, "rows": len(rows)}
+            predicted, invalid = Counter(), invalid + 1
+        matched += (expected & predicted).total()
+        predicted_total, expected_total = predicted_total + predicted.total(), expected_total + expected.total()
+    total = predicted_total + expected_total
+    return {"f1": 2 * matched / total if total else None, "invalid": invalid, "rows": len(rows)}
 
 
 def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow]) -> list[TuningRow]:
@@ -171,8 +173,10 @@ def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow
     return examples
 
 
-def _written(run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: Sequence[TuningRow]) -> list[str | None]:
-    """The replies that the model writes, each up to the longest of the test rows; None for one that never ends."""
+def _generate(
+    run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: Sequence[TuningRow]
+) -> list[str | None]:
+    """Generate replies, each up to the length of the longest expected one; None for a reply that does not end."""
     longest = max(len(example.prompt) for example in examples)
     most = min(max(len(example.continuations[0]) for example in examples) + 8, run.model.context - longest)
     if most < 1:
@@ -184,8 +188,8 @@ def _written(run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: S
     return [parse_completion(tokenizer, [tokenizer.think_end, *completion.ids]).answer for completion in completions]
 
 
-def _divergence(shares: Sequence[float], others: np.ndarray) -> float:
-    """KL(shares ‖ others) in nats."""
+def _divergence(shares: Sequence[float], reference: np.ndarray) -> float:
+    """KL(shares ‖ reference) in nats."""
     human = np.asarray(shares)
-    used = human > 0
-    return float(np.sum(human[used] * np.log(human[used] / np.maximum(others[used], 1e-12))))
+    positive = human > 0
+    return float(np.sum(human[positive] * np.log(human[positive] / np.maximum(reference[positive], 1e-12))))

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning, with the learning rate that the validation rows choose where several are given."""
+"""Settings of a fine-tuning, with a search over learning rates by validation loss."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from model.tuning.fine_tune import TuningSettings
 
 
 def tuning_settings(config: TuneConfig, loss: Literal["reply", "options"]) -> TuningSettings:
-    """The settings of `fine_tune` in a section. Raises `ConfigError` for a method that trains no weights."""
+    """The settings for `fine_tune`. Raises `ConfigError` for a method that trains no weights."""
     if config.method not in ("full", "lora"):
         raise ConfigError(f"tune.method {config.method!r} trains no weights")
     return TuningSettings(
@@ -28,10 +28,10 @@ def searched_settings(
     shots: int,
     loss_at: Callable[[TuningSettings, str], float],
 ) -> TuningSettings:
-    """The settings with the rate of `learning_rates` that has the least loss on the validation rows.
+    """The settings with the one of `learning_rates` that has the lowest validation loss.
 
-    `loss_at(settings, rate)` tunes with one of them. Losses are kept in `work`, so a run that was killed measures none
-    twice. Without `learning_rates`: the section's own settings.
+    `loss_at(settings, rate)` tunes with a rate and returns its loss. Losses are stored in `work`, so a resumed run
+    measures none twice. Without `learning_rates` the configured rate is used.
     """
     path = work / f"rates-{shots}.json"
     settings = tuning_settings(config, loss)
@@ -49,6 +49,6 @@ def searched_settings(
 
 
 def kept_losses(config: TuneConfig, work: Path) -> dict[str, dict[str, float]]:
-    """The validation loss of each learning rate that was tried, by number of shots."""
+    """The stored validation losses: number of shots -> learning rate -> loss."""
     losses = {str(shots): read_json(work / f"rates-{shots}.json") for shots in config.shots}
     return {shots: by_rate for shots, by_rate in losses.items() if by_rate}

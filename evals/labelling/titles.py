@@ -1,4 +1,4 @@
-"""The scores of a tuning as rows of a table, and outcomes by name: for all that shows them. Loads no JAX."""
+"""Format the scores of a tuning as table rows; names of outcomes. It imports no JAX, so that displays start quickly."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outco
 
 
 def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """(columns, rows) of a report's arms; rates are percent."""
+    """(columns, rows) of the arms of a report; rates are in percent."""
     if report["form"] != "label":
         rows = [(f"before tuning ({report['unit']})", MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING)]
         for name, value in report.get("baselines", {}).items():
@@ -26,9 +26,9 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
                 rows.append((name.replace("_", " "), MISSING, loss, MISSING, MISSING))
         for arm in report["arms"]:
             f1 = [part["f1"] for part in arm["spans"] if part and part["f1"] is not None]
-            shown = f"{100 * sum(f1) / len(f1):.1f}" if f1 else MISSING
+            mean_f1 = f"{100 * sum(f1) / len(f1):.1f}" if f1 else MISSING
             spread = f"{arm['low']:.3f} to {arm['high']:.3f}"
-            rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, shown))
+            rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, mean_f1))
         return ["Arm", "Shots", "Test loss", "Over the seeds", "Span F1"], rows
     rows = []
     for arm in report["arms"]:
@@ -47,7 +47,7 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
 
 
 def shots_shown(arm: Mapping[str, Any]) -> str:
-    """The number of shots; 0 means all rows, and none for the likelihood of labels."""
+    """The number of shots as text; 0 means all rows, or no examples for the likelihood of labels."""
     return str(arm["shots"] or ("none" if arm["arm"] == "verbalised" else "all"))
 
 

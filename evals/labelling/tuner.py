@@ -1,6 +1,6 @@
-"""Tune for labels: every number of shots with every seed, by the chosen method and by the baselines, on the same rows.
+"""Tune for labels: for each number of shots and seed, the chosen method and the baselines, on the same rows.
 
-An arm that is done is kept in the work folder, so a run that was killed computes none twice.
+A finished arm is stored in the work folder, so a resumed run computes none twice.
 """
 
 import hashlib
@@ -39,12 +39,12 @@ from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
 from model.tuning.head import fit_head, save_head
 from model.weights.files import save_weights
 
-ABSTAINS = 1.0  # the threshold where no lower one reaches the accuracy that is asked for
+ABSTAINS = 1.0  # the threshold if no lower one reaches the required accuracy
 
 
 @dataclass(frozen=True)
 class LabelTuning:
-    """Inputs of a tuning for labels. `identity`: states of another one are not resumed."""
+    """Inputs of a tuning. `identity`: training states of another identity are not resumed."""
 
     params: Params
     model: ModelConfig
@@ -57,7 +57,7 @@ class LabelTuning:
 
 
 class ArmRun(NamedTuple):
-    """What a method or baseline, fitted on some rows, makes of the validation and the test rows."""
+    """The predictions of a method or baseline, fitted with some shots and seed, on validation and test rows."""
 
     arm: str
     shots: int
@@ -70,7 +70,7 @@ class ArmRun(NamedTuple):
 
 
 def draw_shots(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[LabelledRow]:
-    """`shots` rows of each label (all of a label that has fewer), in an order that depends on the seed; 0: all rows."""
+    """Draw `shots` rows of each label (all if it has fewer; 0: all rows), in an order that depends on the seed."""
     by_label: dict[str, list[LabelledRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: text_hash(row.text)):
         by_label[row.target].append(row)
@@ -82,12 +82,12 @@ def draw_shots(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[Label
 
 
 def asked_rows(rows: Sequence[LabelledRow], most: int | None) -> list[LabelledRow]:
-    """The rows of a split that are asked: up to `most`, chosen by their content."""
+    """The rows of a split that are evaluated: at most `most`, chosen by a hash of the text."""
     return sorted(rows, key=lambda row: text_hash(row.text))[:most]
 
 
 class LabelTuner:
-    """Fits arms, and writes the checkpoint of the best seed at the most shots."""
+    """Fits all arms, and writes the checkpoint of the best seed with the most shots."""
 
     def __init__(self, run: LabelTuning, checkpoint: Path) -> None:
         self.run, self._checkpoint = run, checkpoint
@@ -108,30 +108,30 @@ class LabelTuner:
             self._most_shots = max(config.shots)
 
     def arms(self) -> list[ArmRun]:
-        """Every arm with every number of shots and every seed; those of an earlier attempt are read."""
+        """Fit every arm for every number of shots and seed; those of an earlier attempt are loaded."""
         config = self.run.config
         names = [config.method, *config.baselines]
-        todo = [(name, shots, seed) for name in names for shots in config.shots for seed in range(config.seeds)]
+        keys = [(name, shots, seed) for name in names for shots in config.shots for seed in range(config.seeds)]
         runs = []
-        for number, (name, shots, seed) in enumerate(todo, 1):
-            # Of all rows there is one draw, and only what is trained in steps depends on their order.
+        for number, (name, shots, seed) in enumerate(keys, 1):
+            # With all rows only their order depends on the seed, which matters only to methods trained in steps.
             draw = seed if shots or name in ("full", "lora") else 0
             path = self.run.work / f"{name}-{shots}-{draw}.npz"
             if not path.is_file():
                 validation_VC, test_TC = self._fit(name, shots, draw)
                 with atomic_path(path) as temporary, temporary.open("wb") as file:
                     np.savez(file, validation=validation_VC, test=test_TC)
-                # Three times the model's size, and nothing resumes from it any more.
+                # The training states take three times the size of the model and are not needed any more.
                 shutil.rmtree(self.run.work / f"states-{shots}-{seed}", ignore_errors=True)
             with np.load(path) as saved:
                 runs.append(self._calibrated(name, shots, seed, saved["validation"], saved["test"]))
-            self.run.emit("progress", done=number, total=len(todo), unit="arms", note=f"{name}, {shots or 'all'} shots")
+            self.run.emit("progress", done=number, total=len(keys), unit="arms", note=f"{name}, {shots or 'all'} shots")
         return runs
 
     def finish(self, runs: Sequence[ArmRun]) -> tuple[LabelSet, ArmRun]:
-        """Write the checkpoint of the best seed, by its validation loss, with its label set; returns both."""
-        own = [run for run in runs if run.arm == self.run.config.method and run.shots == self._most_shots]
-        best = min(own, key=lambda run: (run.validation_loss, run.seed))
+        """Write the checkpoint of the seed with the lowest validation loss; returns its label set and its run."""
+        candidates = [run for run in runs if run.arm == self.run.config.method and run.shots == self._most_shots]
+        best = min(candidates, key=lambda run: (run.validation_loss, run.seed))
         rows = draw_shots(self.run.splits.train, best.shots, best.seed)
         labels = self.label_set
         if labels.method in ("head", "verbalised"):
@@ -140,14 +140,14 @@ class LabelTuner:
             save_head(self._checkpoint / HEAD, self._head(rows))
         if labels.method == "verbalised":
             bias_C = np.load(self.run.work / f"bias-{best.shots}-{best.seed}.npy")
-            shown = self._shown(rows if best.shots else [])
-            labels = shown.model_copy(update={"bias": tuple(map(float, bias_C))})
+            with_shots = self._with_examples(rows if best.shots else [])
+            labels = with_shots.model_copy(update={"bias": tuple(map(float, bias_C))})
         labels = labels.model_copy(update={"temperature": best.temperature, "threshold": best.threshold})
         write_label_set(self._checkpoint, labels)
         return labels, best
 
     def scores(self, runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
-        """Scores on the test rows of each arm and number of shots, over the seeds."""
+        """Scores on the test rows for each arm and number of shots, over the seeds."""
         groups: dict[tuple[str, int], list[ArmRun]] = defaultdict(list)
         for run in runs:
             groups[run.arm, run.shots].append(run)
@@ -165,8 +165,8 @@ class LabelTuner:
         return np.array([index[row.target] for row in rows], np.int64)
 
     def _fit(self, name: str, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of the validation and of the test rows."""
-        # Shots are as many of each label: the most frequent label is known from all rows alone.
+        """Fit one arm; returns the logits of the validation and of the test rows."""
+        # Shots have equally many rows of each label, so the most frequent label is only known from all rows.
         rows = draw_shots(self.run.splits.train, 0 if name == "majority" else shots, seed)
         if name in BASELINES:
             other = baseline(name, self.run.work / "vectors")
@@ -178,16 +178,17 @@ class LabelTuner:
             validation_VC, test_TC = (head.logits(self._states(part)) for part in (self.validation, self.test))
             return validation_VC, test_TC
         if name == "verbalised":
-            shown = self._shown(rows if shots else [])
+            with_shots = self._with_examples(rows if shots else [])
             validation_VC, test_TC = (
-                self._likelihoods(self.run.params, shown, part) for part in (self.validation, self.test)
+                self._likelihoods(self.run.params, with_shots, part) for part in (self.validation, self.test)
             )
             bias_C = label_bias(validation_VC)
             np.save(self.run.work / f"bias-{shots}-{seed}.npy", bias_C)
             return validation_VC - bias_C, test_TC - bias_C
+        # Full fine-tuning or LoRA. The weights of the best seed with the most shots become the checkpoint.
         search = partial(self._loss_at, shots)
         settings = searched_settings(self.run.config, "reply", self.run.work, shots, search)
-        params = self._fine_tuned(rows, shots, seed, settings, f"states-{shots}-{seed}")
+        params = self._fine_tune(rows, shots, seed, settings, f"states-{shots}-{seed}")
         validation_VC, test_TC = (
             self._likelihoods(params, self.label_set, part) for part in (self.validation, self.test)
         )
@@ -200,6 +201,7 @@ class LabelTuner:
         return validation_VC, test_TC
 
     def _calibrated(self, arm: str, shots: int, seed: int, validation_VC: np.ndarray, test_TC: np.ndarray) -> ArmRun:
+        """Fit temperature and threshold on the validation rows."""
         temperature = fit_temperature(validation_VC, self.targets_V)
         calibrated_VC = probabilities(validation_VC, temperature)
         threshold: float | None = None
@@ -216,11 +218,11 @@ class LabelTuner:
         return fit_head(self._states(rows), self.targets(rows), len(self.labels), self.run.config.inverse_penalty)
 
     def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
-        """Features of the rows; none is computed twice, not by a later attempt either."""
+        """Features of the rows, cached in the work folder."""
         digests = [hashlib.sha256(row.text.encode()).hexdigest() for row in rows]
         path = self.run.work / "features.npz"
         if not self._features and path.is_file():
-            with np.load(path) as saved:
+            with np.load(path) as saved:  # from an earlier attempt
                 self._features = dict(zip(saved["digests"].tolist(), saved["features"], strict=True))
         pairs = zip(digests, rows, strict=True)
         missing = {digest: row.text for digest, row in pairs if digest not in self._features}
@@ -235,8 +237,8 @@ class LabelTuner:
                 np.savez(file, digests=np.array(list(self._features)), features=np.stack(list(self._features.values())))
         return np.stack([self._features[digest] for digest in digests])
 
-    def _shown(self, rows: Sequence[LabelledRow]) -> LabelSet:
-        """The label set with solved examples in its instructions, each text cut to a quarter of the longest."""
+    def _with_examples(self, rows: Sequence[LabelledRow]) -> LabelSet:
+        """The label set with few-shot examples in its instructions; texts are truncated to a quarter of `longest`."""
         longest = max(1, self.run.config.longest // 4)
         examples = [(cut(self._tokenizer, row.text, longest), row.target) for row in rows]
         instructions = with_examples(self.label_set.instructions, examples)
@@ -247,14 +249,14 @@ class LabelTuner:
         return likelihood_logits(scorer, self.run.model, self._tokenizer, labels, [row.text for row in rows])
 
     def _loss_at(self, shots: int, settings: TuningSettings, rate: str) -> float:
-        """The calibrated loss on the validation rows with a learning rate, in nats. No test row is read."""
+        """The calibrated validation loss with a learning rate, in nats. No test row is used."""
         states = f"states-{shots}-rate-{rate}"
-        params = self._fine_tuned(draw_shots(self.run.splits.train, shots, 0), shots, 0, settings, states)
+        params = self._fine_tune(draw_shots(self.run.splits.train, shots, 0), shots, 0, settings, states)
         logits_VC = self._likelihoods(params, self.label_set, self.validation)
         shutil.rmtree(self.run.work / states)
         return self._calibrated(self.run.config.method, shots, 0, logits_VC, logits_VC).validation_loss
 
-    def _fine_tuned(
+    def _fine_tune(
         self, rows: Sequence[LabelledRow], shots: int, seed: int, settings: TuningSettings, states: str
     ) -> Params:
         run = self.run

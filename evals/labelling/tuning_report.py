@@ -1,4 +1,4 @@
-"""Run a tuning of any form, and write what it found: `tuning.json`, and for labels `rows.parquet` of the test rows."""
+"""Run a tuning of any form and write its report: `tuning.json`, and for labels `rows.parquet` of the test rows."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
     """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
 
     `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
-    For labels also `confusion` [right][given], `reliability` and `leads` (over each baseline at the most shots, by
+    For labels also `confusion` [right][predicted], `reliability` and `leads` (over each baseline at the same shots, by
     a paired bootstrap over seeds and rows), all on the test rows.
     """
     config, splits = run.config, run.splits
@@ -52,16 +52,16 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
             },
         }
         if config.accuracy is not None and chosen.threshold == ABSTAINS:
-            wanted = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
-            report["notes"].append(f"{wanted}: the model always abstains.")
+            cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
+            report["notes"].append(f"{cause}: the model always abstains.")
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
-        given_T = probabilities_TC.argmax(axis=1)
-        report["confusion"] = confusion(given_T, tuner.targets_T, len(splits.labels)).tolist()
+        predicted_T = probabilities_TC.argmax(axis=1)
+        report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
         report["reliability"] = [part._asdict() for part in reliability(probabilities_TC, tuner.targets_T)]
         rows = {
             "text": [row.text for row in tuner.test],
             "label": [row.target for row in tuner.test],
-            "given": [splits.labels[i] for i in given_T],
+            "given": [splits.labels[i] for i in predicted_T],
             "probability": probabilities_TC.max(axis=1),
             "abstained": probabilities_TC.max(axis=1) < chosen.threshold,
         }
@@ -70,20 +70,21 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
     else:
         report |= tune_replies(run, checkpoint)
     for shots, losses in report["learning_rates"].items():
-        tried = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
+        by_rate = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
         best = min(losses, key=losses.__getitem__)
-        which = f"Learning rate at {shots if shots != '0' else 'all'} shots"
-        report["notes"].append(f"{which}: {best}, by the loss on the validation rows ({tried} nats).")
+        heading = f"Learning rate at {shots if shots != '0' else 'all'} shots"
+        report["notes"].append(f"{heading}: {best}, by the loss on the validation rows ({by_rate} nats).")
     write_json(folder / TUNING, report)
     return report
 
 
 def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[str, Any]]:
-    """The tuned model's lead over each baseline on the same rows."""
+    """The tuned model's lead over each baseline with the same shots, on the same rows."""
 
-    def right(arm: str) -> np.ndarray:
-        same = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
-        return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in same])
+    def is_right(arm: str) -> np.ndarray:
+        """Which rows each seed of an arm has right, bool [seeds, rows]."""
+        arm_runs = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
+        return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in arm_runs])
 
-    own = right(chosen.arm)
-    return [{"over": name, **lead(own, right(name))} for name in tuner.run.config.baselines]
+    model_right = is_right(chosen.arm)
+    return [{"over": name, **lead(model_right, is_right(name))} for name in tuner.run.config.baselines]

@@ -1,4 +1,4 @@
-"""Labels by likelihood: the log-probability of each label's text as the reply to a text (zero-shot, or few-shot)."""
+"""Classify by likelihood: the log-probability of each label's text as the reply to a text (zero-shot or few-shot)."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ Group = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of a context, and o
 
 
 class ContinuationScorer(Protocol):
-    """For each group Σ log p(continuation | beginning + context), float64 [len(continuations)], in nats."""
+    """Computes for each group Σ log p(continuation | beginning + context), float64 [continuations], in nats."""
 
     def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]: ...
 
@@ -28,9 +28,10 @@ def label_logprobs(
     longest: int,
     context: int,
 ) -> np.ndarray:
-    """log p(label's text | instructions, text) in nats, float64 [texts, labels]. Texts are cut after `longest` tokens.
+    """log p(label's text | instructions, text) in nats, float64 [texts, labels].
 
-    Raises `ConfigError` where instructions, text and label do not fit into `context` tokens.
+    Texts are truncated to `longest` tokens. Raises `ConfigError` if instructions, text and label do not fit into
+    `context` tokens.
     """
     beginning = beginning_ids(tokenizer, instructions)
     continuations = [reply_ids(tokenizer, label) for label in labels]
@@ -39,14 +40,15 @@ def label_logprobs(
     if most > context:
         raise ConfigError(
             f"labels by likelihood: the instructions ({len(beginning)} tokens), a text of up to {longest} and a label "
-            f"come to {most} tokens, and the model reads {context}; shorten `instructions` or `longest`"
+            f"have {most} tokens, more than the model's context of {context}; shorten `instructions` or `longest`"
         )
     return np.stack(scorer.logprobs(beginning, [(ids, continuations) for ids in contexts]))
 
 
 def label_bias(logprobs_NC: np.ndarray) -> np.ndarray:
-    """What each label's text gets whatever the text, float64 [C]: the mean over unlabelled texts.
+    """The bias of each label's wording, float64 [C]: its mean log-probability over unlabelled texts.
 
-    Taken off, no label is likelier only for its words (batch calibration, Zhou et al. 2024, arXiv:2309.17249).
+    Subtracting it makes no label more likely only because of its words (batch calibration, Zhou et al. 2024,
+    arXiv:2309.17249).
     """
     return logprobs_NC.mean(axis=0)

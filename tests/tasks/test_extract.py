@@ -81,7 +81,7 @@ def test_every_row_has_a_document_that_holds_or_a_reason(checkpoint, table, tmp_
     asked = []
     submit = Engine.submit
     monkeypatch.setattr(Engine, "submit", lambda self, requests: asked.extend(requests) or submit(self, requests))
-    monkeypatch.setattr(runner, "KEPT_S", 0.0)
+    monkeypatch.setattr(runner, "WRITE_EVERY_S", 0.0)
     with pytest.raises(Killed):
         extract.work(job(checkpoint, table, tmp_path / "parts", kill))
     kept = len((tmp_path / "parts" / "scratch" / "rows.jsonl").read_text().splitlines())

@@ -46,7 +46,7 @@ def test_all_strings_but_enumerations_may_have_to_be_spans():
         ('{"where": ["Rome"]}', "schema", "'who' is a required property"),
         ('{"who": null, "kind/of": "thing"}', "schema", "/kind~1of"),
         ('{"who": nul', "not_json", "Expecting value"),
-        ('{"who": null, "who": "Ada"}', "not_json", "two members of one name"),
+        ('{"who": null, "who": "Ada"}', "not_json", "two members of the same name"),
         ('{"who": null, "n": 1e999}', "not_json", "too large"),
         ('{"who": null, "n": NaN}', "not_json", "no number"),
         ("[" * 100_000, "not_json", ""),
@@ -72,4 +72,4 @@ def test_the_card_counts_every_row_and_shows_no_markup_of_a_reply():
     config = ExtractConfig(texts={"reader": "csv", "path": "t.csv"}, json_schema='{"type": "object"}')
     card = card_of(summary, config, rows)
     assert "<b>" not in card
-    assert "| a string that must stand in the text does not | 1 | 50.0 % |" in card
+    assert "| a string that must occur in the text does not | 1 | 50.0 % |" in card

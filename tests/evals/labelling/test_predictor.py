@@ -8,8 +8,8 @@ from evals.labelling.predictor import LabelPredictor
 
 
 def test_a_checkpoint_that_was_not_tuned_for_labels_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"has no labels\.json, so it gives no labels"):
+    with pytest.raises(ConfigError, match=r"has no labels\.json, so it cannot classify"):
         LabelPredictor(tmp_path, 4)
     write_label_set(tmp_path, LabelSet(form="chat", method="full"))
-    with pytest.raises(ConfigError, match="was tuned for chat, so it gives no labels"):
+    with pytest.raises(ConfigError, match="was tuned for chat, so it cannot classify"):
         LabelPredictor(tmp_path, 4)
