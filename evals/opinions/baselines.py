@@ -1,4 +1,4 @@
-"""Baselines that know nothing of language: fitted on the answers of other people, judged on the same held-out ones."""
+"""Baselines without a language model: fitted on the answers of other people, scored on the same held-out people."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,40 +22,40 @@ def uniform(options: int) -> np.ndarray:
 
 
 def majority(shares: np.ndarray) -> np.ndarray:
-    """Everybody takes the commonest option (the first of equals), [options]."""
+    """All probability on the most frequent option (of equal ones the first), [options]."""
     return np.eye(len(shares))[int(np.argmax(shares))]
 
 
 def predictions(
     train: Sequence[Person],
     answers: np.ndarray,
-    judged: Sequence[Person],
+    people: Sequence[Person],
     fields: Sequence[str],
     options: int,
     seed: int,
 ) -> dict[str, np.ndarray]:
-    """Probabilities [judged, options] of a logistic regression and a random forest on the fields.
+    """Predict with a logistic regression and a random forest on the fields: name -> probabilities [people, options].
 
-    Numbers are standardised, other values one-hot; a value that training has not seen is no value. `answers`: of
-    `train`, where MISSING ones are left out. An option that nobody in training took has probability 0.
+    Numbers are standardised, other values one-hot encoded; values that are not in training are ignored. `answers` are
+    those of `train`; MISSING ones are left out. An option that nobody in training chose has probability 0.
     """
-    known = np.flatnonzero(answers != MISSING)
-    table = _table([train[i] for i in known], fields)
+    answered = np.flatnonzero(answers != MISSING)
+    table = _table([train[i] for i in answered], fields)
     numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
     words = [i for i in range(len(fields)) if i not in numbers]
-    wanted = _table(judged, fields)
+    people_table = _table(people, fields)
     results = {}
     for name, classifier in (
         ("regression", LogisticRegression(max_iter=1000)),
         ("forest", RandomForestClassifier(TREES, min_samples_leaf=LEAF, random_state=seed, n_jobs=1)),
     ):
-        probabilities = np.zeros((len(judged), options))
-        classes = np.unique(answers[known])
+        probabilities = np.zeros((len(people), options))
+        classes = np.unique(answers[answered])
         if len(classes) == 1:
             probabilities[:, classes[0]] = 1.0
         else:
-            model = _pipeline(numbers, words, classifier).fit(_frame(table, numbers), answers[known])
-            probabilities[:, model.classes_] = model.predict_proba(_frame(wanted, numbers))
+            model = _pipeline(numbers, words, classifier).fit(_frame(table, numbers), answers[answered])
+            probabilities[:, model.classes_] = model.predict_proba(_frame(people_table, numbers))
         results[name] = probabilities
     return results
 
@@ -69,7 +69,7 @@ def _pipeline(numbers: Sequence[int], words: Sequence[int], classifier: Any) -> 
 
 
 def _table(people: Sequence[Person], fields: Sequence[str]) -> list[list[Any]]:
-    """The fields of each person, what is a number as one."""
+    """The fields of each person; numeric values as floats, others as text."""
     rows = [[person.fields.get(field) for field in fields] for person in people]
     return [[float(value) if _is_number(value) else text_of(value) for value in row] for row in rows]
 
@@ -84,7 +84,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _frame(table: Sequence[Sequence[Any]], numbers: Sequence[int]) -> np.ndarray:
-    """An object array; where a column is of numbers in training, what is none becomes 0."""
+    """An object array; in a column that is numeric in training, other values become 0."""
     frame = np.empty((len(table), len(table[0])), object)
     for i, row in enumerate(table):
         for j, value in enumerate(row):

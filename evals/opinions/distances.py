@@ -1,6 +1,6 @@
-"""How far one distribution of answers is from another, and whether it moves with the group as that of humans does.
+"""Distances between distributions of answers, and steerability: whether a model shifts between groups as humans do.
 
-Distributions are float arrays over the options of one question, which sum to 1.
+Distributions are float arrays over the options of a question, which sum to 1.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import rankdata
 
-MOVES = 1e-9  # below this, all shifts are rounding
+MOVES = 1e-9  # smaller shifts are rounding errors
 
 
 def similarity(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """1 − the Jensen-Shannon divergence in bits, along the last axis: 1 for equal ones, 0 for disjoint ones."""
+    """1 − the Jensen-Shannon divergence in bits, along the last axis: 1 for equal distributions, 0 for disjoint."""
     middle = (p + q) / 2
 
     def bits(a: np.ndarray) -> np.ndarray:
@@ -24,7 +24,7 @@ def similarity(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def wasserstein(p: np.ndarray, q: np.ndarray, scale: Sequence[float]) -> np.ndarray:
-    """The first Wasserstein distance along the last axis, of options at places `scale` between 0 and 1: 0 to 1."""
+    """The first Wasserstein distance along the last axis, 0 to 1, of options at positions `scale` between 0 and 1."""
     order = np.argsort(scale, kind="stable")
     gaps = np.diff(np.asarray(scale, float)[order])
     below = np.cumsum((p - q)[..., order], axis=-1)[..., :-1]
@@ -32,21 +32,21 @@ def wasserstein(p: np.ndarray, q: np.ndarray, scale: Sequence[float]) -> np.ndar
 
 
 def steerability(shifts: np.ndarray, human_shifts: np.ndarray) -> tuple[float | None, float | None]:
-    """(slope, cosine) of how a model moves with the group, against how humans do.
+    """(slope, cosine) of a model's shifts between groups against those of humans.
 
     A shift is a group's distribution minus that of everybody; both arrays have the shifts of all groups and questions,
-    flat. Slope: the least-squares factor of the model's shift on the humans' (1: it moves as far and the same way, 0:
-    not at all or at right angles, negative: the wrong way). Cosine: the direction alone; None where a side never moves.
+    flattened. Slope: the least-squares factor from the humans' shifts to the model's (1: equally far in the same
+    direction; 0: none or orthogonal; negative: opposite). Cosine: the direction only. None if a side has no shifts.
     """
     size = float(human_shifts @ human_shifts)
     if size < MOVES**2:
         return None, None
-    along, own = float(shifts @ human_shifts), float(shifts @ shifts)
-    return along / size, None if own < MOVES**2 else along / float(np.sqrt(own * size))
+    product, model_size = float(shifts @ human_shifts), float(shifts @ shifts)
+    return product / size, None if model_size < MOVES**2 else product / float(np.sqrt(model_size * size))
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's correlation of two figures over the questions; None below three questions or where one is constant."""
+    """Spearman's rank correlation over questions; None for fewer than three questions or a constant side."""
     if len(a) < 3:
         return None
     ranks_a, ranks_b = (rankdata(np.round(values, 12)) for values in (a, b))

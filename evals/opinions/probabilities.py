@@ -1,7 +1,7 @@
 """Option probabilities of a checkpoint for each persona and question, by likelihood: nothing is sampled.
 
-The probability of an option in one order is its likelihood over the sum of all options' (a softmax of their
-log-probabilities); the mean over the orders takes out most of what the place of an option adds.
+The probability of an option in one order is its likelihood divided by the sum over all options (a softmax of their
+log-probabilities). The mean over several orders removes most of the effect of an option's position.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Opinion:
 
 
 class OpinionScorer:
-    """Opinions from a `checkpoint` folder. Raises `ConfigError` if it cannot be read or no question fits."""
+    """Computes opinions with a `checkpoint` folder. Raises `ConfigError` if it cannot be read or no question fits."""
 
     def __init__(self, folder: Path, survey: SurveyConfig, config: SimulateConfig) -> None:
         params, self._model, tokenizer, self.name = load_checkpoint(folder, None)
@@ -56,7 +56,7 @@ class OpinionScorer:
         return self._prompts.orders
 
     def opinions(self, people: Sequence[Person]) -> list[list[Opinion]]:
-        """The opinions of each person, one a question."""
+        """The opinions of each person, one per question."""
         prompts = self._prompts
         groups: list[Group] = []
         fits: list[bool] = []
@@ -77,18 +77,19 @@ class OpinionScorer:
 
 
 def softmax(logprobs: np.ndarray) -> np.ndarray:
-    """The probabilities among given continuations alone, float64 [options]."""
+    """The probabilities of the options, normalised over the options alone, float64 [options]."""
     shifted = np.exp(np.asarray(logprobs, np.float64) - np.max(logprobs))
     return shifted / shifted.sum()
 
 
 def position_bias(by_order_NOK: np.ndarray, orders: Sequence[Sequence[int]]) -> dict[str, object]:
-    """How the place of an option moves its probability. `by_order_NOK`: people, orders, options in the survey's order.
+    """How much the position of an option affects its probability.
 
-    `by_place`: mean probability of whatever stands in each place; `bias`: the largest distance of these from
-    1 / options; `spread`: mean total variation between a person's distribution in one order and its mean over the
-    orders. A model without such a preference has 1 / options, 0 and 0. `balanced`: whether each option stands in each
-    place equally often, without which `by_place` shows liked options too.
+    `by_order_NOK`: [people, orders, options in the survey's order]. Returns `by_place`: the mean probability of each
+    position; `bias`: the largest distance of these from 1 / options; `spread`: the mean total variation between a
+    person's distribution in one order and its mean over the orders. Without position bias these are 1 / options, 0 and
+    0. `balanced`: whether each option is in each position equally often; if not, `by_place` also reflects preferences
+    for options.
     """
     orders_OK = np.array(orders)
     options = orders_OK.shape[1]

@@ -1,4 +1,4 @@
-"""The figures of one arm: its distances from humans over all questions and groups, each with a bootstrap interval."""
+"""The scores of one arm: its distances from humans over all questions and groups, each with a bootstrap interval."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from evals.opinions.distances import rank_correlation, similarity, steerability,
 
 EVERYBODY = ("", "all")
 Cell = tuple[str, str]  # field and group
-# What each figure may be. They are means over the questions by weight, of everybody or over all groups.
+# The range of each score. Scores are weighted means over the questions, of everybody or over all groups.
 LIMITS: dict[str, tuple[float, float]] = {
     "similarity": (0.0, 1.0),  # 1 − JSD, of everybody
     "wasserstein": (0.0, 1.0),  # of everybody, over the ordered questions
@@ -19,12 +19,12 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gap": (0.0, 1.0),  # 1 − JSD of the best group of a field minus that of the worst; the largest of the fields
     "slope": (-np.inf, np.inf),  # steerability
     "cosine": (-1.0, 1.0),
-    "rank": (-1.0, 1.0),  # Spearman's, of everybody's mean place on the scale over the questions
+    "rank": (-1.0, 1.0),  # Spearman's correlation over the questions, of everybody's mean position on the scale
 }
 
 
 class ScoredCell(NamedTuple):
-    """Distributions of one question and group: measured, [options], and their draws, [draws, options]."""
+    """Distributions of one question and group: measured shares, [options], and their draws, [draws, options]."""
 
     number: int  # of the question
     cell: Cell
@@ -37,56 +37,58 @@ class ScoredCell(NamedTuple):
 def arm_scores(
     survey: SurveyConfig, config: SimulateConfig, name: str, cells: Sequence[ScoredCell], published: bool
 ) -> dict[str, dict[str, float] | None]:
-    """The figures of an arm, each with `value`, `low`, `high`; None where it cannot be computed.
+    """The scores of an arm, each with `value`, `low`, `high`; None if it cannot be computed.
 
     For humans against humans each draw is compared with the humans themselves, and the value is the mean of the draws.
-    For published shares the overall arm is the same figures as everybody's humans, so that cell of it is not scored.
+    With published shares the overall arm equals the humans of the cell `EVERYBODY`, which is then not scored.
     """
     bound = name == "humans"
-    measured, drawn = {}, {}
+    measured, resampled = {}, {}
     for entry in cells:
         if published and name in ("overall", "majority") and entry.cell == EVERYBODY:
             continue
         place = (entry.number, entry.cell)
         measured[place] = (entry.shares[None], entry.human_shares[None])
-        drawn[place] = (entry.draws, entry.human_shares[None] if bound else entry.human_draws)
-    estimates, draws = figures(survey, measured), figures(survey, drawn)
+        resampled[place] = (entry.draws, entry.human_shares[None] if bound else entry.human_draws)
+    estimates, draws = figures(survey, measured), figures(survey, resampled)
     return {name: _interval(estimates[name], draws[name], config.interval, bound, LIMITS[name]) for name in LIMITS}
 
 
 def figures(
     survey: SurveyConfig, cells: Mapping[tuple[int, Cell], tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, np.ndarray | None]:
-    """Every figure for pairs of distributions (arm's, humans'), [draws, options] each: [draws], or None without any."""
+    """All scores for pairs of distributions (arm's, humans'), each [draws, options]: name -> [draws] or None."""
     weights = [question.weight for question in survey.questions]
-    close = {place: similarity(p, q) for place, (p, q) in cells.items()}
-    far = {
+    similarities = {place: similarity(p, q) for place, (p, q) in cells.items()}
+    distances = {
         place: wasserstein(p, q, survey.questions[place[0]].scale)
         for place, (p, q) in cells.items()
         if survey.questions[place[0]].ordered
     }
 
-    def mean(values: Mapping[tuple[int, Cell], np.ndarray], wanted: Callable[[Cell], bool]) -> np.ndarray | None:
-        chosen = [(value, weights[number]) for (number, cell), value in values.items() if wanted(cell)]
+    def mean(values: Mapping[tuple[int, Cell], np.ndarray], includes: Callable[[Cell], bool]) -> np.ndarray | None:
+        chosen = [(value, weights[number]) for (number, cell), value in values.items() if includes(cell)]
         if not chosen:
             return None
-        # A draw in which nobody of a small group came out has the mean of the other groups.
+        # If a draw has nobody of a small group, its mean is over the other groups.
         stacked = np.ma.masked_invalid(np.stack([value for value, _ in chosen]))
         return np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]).filled(np.nan)
 
     groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
     gaps = []
     for field in dict.fromkeys(by for by, _ in groups):
-        own: list[Any] = [mean(close, lambda cell, group=group: cell == group) for group in groups if group[0] == field]
-        if len(own) > 1:
-            gaps.append(np.fmax.reduce(own) - np.fmin.reduce(own))
+        by_group: list[Any] = [
+            mean(similarities, lambda cell, group=group: cell == group) for group in groups if group[0] == field
+        ]
+        if len(by_group) > 1:
+            gaps.append(np.fmax.reduce(by_group) - np.fmin.reduce(by_group))
     steered = _each_draw(_shifts(survey, cells), steerability)
     ranked = _each_draw(_mean_places(survey, cells), lambda a, b: (rank_correlation(a, b),))
     return {
-        "similarity": mean(close, lambda cell: cell == EVERYBODY),
-        "wasserstein": mean(far, lambda cell: cell == EVERYBODY),
-        "group_similarity": mean(close, lambda cell: cell != EVERYBODY),
-        "group_wasserstein": mean(far, lambda cell: cell != EVERYBODY),
+        "similarity": mean(similarities, lambda cell: cell == EVERYBODY),
+        "wasserstein": mean(distances, lambda cell: cell == EVERYBODY),
+        "group_similarity": mean(similarities, lambda cell: cell != EVERYBODY),
+        "group_wasserstein": mean(distances, lambda cell: cell != EVERYBODY),
         "gap": np.fmax.reduce(gaps) if gaps else None,
         "slope": None if steered is None else steered[0],
         "cosine": None if steered is None else steered[1],
@@ -95,10 +97,10 @@ def figures(
 
 
 def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(shift of the arm, shift of the humans) of each group and question from everybody, weighted by question.
+    """(shift of the arm, shift of the humans) from everybody to each group, by question, weighted.
 
-    Where everybody's shares are not published, they are taken for the mean of the groups, on both sides.
-    In a draw in which nobody of a group came out, neither side of it has moved.
+    If everybody's shares are not published, the mean of the groups is used instead, on both sides. In a draw without
+    anybody of a group, both its shifts are 0.
     """
     parts = []
     means: dict[int, Any] = {}
@@ -112,13 +114,13 @@ def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list
             everybody_p, everybody_q = means[number]
             root = np.sqrt(survey.questions[number].weight)
             arm, human = np.broadcast_arrays(p - everybody_p, q - everybody_q)
-            drawn = np.isfinite(arm) & np.isfinite(human)
-            parts.append((np.where(drawn, root * arm, 0.0), np.where(drawn, root * human, 0.0)))
+            is_drawn = np.isfinite(arm) & np.isfinite(human)
+            parts.append((np.where(is_drawn, root * arm, 0.0), np.where(is_drawn, root * human, 0.0)))
     return parts
 
 
 def _mean_places(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(arm's, humans') mean place on the scale of everybody, for the ordered questions and those of two options."""
+    """(arm's, humans') mean position of everybody on the scale, for ordered questions and those with two options."""
     parts = []
     for number, question in enumerate(survey.questions):
         if (number, EVERYBODY) in cells and (question.ordered or len(question.options) == 2):
@@ -130,7 +132,7 @@ def _mean_places(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) ->
 def _each_draw(
     parts: Sequence[tuple[np.ndarray, np.ndarray]], figures: Callable[..., Sequence[float | None]]
 ) -> np.ndarray | None:
-    """`figures` of the two sides of all parts put together, for each draw: [figures, draws], NaN where one is None."""
+    """Apply `figures` to the concatenated sides of all parts, for each draw: [figures, draws], NaN for None."""
     if not parts:
         return None
     count = max(len(side) for part in parts for side in part)
@@ -144,16 +146,19 @@ def _each_draw(
 def _interval(
     estimate: np.ndarray | None, draws: np.ndarray | None, interval: float, bound: bool, limits: tuple[float, float]
 ) -> dict[str, float] | None:
-    """The draws' percentiles; unless for a `bound` shifted so that their mean is the estimate, and kept in `limits`."""
+    """The percentiles of the draws, shifted so that their mean is the estimate, and clipped to `limits`.
+
+    For a `bound` the draws are not shifted, and the value is their mean.
+    """
     if estimate is None or draws is None or not np.isfinite(estimate[0]):
         return None
-    known = draws[np.isfinite(draws)]
-    if not len(known):
+    finite = draws[np.isfinite(draws)]
+    if not len(finite):
         return None
-    low, high = np.quantile(known, [(1 - interval) / 2, (1 + interval) / 2])
+    low, high = np.quantile(finite, [(1 - interval) / 2, (1 + interval) / 2])
     value = float(estimate[0])
     if bound:
-        value = float(known.mean())
+        value = float(finite.mean())
     else:
-        low, high = np.clip([value + low - known.mean(), value + high - known.mean()], *limits)
+        low, high = np.clip([value + low - finite.mean(), value + high - finite.mean()], *limits)
     return {"value": value, "low": float(low), "high": float(high)}

@@ -1,4 +1,4 @@
-"""The tables and the card of a simulated survey. No figure of a model stands without the baselines beside it."""
+"""The tables and the card of a simulated survey. A model's figure is always shown beside the baselines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,9 +50,9 @@ def scores_table(summary: Mapping[str, Any]) -> str:
     scores = summary["scores"]
     if not summary["compared"]:
         return ""
-    shown = [name for name in FIGURES if any(score.get(name) for score in scores.values())]
-    rows = [[ARMS[arm], *(_with_interval(scores[arm].get(name)) for name in shown)] for arm in ARMS if arm in scores]
-    return markdown_table(["", *(FIGURES[name] for name in shown)], rows)
+    names = [name for name in FIGURES if any(score.get(name) for score in scores.values())]
+    rows = [[ARMS[arm], *(_with_interval(scores[arm].get(name)) for name in names)] for arm in ARMS if arm in scores]
+    return markdown_table(["", *(FIGURES[name] for name in names)], rows)
 
 
 def question_tables(summary: Mapping[str, Any], groups: bool = True) -> str:
@@ -67,7 +67,7 @@ def question_tables(summary: Mapping[str, Any], groups: bool = True) -> str:
 
 
 def report(summary: Mapping[str, Any]) -> str:
-    """The whole of `tables.md`."""
+    """The content of `tables.md`."""
     parts = [f"# {markdown_text(summary['title'])}, answered by {markdown_text(summary['model'])}", _who(summary)]
     if summary["compared"]:
         parts += [scores_table(summary), READING, _winners(summary)]
@@ -77,12 +77,12 @@ def report(summary: Mapping[str, Any]) -> str:
 
 
 def card(summary: Mapping[str, Any]) -> str:
-    """The card: what was done, what the figures may not be used for, and how they compare."""
+    """The card: what was done, what the figures must not be used for, and how close they are to humans."""
     humans = summary["humans"]
     parts = [
         f"# {markdown_text(summary['title'])}, simulated",
         f"{markdown_text(summary['model'])}, a language model, answered as each of {summary['personas']:,} personas.",
-        "## What these figures may not be used for",
+        "## What these figures must not be used for",
         "\n".join(f"- {line}" for line in NOT_FOR),
         "## How they were made",
         _who(summary),

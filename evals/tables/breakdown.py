@@ -31,15 +31,15 @@ def counts_table(scores: Scores) -> ResultTable:
         left_out = sum(score["left_out"].values())
         counts = [f"{score[problem]:,}" for problem in names]
         verdicts = with_interval(score), with_interval(_lenient(score))
-        repeated = score.get("rows", score["n"]) != score["n"]  # earlier evaluations counted rows alone
-        asked = f"{score['n']:,} ({score['rows']:,} rows)" if repeated else f"{score['n']:,}"
-        rows.append((score["title"], asked, *verdicts, *counts, f"{left_out:,}"))
-        kept = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)
-        data.append({"benchmark": name, **{key: score.get(key) for key in kept}, "left_out": score["left_out"]})
+        has_repeats = score.get("rows", score["n"]) != score["n"]  # earlier versions of scores.json have no `rows`
+        size = f"{score['n']:,} ({score['rows']:,} rows)" if has_repeats else f"{score['n']:,}"
+        rows.append((score["title"], size, *verdicts, *counts, f"{left_out:,}"))
+        fields = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)
+        data.append({"benchmark": name, **{key: score.get(key) for key in fields}, "left_out": score["left_out"]})
     notes = (
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
         "the 95 % Wilson interval, one vote a question. Cut: the token limit was reached. Left out: could not be asked "
-        "or is no record of the benchmark, not in the score.",
+        "or was an invalid record; not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
 
@@ -59,15 +59,16 @@ def ways_table(scores: Scores) -> ResultTable | None:
     return ResultTable("Generation and likelihood", columns, tuple(rows), notes, tuple(data)) if rows else None
 
 
-def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultTable:
+def _shares(title: str, heading: str, groups: dict[str, dict[str, Any]]) -> ResultTable:
+    """A table of scores by group; `heading`: that of the column of groups."""
     rows = tuple(
         (name, f"{score['n']:,}", with_interval(score), with_interval(_lenient(score)))
         for name, score in groups.items()
     )
-    kept = ("n", "correct", "accuracy", "interval", "correct_lenient", "accuracy_lenient", "interval_lenient")
-    data = tuple({what.lower(): name, **{key: score[key] for key in kept}} for name, score in groups.items())
+    fields = ("n", "correct", "accuracy", "interval", "correct_lenient", "accuracy_lenient", "interval_lenient")
+    data = tuple({heading.lower(): name, **{key: score[key] for key in fields}} for name, score in groups.items())
     lenient = "Loose" if "instruction" in title or "levels" in title else "Lenient"
-    return ResultTable(title, (what, "n", "Strict", lenient), rows, (), data)
+    return ResultTable(title, (heading, "n", "Strict", lenient), rows, (), data)
 
 
 def _lenient(score: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The ladder: accuracy after each stage of Table 1, with a paired test of each gain on the same problems."""
+"""The ladder: accuracy after each stage of Table 1, with a paired test of each stage's gain on the same problems."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ RowsByStage = Mapping[str, Sequence[SampleRow]]
 def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
     """The ladder as plain data; None if no stage was evaluated on a benchmark of Table 1.
 
-    `stages`: `scores.json` by stage; `rows`: rows of the same evaluations, as far as they were kept. Each entry of
-    `stages` has `score` (None: not measured), `over` (the nearest stage before it that was measured) and `test`, the
-    comparison with that stage on the problems that both were asked (None: no rows of both). `total` is the same for the
-    last stage against the first. Shares are 0 to 1, the paper's figures percent.
+    `stages`: `scores.json` by stage. `rows`: the rows of these evaluations, as far as they exist. In the result, each
+    entry of `stages` has `score` (None: not measured), `over` (the nearest earlier stage that was measured) and `test`,
+    the comparison with that stage on common problems (None: no rows of both). `total` compares the last stage with the
+    first. Shares are 0 to 1, the paper's figures percent.
     """
     stages = {stage: stages[stage] for stage in paper.TABLE_1 if stage in stages}
     name = table_1_benchmark(stages)
     if name is None:
         return None
-    asked = {stage: [row for row in rows.get(stage, ()) if row["benchmark"] == name] for stage in stages}
+    rows_by_stage = {stage: [row for row in rows.get(stage, ()) if row["benchmark"] == name] for stage in stages}
     entries: list[dict[str, Any]] = []
     measured: list[str] = []
     for stage, figure in paper.TABLE_1.items():
@@ -35,33 +35,32 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
             score = None
         over = measured[-1] if score and measured else None
         entry = {"stage": stage, "title": paper.TABLE_1_ROWS[stage], "paper": figure, "over": over}
-        kept = ("n", "accuracy", "interval")
-        entry["score"] = score and {field: score[field] for field in kept}
-        entry["test"] = _test(asked, over, stage, name)
+        entry["score"] = score and {field: score[field] for field in ("n", "accuracy", "interval")}
+        entry["test"] = _test(rows_by_stage, over, stage, name)
         entries.append(entry)
         measured += [stage] if score else []
     total = {"stage": measured[-1], "over": measured[0]} if len(measured) > 2 else None
     if total:
-        total |= {"test": _test(asked, total["over"], total["stage"], name)}
+        total |= {"test": _test(rows_by_stage, total["over"], total["stage"], name)}
     about = {"benchmark": name, "title": title_of(name), "stand_in": stand_in_note(name)}
     return about | {"stages": entries, "total": total}
 
 
 def common_problems(before: Sequence[SampleRow], after: Sequence[SampleRow]) -> Comparison | None:
-    """Compare two evaluations on the problems of both; None if they have none in common."""
+    """Compare two evaluations on their common problems; None if there are none."""
     try:
         return compare(before, after)
     except ConfigError:
         return None
 
 
-def _test(asked: RowsByStage, over: str | None, stage: str, name: str) -> dict[str, Any] | None:
-    comparison = common_problems(asked[over], asked[stage]) if over else None
+def _test(rows: RowsByStage, over: str | None, stage: str, name: str) -> dict[str, Any] | None:
+    comparison = common_problems(rows[over], rows[stage]) if over else None
     return comparison and comparison["benchmarks"][name]
 
 
 def ladder_table(ladder: Ladder) -> ResultTable:
-    """One row per stage; what was not measured is a dash."""
+    """A table with one row per stage; a dash for what was not measured."""
     columns = (
         "Stage", ladder["title"], "Gain, points", "p", "Became right", "Became wrong", "Problems", "Paper: GSM8K",
     )  # fmt: skip
@@ -82,9 +81,9 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided."
     ]
     if any(entry["over"] and not entry["test"] for entry in ladder["stages"]):
-        notes.append("A gain is missing where the rows of both evaluations, with problems in common, are not there.")
+        notes.append("A gain is missing where there are no rows of both evaluations with common problems.")
     if partial:
-        notes.append("Some problems were asked after one of two stages only: gains are over those asked after both.")
+        notes.append("Some problems were asked after only one of two stages: gains are over those asked after both.")
     if ladder["benchmark"] != "gsm8k":
         notes.append(
             f"Ours is {ladder['title']}, not GSM8K: the direction of the gains can be compared, not the figures."
@@ -93,7 +92,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
 
 
 def gains_in_words(ladder: Ladder) -> str:
-    """Which gains are beyond chance, which are not, and which are unknown."""
+    """Sentences about which gains are beyond chance, which are not, and which are unknown."""
     gains = [entry for entry in ladder["stages"] if entry["over"]]
     if not gains:
         return "Fewer than two stages were evaluated: there is no gain to judge."
@@ -104,7 +103,7 @@ def gains_in_words(ladder: Ladder) -> str:
         "Within chance": [e for e in tested if e["test"]["low"] <= 0 <= e["test"]["high"]],
         "Not compared, for lack of rows of both evaluations": [e for e in gains if not e["test"]],
     }
-    parts = [f"{words}: {', '.join(map(_named, entries))}." for words, entries in groups.items() if entries]
+    parts = [f"{words}: {', '.join(map(_stage_gain, entries))}." for words, entries in groups.items() if entries]
     if tested and not any(entry["test"]["low"] > 0 for entry in tested):
         parts.insert(0, "No gain is beyond chance.")
     total = ladder["total"]
@@ -128,20 +127,20 @@ def verdict(ladder: Ladder) -> str:
     gains = [entry for entry in measured if entry["over"]]
     above = [entry["stage"] for entry in gains if entry["test"] and entry["test"]["low"] > 0]
     below = [entry["stage"] for entry in gains if entry["test"] and entry["test"]["high"] < 0]
-    rest = [entry["stage"] for entry in gains if entry["stage"] not in (*above, *below)]
-    groups = {"gained beyond chance": above, "lost beyond chance": below, "within chance or not compared": rest}
+    others = [entry["stage"] for entry in gains if entry["stage"] not in (*above, *below)]
+    groups = {"gained beyond chance": above, "lost beyond chance": below, "within chance or not compared": others}
     parts = [f"{words}: {', '.join(stages)}" for words, stages in groups.items() if stages]
-    beside = f", on a stand-in ({ladder['title']})" if ladder["stand_in"] else ""
+    suffix = f", on a stand-in ({ladder['title']})" if ladder["stand_in"] else ""
     second = "; ".join(parts)
-    return f"{ladder['title']} solved: {shares}{gain}. {second[:1].upper()}{second[1:]}{beside}."
+    return f"{ladder['title']} solved: {shares}{gain}. {second[:1].upper()}{second[1:]}{suffix}."
 
 
-def _named(entry: Mapping[str, Any]) -> str:
+def _stage_gain(entry: Mapping[str, Any]) -> str:
     return f"{entry['stage']} {gain_with_interval(entry['test'])}" if entry["test"] else str(entry["stage"])
 
 
 def p_value(test: Mapping[str, float]) -> str:
-    """A p in two digits; below 0.0001 only that."""
+    """A p-value with two digits, or "<0.0001"."""
     return "<0.0001" if test["p"] < 1e-4 else f"{test['p']:.2g}"
 
 

@@ -35,7 +35,7 @@ TABLE_1_ROWS: dict[str, str] = {
     "self_distill": "+ Scored self-distillation (Stage 3)",
 }
 
-# What the paper leaves open, and how it is settled here: shown beside the difference.
+# Points that the paper does not specify, and the choice made here; shown beside the difference.
 OPEN_POINTS: dict[str, str] = {
     "arc": "one figure in the paper; here the mean of Easy and Challenge",
     "ifeval": "prompt-level strict accuracy; the paper does not say which of IFEval's four",

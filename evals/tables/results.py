@@ -1,7 +1,7 @@
 """Table 1 and Table 2 with the paper's figures beside ours, as data and as Markdown, HTML or JSON.
 
-A stand-in never appears in the row of the benchmark it imitates, and no difference to the paper is computed from one.
-Figures are percent with one decimal (two in Table 1, as in the paper); "—" means not measured.
+A stand-in has a row of its own, never that of the benchmark it imitates, and is not compared with the paper. Figures
+are percent with one decimal (two in Table 1, as in the paper); "—" means not measured.
 """
 
 import html
@@ -16,12 +16,12 @@ from evals.scoring.scores import Scores, title_of
 from evals.tables import paper_figures as paper
 
 MISSING = "—"
-TABLE_1_BENCHMARKS = ("gsm8k", HELD_OUT, "gsm_symbolic")  # the first that any stage was evaluated on is shown
+TABLE_1_BENCHMARKS = ("gsm8k", HELD_OUT, "gsm_symbolic")  # Table 1 shows the first that any stage was evaluated on
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. `rows` are formatted; `data` has the same unrounded, one mapping per row, for JSON."""
+    """A table of results. `rows` are formatted; `data` has the unrounded values, one mapping per row, for JSON."""
 
     title: str
     columns: tuple[str, ...]
@@ -33,8 +33,8 @@ class ResultTable:
 def table_2(models: Mapping[str, Scores]) -> ResultTable:
     """Table 2: one row per benchmark (then the stand-ins that were run), one column per model.
 
-    `models` maps a column's title to its `scores.json`. A model that fills a column of the paper's table is followed by
-    its difference to that column.
+    `models` maps the title of a column to its `scores.json`. If a model corresponds to a column of the paper's table,
+    the difference from that column follows.
     """
     compared = {title: scores.get("column", "nautile_370m") for title, scores in models.items()}
     headings = [part for title, column in compared.items() for part in ((title, "Difference") if column else (title,))]
@@ -55,11 +55,11 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
         points = [point for score in measured.values() for point in score["differs"]]
         differs = list(dict.fromkeys(points)) if figures else [next(iter(measured.values()))["stand_in"]]
         title = title_of(name) if figures else f"{title_of(name)} (stand-in)"
-        shown = []
+        our_cells = []
         for model, score in by_title.items():
-            shown += [with_interval(score), signed(leads.get(model))] if compared[model] else [with_interval(score)]
-        theirs = [f"{figure:.1f}" for figure in figures.values()] if figures else [MISSING] * len(paper.MODELS)
-        rows.append((title, *shown, *theirs, "; ".join(differs)))
+            our_cells += [with_interval(score), signed(leads.get(model))] if compared[model] else [with_interval(score)]
+        paper_cells = [f"{figure:.1f}" for figure in figures.values()] if figures else [MISSING] * len(paper.MODELS)
+        rows.append((title, *our_cells, *paper_cells, "; ".join(differs)))
         data.append(
             {
                 "benchmark": name,
@@ -73,7 +73,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     notes = (
         "Strict accuracy in percent, zero-shot, with the 95 % interval (Wilson; bootstrap for ARC, the average); the "
         "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
-        "The average is that of all eleven rows and is not formed while one is missing.",
+        "The average is over all eleven rows; there is none while a row is missing.",
     )
     return ResultTable("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
 
@@ -81,20 +81,20 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
 def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> ResultTable:
     """Table 1: one row per stage (GSM8K after each). `stages` maps pretrain, align, reason, self_distill to scores.
 
-    `benchmark`: our benchmark beside the paper's; None: GSM8K if it was run, else the held-out problems. With another
-    benchmark than GSM8K only the gains over the first stage are comparable, and no difference is shown.
+    `benchmark`: our benchmark beside the paper's GSM8K; None: GSM8K if it was run, else the held-out problems. With a
+    benchmark other than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
     name = benchmark or table_1_benchmark(stages) or "gsm8k"
-    same = name == "gsm8k"
+    is_same = name == "gsm8k"
     base = _score_of(stages.get("pretrain"), name)
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
         ours = _score_of(stages.get(stage), name)
         measured = ours is not None and ours["accuracy"] is not None
-        based = measured and base is not None and base["accuracy"] is not None
-        gain = 100 * (ours["accuracy"] - base["accuracy"]) if based else None
-        difference = 100 * ours["accuracy"] - figure if measured and same else None
+        has_gain = measured and base is not None and base["accuracy"] is not None
+        gain = 100 * (ours["accuracy"] - base["accuracy"]) if has_gain else None
+        difference = 100 * ours["accuracy"] - figure if measured and is_same else None
         paper_gain = figure - paper.TABLE_1["pretrain"]
         first = stage == "pretrain"
         rows.append(
@@ -107,7 +107,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 signed(difference, 2),
                 f"{ours['n']:,}" if measured else MISSING,
                 f"{100 * ours['accuracy_lenient']:.2f}" if measured else MISSING,
-                "; ".join(ours["differs"]) if measured and same else MISSING,
+                "; ".join(ours["differs"]) if measured and is_same else MISSING,
             )
         )
         data.append(
@@ -123,7 +123,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
             }
         )
     notes = ["Strict accuracy in percent with the 95 % Wilson interval; each row builds on the one above."]
-    if not same:
+    if not is_same:
         notes.append(
             f"Ours is {title_of(name)}, not GSM8K: only the direction of the gains is comparable, not the figures."
         )

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 as figures: one line per row, ours as a dot in its 95 % interval, the paper's figures as ticks."""
+"""Draw Tables 1 and 2: one line per row, our scores as dots with 95 % intervals, the paper's figures as ticks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from evals.tables import paper_figures as paper
 from evals.tables.results import ResultTable
 
 _PAPER_COLOURS = ("#333333", "#c9a227", "#9b6fb5", "#5f9ea0", "#b0a0a0")
-_WIDTH, _ROW, _FRAME = 790, 26, 110  # pixels: the figure, a row, and title, axis and legend together
+_WIDTH, _ROW, _FRAME = 790, 26, 110  # pixels: width of the figure; height of a row; of title, axis and legend
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure in percent. `interval`: of a measurement of ours; None: the paper's, drawn as a tick."""
+    """One score in percent. `interval`: of our measurement; None: a figure of the paper, drawn as a tick."""
 
     row: int
     series: str
@@ -23,7 +23,7 @@ class Mark:
 
 
 def table_figure(table: ResultTable) -> str:
-    """An `<svg>` of a table by `table_1` or `table_2`, 0 to 100 % across; every mark has its figures as a tooltip."""
+    """An `<svg>` of a table by `table_1` or `table_2`; the x axis is 0 to 100 %, and every mark has a tooltip."""
     names = [str(row.get("title") or row["benchmark"]) for row in table.data]
     marks = [mark for index, row in enumerate(table.data) for mark in _marks(index, row)]
     marks.sort(key=lambda mark: mark.interval is not None)  # ours last, on top
@@ -48,7 +48,7 @@ def _paint(figure: Any, title: str, names: Sequence[str], marks: Sequence[Mark])
     handles = {}
     for index, mark in enumerate(marks):
         if mark.interval:
-            # Several models of ours in one row are drawn a little apart, so that no dot hides another.
+            # Several of our models in one row are drawn slightly apart, so that no dot hides another.
             order = ours.index(mark.series)
             colour, y = COLOURS[order % len(COLOURS)], mark.row + 0.12 * (order % 5 - 1)
             axes.plot(mark.interval, (y, y), color=colour, linewidth=1.5)
@@ -59,12 +59,12 @@ def _paint(figure: Any, title: str, names: Sequence[str], marks: Sequence[Mark])
             (line,) = axes.plot((mark.value,) * 2, (mark.row - 0.3, mark.row + 0.3), color=colour, linewidth=width)
         line.set_gid(f"mark-{index}")
         handles[mark.series] = line
-    if shown := [*ours, *papers]:
-        _legend(figure, {name: handles[name] for name in shown})
+    if series_names := [*ours, *papers]:
+        _legend(figure, {name: handles[name] for name in series_names})
 
 
 def _legend(figure: Any, handles: Mapping[str, Any]) -> None:
-    """The legend under the axes, in as many columns as the width of the figure has room for."""
+    """The legend under the axes, in as many columns as fit the width of the figure."""
     style = {"loc": "outside lower left", "frameon": False, "fontsize": 8, "handlelength": 1}
     for columns in range(min(4, len(handles)), 0, -1):
         legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
@@ -81,7 +81,7 @@ def _tooltip(mark: Mark) -> str:
 
 
 def _marks(index: int, row: dict[str, Any]) -> list[Mark]:
-    """The marks of a row of `ResultTable.data`: one figure of the paper in Table 1, one per model in Table 2."""
+    """The marks of a row of `ResultTable.data`; the paper has one figure in Table 1, one per model in Table 2."""
     marks = []
     figures = row["paper"] if isinstance(row["paper"], dict) else {"nautile_370m": row["paper"]}
     for model, figure in (figures or {}).items():

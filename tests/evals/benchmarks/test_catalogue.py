@@ -111,7 +111,7 @@ WRONG = [
     ("gsm8k", "answer", "work #### five or six", "does not end in"),
     ("mmlu", "answer", 4, "points to option 4, but there are 4 options"),
     ("mmlu", "answer", "B", "is str, not int"),
-    ("mmlu", "choices", ["one"], "and there are 1"),
+    ("mmlu", "choices", ["one"], "but there are 1"),
     ("mmlu", "choices", "abcd", "is str, not list"),
     ("mmlu_pro", "answer_index", 11, "points to option 11"),
     ("mmlu_pro", "answer", "Z", "is not the letter of `answer_index`"),
