@@ -1,4 +1,4 @@
-"""Blocks of a report or data card: what a section can contain besides `evals.tables.results.ResultTable`."""
+"""The blocks of a report or data card: the contents of a section besides `evals.tables.results.ResultTable`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Points = Sequence[tuple[float, float]]  # (x, y)
 @dataclass(frozen=True)
 class Paragraph:
     text: str
-    see: str = ""  # title of a section to link to, where the report has it
+    see: str = ""  # title of a section to link to, if the report has it
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class TableFigure:
-    """A table of results as a figure: a finished `<svg>` of `evals.tables.svg`."""
+    """A table of results as a figure: an `<svg>` by `evals.tables.svg`."""
 
     svg: str
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Values over steps, a line for each name in `series`."""
+    """Values over steps, one line for each name in `series`."""
 
     title: str
     series: Mapping[str, Points]
@@ -123,7 +123,7 @@ ReportBlock = (
 
 @dataclass(frozen=True)
 class ReportSection:
-    """`folded`: the page shows its title alone until it is opened; a print has what is open."""
+    """A section of a report. `folded`: the page shows only its title until it is opened; print shows open sections."""
 
     title: str
     blocks: tuple[ReportBlock, ...]

@@ -1,6 +1,6 @@
-"""Capacity planning as a stage (`nautile plan`): does each training stage fit a topology, and how long does it take?
+"""The `plan` stage (`nautile plan`): does each training stage fit a topology, and how long does it take?
 
-It is a stage so that a plan is kept in the store, and an equal request reuses it.
+As a stage, a plan is stored and reused by later requests for the same.
 """
 
 import json
@@ -31,9 +31,9 @@ _REINFORCEMENT = ("reinforcement", "completions at once", "resident", "rollout",
 
 @stage("plan", version=3, outputs=("plan",))
 def plan_capacity(job: Job) -> None:
-    """Compile a step of every training stage for a topology; write what it needs as plan.json and plan.md."""
+    """Compile a step of each training stage for a topology; write its memory and time as plan.json and plan.md."""
     # Imported here because the command line imports this file, and JAX takes seconds. The compilers for other chips
-    # have to be enabled before the import of JAX.
+    # must be enabled before JAX is imported.
     from model.capacity import topology
 
     topology.enable_compilers()
@@ -61,7 +61,7 @@ def plan_capacity(job: Job) -> None:
         try:
             mesh = make_mesh(fsdp, topology.devices(target), part=name)
             plan["reinforcement"][name] = estimate_memory(model, rollout, policy, balance, mesh)
-        except ConfigError as error:  # pretraining may well be planned for more chips than these stages can use
+        except ConfigError as error:  # pretraining can be planned for more chips than these stages can use
             plan["reinforcement"][name] = {"refused": str(error)}
     sections = {"pretrain": pretrain, "align": align, "reason": reason, "self_distill": self_distill}
     plan["starts"] = {name: section.start for name, section in sections.items() if section.start}
@@ -72,7 +72,7 @@ def plan_capacity(job: Job) -> None:
 
 
 def markdown(plan: Mapping[str, Any]) -> str:
-    """A plan as text for people; `plan` is that of `model.capacity.planner.plan_training`, with `reinforcement`."""
+    """Format a plan of `model.capacity.planner.plan_training`, with `reinforcement`, as Markdown."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     limit = plan["memory_limit"]
     memory = f" {_gib(limit)} each" if limit else ""
@@ -102,14 +102,14 @@ def markdown(plan: Mapping[str, Any]) -> str:
 
 
 def _pretraining_row(label: str, step: Mapping[str, Any]) -> list[str]:
-    """The memory of one compiled training step, by kind."""
+    """A row of the table: the memory of a compiled training step, by kind."""
     rows = f"{step['micro_rows']} ({step['rows_per_chip']} a chip)"
     kinds = [_gib(step[name]) for name in ("arguments", "temporaries", "code", "peak")]
     return [label, rows, *kinds, "yes" if step["fits"] else "no", f"{step['compile_seconds']:.0f} s"]
 
 
 def _reinforcement_row(name: str, needs: Mapping[str, Any], limit: int | None) -> list[str]:
-    """Resident memory of a stage on one chip, and the peaks of rollout and update; or why it cannot be compiled."""
+    """A row of the table: memory per chip, resident and at the peaks of rollout and update, or why it was refused."""
     if "refused" in needs:
         return [name, needs["refused"], "", "", "", "no"]
     peaks = [needs["rollout"], *([needs["update"]] if "update" in needs else [])]

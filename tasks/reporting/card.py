@@ -1,7 +1,7 @@
-"""What the cards of models and data sets share: a Markdown page with YAML in front, in which all values are escaped.
+"""Render the cards of models and data sets: a Markdown page with YAML front matter, in which all values are escaped.
 
-A template's `{{ value }}` is shown letter by letter, whatever is in it; a value that is None is "not recorded". What is
-markup on purpose has gone through a filter: `table`, `code`, `fenced`.
+A template's `{{ value }}` is shown literally, whatever it contains; None is shown as "not recorded". Intended markup
+goes through a filter: `table`, `rows`, `code`, `fenced`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ NOT_RECORDED = "not recorded"
 
 
 class Markup(str):
-    """Markdown that is written as it is."""
+    """Markdown that is not escaped."""
 
 
 def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """The page of a template in this folder, with `front_matter` as YAML before it."""
+    """Render a template of this folder with `facts`, after `front_matter` as YAML."""
     from huggingface_hub.utils import yaml_dump
 
-    environment = template_environment(autoescape=False, finalize=_shown)
+    environment = template_environment(autoescape=False, finalize=_escaped)
     environment.filters |= {
         "table": _table,
         "rows": _rows,
@@ -39,27 +39,27 @@ def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any
 
 
 def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that have a value: a front matter leaves out what is not known."""
+    """The fields that have a value; a front matter leaves out unknown ones."""
     return {name: value for name, value in fields.items() if value not in (None, [], "")}
 
 
-def languages(counts: Iterable[Mapping[str, int]], named: Iterable[str]) -> list[str]:
-    """Codes that a configuration names, and those of at least one in a hundred counted documents."""
-    codes = set(named)
+def languages(counts: Iterable[Mapping[str, int]], configured: Iterable[str]) -> list[str]:
+    """Language codes: the configured ones, and those of at least 1 % of the documents in any of `counts`."""
+    codes = set(configured)
     for by_code in counts:
         total = sum(by_code.values())
         codes |= {code for code, count in by_code.items() if code.isalpha() and 100 * count >= total}
     return sorted(codes)
 
 
-def _shown(value: Any) -> str:
+def _escaped(value: Any) -> str:
     if value is None:
         return NOT_RECORDED
     return value if isinstance(value, Markup) else Markup(markdown_text(value))
 
 
 def _table(table: ResultTable) -> Markup:
-    """A table of results with every text in it escaped."""
+    """A table of results with all text escaped."""
     escaped = replace(
         table,
         title=markdown_text(table.title),
@@ -72,4 +72,4 @@ def _table(table: ResultTable) -> Markup:
 
 def _rows(rows: Sequence[Sequence[Any]], *columns: str) -> Markup:
     """A table of `rows` under `columns`, every cell escaped unless it is markup."""
-    return Markup(markdown_table(columns, [[_shown(cell) for cell in row] for row in rows]))
+    return Markup(markdown_table(columns, [[_escaped(cell) for cell in row] for row in rows]))

@@ -1,4 +1,4 @@
-"""The figures of reports as inline SVG: line and bar charts, values over time, and the pipeline of a run."""
+"""Draw the charts of reports as inline SVG: lines, bars, intervals, values over time, and the pipeline of a run."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 152, 46, 34, 20  # pixels
 
 @singledispatch
 def svg(block: ReportBlock) -> str:
-    """An `<svg>` of a block that is a figure."""
+    """The `<svg>` of a block. Raises `TypeError` for a block that is not a figure."""
     raise TypeError(f"{type(block).__name__} is not a figure")
 
 
@@ -36,30 +36,30 @@ def _(block: TableFigure) -> str:
 
 @svg.register
 def _(block: LineChart) -> str:
-    """The series over their steps. Long ones are averaged down to 300 points; empty ones are left out."""
-    drawn = {name: thinned(points) for name, points in block.series.items() if points}
+    """Series over steps. Long ones are averaged down to 300 points; empty ones are left out."""
+    series = {name: thinned(points) for name, points in block.series.items() if points}
 
     def paint(figure: Any) -> None:
         axes = _axes(figure, block.title)
-        for colour, (name, points) in zip(itertools.cycle(COLOURS), drawn.items(), strict=False):
+        for colour, (name, points) in zip(itertools.cycle(COLOURS), series.items(), strict=False):
             steps, values = zip(*points, strict=True)
             _line(axes, steps, values, color=colour, label=name)
         axes.set_xlabel(block.x_label)
         axes.set_ylabel(block.y_label)
-        axes.xaxis.get_major_locator().set_params(integer=True)  # half a step is none
-        if len(drawn) > 1:
+        axes.xaxis.get_major_locator().set_params(integer=True)  # no ticks at fractions of a step
+        if len(series) > 1:
             axes.legend(frameon=False, fontsize=8)
 
     return draw(block.title, (_WIDTH, _HEIGHT), paint)
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most `MOST_POINTS` points: means over equal stretches, which smooth the noise and prefer no single point."""
+    """Reduce to at most `MOST_POINTS` points, each the mean of equally many, which also smooths noise."""
     if len(points) <= MOST_POINTS:
         return list(points)
     edges = [round(i * len(points) / MOST_POINTS) for i in range(MOST_POINTS + 1)]
-    stretches = [points[a:b] for a, b in itertools.pairwise(edges)]
-    return [(sum(x for x, _ in s) / len(s), sum(y for _, y in s) / len(s)) for s in stretches]
+    segments = [points[a:b] for a, b in itertools.pairwise(edges)]
+    return [(sum(x for x, _ in s) / len(s), sum(y for _, y in s) / len(s)) for s in segments]
 
 
 @svg.register
@@ -70,8 +70,8 @@ def _(block: TimeChart) -> str:
         if not block.points:
             return
         start, end = block.points[0][0], block.points[-1][0]
-        took = end - start
-        unit, name = (3600, "hours") if took > 7200 else (60, "minutes") if took > 120 else (1, "seconds")
+        length = end - start
+        unit, name = (3600, "hours") if length > 7200 else (60, "minutes") if length > 120 else (1, "seconds")
         _line(axes, [(time - start) / unit for time, _ in block.points], [value for _, value in block.points])
         axes.set_xlabel(name)
 
@@ -80,7 +80,7 @@ def _(block: TimeChart) -> str:
 
 @svg.register
 def _(block: BarChart) -> str:
-    """Upright bars on a scale; for labels, lying bars with the labels at the side."""
+    """A histogram with vertical bars, or horizontal bars with a label each."""
 
     def paint(figure: Any) -> None:
         axes = _axes(figure, block.title)
@@ -102,8 +102,8 @@ def _histogram(axes: Any, block: BarChart) -> None:
         axes.bar(centres, values, block.bin_width * 0.92, color=colour, label=name, alpha=0.85)
     for x, label in block.lines:
         axes.axvline(x, color="#555555", linewidth=1, linestyle="--")
-        beside = {"xytext": (-2, 0), "textcoords": "offset points", "ha": "right", "va": "top"}
-        axes.annotate(label, (x, 0.97), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, **beside)
+        style = {"xytext": (-2, 0), "textcoords": "offset points", "ha": "right", "va": "top"}
+        axes.annotate(label, (x, 0.97), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, **style)
     axes.set_xlabel(block.x_label)
     axes.set_ylabel(block.y_label)
 
@@ -121,7 +121,7 @@ def _labelled_bars(axes: Any, block: BarChart) -> None:
 
 @svg.register
 def _(block: IntervalChart) -> str:
-    """Dots with their intervals, the values written beside them; the reference as grey diamonds on a dashed line."""
+    """Dots with intervals and their values as text; the reference as grey diamonds on a dashed line."""
     offset = 0.08 if block.reference else 0.0  # so that no dot hides a reference
 
     def paint(figure: Any) -> None:
@@ -131,16 +131,16 @@ def _(block: IntervalChart) -> str:
             heights = [values[label] for label in block.order if label in values]
             style = {"color": "#999999", "linestyle": "--", "marker": "D", "markersize": 5, "linewidth": 1}
             axes.plot(places, heights, label=name, **style)
-            _label_values(axes, places, heights, left=False, colour="#777777")
+            _label_values(axes, places, heights, on_left=False, colour="#777777")
         for colour, (name, measured) in zip(COLOURS, block.series.items(), strict=False):
-            # NaN breaks the line: over a missing label it would look like a value.
+            # NaN interrupts the line at a missing label, where it would look like a value.
             places = [index - offset for index in range(len(block.order))]
-            shown = [measured.get(label, (math.nan,) * 3) for label in block.order]
-            heights = [value for value, _, _ in shown]
-            ends = [[value - low for value, low, _ in shown], [high - value for value, _, high in shown]]
+            triples = [measured.get(label, (math.nan,) * 3) for label in block.order]
+            heights = [value for value, _, _ in triples]
+            ends = [[value - low for value, low, _ in triples], [high - value for value, _, high in triples]]
             style = {"color": colour, "marker": "o", "markersize": 7, "linewidth": 1.2, "capsize": 4}
             axes.errorbar(places, heights, yerr=ends, label=name, elinewidth=1.8, **style)
-            _label_values(axes, places, heights, left=True, colour=colour)
+            _label_values(axes, places, heights, on_left=True, colour=colour)
         axes.set_xticks(range(len(block.order)), block.order, fontsize=10)
         axes.set_xlim(-0.5, len(block.order) - 0.5)
         axes.set_ylabel(block.y_label)
@@ -151,20 +151,20 @@ def _(block: IntervalChart) -> str:
     return draw(block.title, (6.2, 3.5), paint, "interval-chart")
 
 
-def _label_values(axes: Any, places: Sequence[float], heights: Sequence[float], left: bool, colour: str) -> None:
-    """The values in writing, on the side of each mark where the other series is not."""
-    align, shift = ("right", -8) if left else ("left", 8)
+def _label_values(axes: Any, places: Sequence[float], heights: Sequence[float], on_left: bool, colour: str) -> None:
+    """Write the values beside their marks, on the side away from the other series."""
+    align, shift = ("right", -8) if on_left else ("left", 8)
     for place, height in zip(places, heights, strict=True):
         if math.isnan(height):
             continue
         style: dict[str, Any] = {"fontsize": 9, "color": colour, "ha": align, "va": "center"}
-        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # the line does not strike it out
+        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps the line from crossing it
         axes.annotate(f"{height:.1f}", (place, height), (shift, 0), textcoords="offset points", **style)
 
 
 @svg.register
 def _(block: Pipeline) -> str:
-    """Boxes in columns by their distance from the start, joined by arrows."""
+    """Boxes joined by arrows, in columns by their distance from the start."""
     corners = _box_corners(block)
     width = max(x for x, _ in corners.values()) + _BOX_WIDTH + 8
     height = max(y for _, y in corners.values()) + _BOX_HEIGHT + 8
@@ -180,7 +180,7 @@ def _(block: Pipeline) -> str:
         for source, target in block.arrows:
             x1, y1 = corners[source][0] + _BOX_WIDTH, corners[source][1] + _BOX_HEIGHT / 2
             x2, y2 = corners[target][0], corners[target][1] + _BOX_HEIGHT / 2
-            bend = x2 - _GAP_X / 2  # level until just before its end, so that a long arrow passes between the rows
+            bend = x2 - _GAP_X / 2  # horizontal until just before its end, so that long arrows pass between the rows
             curve = Path([(x1, y1), (bend, y1), (bend, y2), (x2, y2)], [Path.MOVETO, *[Path.CURVE4] * 3])
             style = {"arrowstyle": "-|>", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
             axes.add_patch(FancyArrowPatch(path=curve, color="#888888", linewidth=0.75, fill=False, **style))
@@ -202,9 +202,9 @@ def _(block: Pipeline) -> str:
 
 
 def _box_corners(block: Pipeline) -> dict[str, tuple[int, int]]:
-    """The top left corner of every box, in pixels. A box is in the column after the last one that it reads from."""
+    """The top left corner of every box, in pixels. A box is in the column after the last box that it reads from."""
     column = {label: 0 for label, _ in block.boxes}
-    for _ in block.boxes:  # longest path; the graph is small
+    for _ in block.boxes:  # longest paths by relaxation; the graph is small
         for source, target in block.arrows:
             column[target] = max(column[target], column[source] + 1)
 
@@ -214,7 +214,7 @@ def _box_corners(block: Pipeline) -> dict[str, tuple[int, int]]:
 
     rows: dict[int, int] = {}
     corners = {}
-    # In a column, boxes that are read soonest are on top, those that nobody reads at the bottom.
+    # Within a column, boxes with the nearest readers are on top, those without readers at the bottom.
     for label in sorted(column, key=distance_to_reader):
         row = rows.get(column[label], 0)
         rows[column[label]] = row + 1
@@ -232,7 +232,7 @@ def _axes(figure: Any, title: str) -> Any:
 
 
 def _line(axes: Any, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
-    """A line with a grid; few points are marked."""
+    """A line with a grid; the points are marked if there are few."""
     style = {"color": COLOURS[0], "linewidth": 1.3, "marker": "o" if len(x) < 25 else "", "markersize": 3} | style
     axes.plot(x, y, **style)
     axes.grid(alpha=0.25, linewidth=0.6)

@@ -1,6 +1,6 @@
-"""The data of the report, as plain JSON: from the inputs' manifests and files, and from the catalog.
+"""Collect the data of the report as plain JSON, from the inputs' manifests and files and from the catalog.
 
-Nothing here is drawn or worded. What was not measured is absent, never zero.
+Formatting and wording are elsewhere. What was not measured is absent, never zero.
 """
 
 import json
@@ -25,8 +25,8 @@ Facts = dict[str, Any]
 
 LONGEST_SAMPLE = 1200
 OVERLAPS_FILE = "contamination.jsonl"  # of a `tokens` artifact
-OVERLAPS_SHOWN = 3  # of each benchmark and artifact
-OVERLAPS_READ = 10_000  # lines of the file
+OVERLAPS_SHOWN = 3  # per benchmark and artifact
+OVERLAPS_READ = 10_000  # at most so many lines of the file
 COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere")
 STAGES_OF_TABLE_1 = ("pretrain", "align", "reason", "self_distill")
 
@@ -47,7 +47,7 @@ SELECT execution, name, coalesce(source, '') AS source, list([step, value] ORDER
 FROM metrics WHERE list_contains(?, execution) AND isfinite(value) AND NOT starts_with(name, 'system/')
 GROUP BY ALL ORDER BY ALL
 """
-# The run that used these artifacts last, reused ones included, and the name of its configuration. (executions)
+# The last run that wrote or reused artifacts of these executions, and the name of its configuration.
 _NEWEST_RUN = """
 SELECT run, config FROM runs WHERE list_contains(?, execution) AND run IS NOT NULL ORDER BY started DESC LIMIT 1
 """
@@ -62,7 +62,7 @@ ORDER BY reward {order}, md5(id) LIMIT ?
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the report: the artifact, and the label of the step (`evaluate:align`) that wrote it."""
+    """An input of the report: an artifact, and the label of the step (`evaluate:align`) that wrote it."""
 
     label: str
     artifact: Artifact
@@ -73,7 +73,7 @@ class Input:
 
 
 def read_inputs(store: Store, folders: Mapping[str, Path]) -> list[Input]:
-    """The inputs by their names, `label.kind`, oldest first."""
+    """The inputs, whose names are `label.kind`, oldest first."""
     inputs = [
         Input(name.rpartition(".")[0], store.get(f"{folder.parent.name}/{folder.name}"))
         for name, folder in folders.items()
@@ -82,17 +82,17 @@ def read_inputs(store: Store, folders: Mapping[str, Path]) -> list[Input]:
 
 
 def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
-    """Everything the report shows. `samples`: how many texts, at most, in each group."""
+    """All data of the report. `samples`: the largest number of texts in each group."""
     catalog = Catalog(store)
     catalog.ingest()
     labels = {item.artifact.execution: item.label for item in inputs}
     spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
-    climbed = ladder(by_stage, rows)
+    ladder_data = ladder(by_stage, rows)
     return {
         "about": _about(catalog, inputs),
-        "ladder": climbed,
-        "problems": changed_problems(climbed, rows) if climbed else [],
+        "ladder": ladder_data,
+        "problems": changed_problems(ladder_data, rows) if ladder_data else [],
         "stages": _stages(inputs, spent),
         "scores": by_stage,
         "curves": _curves(catalog.query(_METRICS, [list(labels)]), labels),
@@ -106,7 +106,7 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
 
 
 def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
-    """Whose results these are. What is not known is absent; where artifacts differ, all values are there."""
+    """Configuration, run, seeds, commits and machines. Unknown values are absent; differing ones are all listed."""
     manifests = [item.artifact.manifest for item in inputs]
     newest = catalog.query(_NEWEST_RUN, [[item.artifact.execution for item in inputs]])
     dirty = "-dirty"
@@ -125,7 +125,7 @@ def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
 
 
 def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Facts], list[Facts], Facts]:
-    """What executions took, by `labels` from execution to label: time and memory by label, calls, and totals."""
+    """Time and memory by label, endpoint calls, and totals. `labels`: execution -> label."""
     executions = list(labels)
     spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
     calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
@@ -133,9 +133,11 @@ def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Fac
 
 
 def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> Facts:
-    """From (label, kind, folder, facts) of every artifact: the questions, and by label the overlaps and copies.
+    """Benchmark questions, and by label the overlaps with them and the copies.
 
-    A label is present only where its text was screened: what was not searched for is absent, not zero.
+    `artifacts`: (label, kind, folder, facts) of each.
+
+    A label is present only if its text was screened: what was not searched for is absent, not zero.
     """
     result: Facts = {"questions": {}, "overlaps": {}, "hits": [], "copies": {}}
     for label, kind, folder, facts in artifacts:
@@ -157,30 +159,30 @@ def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> 
 
 
 def _shown_overlaps(folder: Path, facts: Mapping[str, Any]) -> list[Facts]:
-    """The first few overlaps with each benchmark: from the artifact's file, or from its facts where it has none."""
-    path, seen = folder / OVERLAPS_FILE, Counter[str]()
+    """The first few overlaps with each benchmark, from the artifact's file, or from its facts if it has no file."""
+    path, counts = folder / OVERLAPS_FILE, Counter[str]()
     if path.is_file():
         with path.open(encoding="utf-8") as lines:
             hits = [json.loads(line) for line in islice(lines, OVERLAPS_READ)]
     else:
         hits = list(facts.get("hits", ()))
-    shown = []
+    first_hits = []
     for hit in hits:
-        seen[hit["benchmark"]] += 1
-        if seen[hit["benchmark"]] <= OVERLAPS_SHOWN:
-            shown.append(hit)
-    return shown
+        counts[hit["benchmark"]] += 1
+        if counts[hit["benchmark"]] <= OVERLAPS_SHOWN:
+            first_hits.append(hit)
+    return first_hits
 
 
 def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
     """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, in Table 1's order."""
     by_stage = {stage: read_json(folder / "scores.json") for stage, folder in _evaluations(inputs).items()}
-    known = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
-    return known | {stage: value for stage, value in by_stage.items() if value and stage not in known}
+    in_table_1 = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
+    return in_table_1 | {stage: value for stage, value in by_stage.items() if value and stage not in in_table_1}
 
 
 def evaluation_rows(inputs: Sequence[Input]) -> dict[str, list[SampleRow]]:
-    """The rows of the evaluations of Table 1's stages, of its benchmarks only; none where no file has them."""
+    """The evaluation rows of Table 1's stages, for its benchmarks only; a stage without a rows file is absent."""
     paths = {stage: folder / "rows.jsonl" for stage, folder in _evaluations(inputs).items()}
     return {
         stage: [row for row in read_rows(path) if row["benchmark"] in TABLE_1_BENCHMARKS]
@@ -199,12 +201,12 @@ def _evaluations(inputs: Sequence[Input]) -> dict[str, Path]:
 
 
 def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
-    """What stood in for the paper's parts: from a step's own facts, else from the configuration of its endpoints."""
+    """The stand-ins of each step, from its facts, else from the configuration of its endpoints."""
     by_label: dict[str, list[str]] = {}
     for item in inputs:
         notes = by_label.setdefault(item.label, [])
-        own = (item.facts.get("stand_in"), *(item.facts.get("stand_ins") or ()))
-        notes += [visible(note) for note in own if isinstance(note, str) and note]
+        recorded = (item.facts.get("stand_in"), *(item.facts.get("stand_ins") or ()))
+        notes += [visible(note) for note in recorded if isinstance(note, str) and note]
     for item in inputs:
         if not by_label[item.label]:
             endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()
@@ -217,7 +219,7 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
 
 
 def stand_ins_by_note(notes: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """The labels that each note of `stand_ins` is of."""
+    """Group the result of `stand_ins`: note -> labels."""
     by_note: dict[str, list[str]] = {}
     for note in notes:
         by_note.setdefault(note["note"], []).append(note["label"])
@@ -257,25 +259,25 @@ def _curves(rows: Sequence[Facts], labels: Mapping[str, str]) -> dict[str, dict[
 
 
 def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
-    """Totals. Calls without a figure are left out of its sum; a sum over no figures is absent."""
+    """Totals. A sum leaves out calls without that figure, and is absent if no call has it."""
     seconds = [row["seconds"] for row in spent.values() if row["seconds"] is not None]
     peaks = [row["peak_bytes"] for row in spent.values() if row["peak_bytes"] is not None]
     total: Facts = {"calls": sum(row["calls"] for row in calls)}
     for name in ("tokens_in", "tokens_out", "dollars", "unknown_dollars"):
-        known = [row[name] for row in calls if row[name] is not None]
-        total |= {name: sum(known)} if known else {}
+        values = [row[name] for row in calls if row[name] is not None]
+        total |= {name: sum(values)} if values else {}
     total |= {"seconds": sum(seconds)} if seconds else {}
-    # The time in which at least one attempt was at work: stages run side by side, and days lie between resumed runs.
+    # Wall time: the union of the attempts' intervals, because stages run in parallel and runs are resumed days later.
     intervals = sorted((start, end) for row in spent.values() for start, end in row["intervals"] or ())
-    wall, reached = 0.0, float("-inf")
+    wall, latest_end = 0.0, float("-inf")
     for start, end in intervals:
-        wall, reached = wall + max(0.0, end - max(start, reached)), max(end, reached)
+        wall, latest_end = wall + max(0.0, end - max(start, latest_end)), max(end, latest_end)
     total |= {"wall_seconds": wall} if intervals else {}
     return total | ({"peak_bytes": max(peaks)} if peaks else {})
 
 
 def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts]:
-    """Texts to read, right ones and wrong ones, in groups: {title, rows: [{verdict, prompt, text, expected}]}."""
+    """Sample texts, right and wrong, in groups: {title, rows: [{verdict, prompt, text, expected}]}."""
     groups = []
     for item in inputs:
         label, kind, folder = item.label, item.artifact.kind, item.artifact.path
@@ -284,13 +286,13 @@ def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts
             for row in read_json(folder / "samples.json") or []:
                 verdict = "right" if row["strict"] else f"wrong ({row['problem']})" if row["problem"] else "wrong"
                 verdict += f", {row['benchmark']}"
-                answers.append(_shown(verdict, bool(row["strict"]), row["prompt"], row["output"], row["expected"]))
+                answers.append(_sample(verdict, bool(row["strict"]), row["prompt"], row["output"], row["expected"]))
             groups.append({"title": f"{label}: answers", "rows": _balanced(answers, most)})
         if kind == "rollouts":
             groups.append({"title": f"{label}: rollouts of its last steps", "rows": _rollouts(catalog, item, most)})
         if kind == "traces":
             traces = [
-                _shown(f"advantage {row['advantage']:.3g}", True, row["question"], row["text"], row["expected"])
+                _sample(f"advantage {row['advantage']:.3g}", True, row["question"], row["text"], row["expected"])
                 for row in read_lines(folder / "traces.jsonl", most)
             ]
             groups.append({"title": f"{label}: traces it was trained on", "rows": traces})
@@ -300,15 +302,15 @@ def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts
 
 
 def _balanced(rows: Sequence[Facts], most: int) -> list[Facts]:
-    """The first right and the first wrong ones, half of each where there are enough."""
-    right = [row for row in rows if row["good"]]
-    wrong = [row for row in rows if not row["good"]]
-    few = min(len(right), max(most // 2, most - len(wrong)))
-    return right[:few] + wrong[: most - few]
+    """The first right and the first wrong rows, half of each if there are enough."""
+    right_rows = [row for row in rows if row["good"]]
+    wrong_rows = [row for row in rows if not row["good"]]
+    right_count = min(len(right_rows), max(most // 2, most - len(wrong_rows)))
+    return right_rows[:right_count] + wrong_rows[: most - right_count]
 
 
 def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
-    """The best and the worst rewarded of the last three steps."""
+    """The rollouts with the highest and the lowest reward of the last three steps."""
     execution, half = item.artifact.execution, max(1, most // 4)
     ends = [
         (good, json.loads(row["fields"]))
@@ -316,32 +318,33 @@ def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
         for row in catalog.query(_ROLLOUTS.format(order=order), [execution, half])
     ]
     return [
-        _shown(f"reward {row['reward']:.3g}", good, row["question"], row["text"], row["expected"]) for good, row in ends
+        _sample(f"reward {row['reward']:.3g}", good, row["question"], row["text"], row["expected"])
+        for good, row in ends
     ]
 
 
 def _documents(item: Input, most: int) -> list[Facts]:
-    """The samples in its manifest: kept ones first, then rejected ones, alternating between the reasons."""
+    """The samples in the manifest: accepted documents first, then rejected ones, alternating between the reasons."""
     by_reason = item.facts.get("samples", {})
-    kept = [_document("kept", True, row) for row in by_reason.get("kept", ())[: max(1, most // 2)]]
-    others = [[(reason, row) for row in rows] for reason, rows in sorted(by_reason.items()) if reason != "kept"]
-    mixed = [pair for pairs in zip_longest(*others) for pair in pairs if pair]
-    return kept + [_document(f"rejected: {reason}", False, row) for reason, row in mixed[: max(0, most - len(kept))]]
+    accepted = [_document("kept", True, row) for row in by_reason.get("kept", ())[: max(1, most // 2)]]
+    rejected = [[(reason, row) for row in rows] for reason, rows in sorted(by_reason.items()) if reason != "kept"]
+    mixed = [pair for pairs in zip_longest(*rejected) for pair in pairs if pair][: max(0, most - len(accepted))]
+    return accepted + [_document(f"rejected: {reason}", False, row) for reason, row in mixed]
 
 
 def _document(verdict: str, good: bool, row: Facts) -> Facts:
     text = "\n\n".join(part for part in (row.get("reasoning"), row.get("answer")) if part)
-    return _shown(verdict, good, row["query"], text or "(unreadable)", None)
+    return _sample(verdict, good, row["query"], text or "(unreadable)", None)
 
 
-def _shown(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Facts:
+def _sample(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Facts:
     row = {"verdict": visible(verdict), "good": good, "prompt": visible(prompt, LONGEST_SAMPLE)}
     row["text"] = visible(text, LONGEST_SAMPLE) if str(text or "").strip() else "(empty)"
     return row | ({"expected": visible(expected, 200)} if expected else {})
 
 
 def read_lines(path: Path, most: int) -> list[Facts]:
-    """The first `most` rows of a JSONL file; none if there is no such file."""
+    """The first `most` rows of a JSONL file; empty if there is no such file."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""The data card of a distillation: the documents and their sources, what was rejected and why, and the cost.
+"""The data card of a distillation: the documents and their sources, rejections by reason, and the cost.
 
-Written in three forms, as the report is: data_card.html, data_card.md, and data_card.json with the numbers.
+It is written in three forms, as the report: data_card.html, data_card.md, and data_card.json with the numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ TITLE = "Data card: distilled documents"
 
 
 def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillConfig) -> dict[str, Any]:
-    """Write the card into `folder`; returns the facts of its manifest.
+    """Write the card into `folder`; returns the facts for its manifest.
 
-    `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: nothing was held out).
+    `facts`: those of the documents, with `prompt_sets`, `retrieval` and `held_out` (None: no question was held out).
     """
     rejected = tuple(
         Samples(f"Rejected: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
@@ -43,13 +43,13 @@ def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillC
         ),
         ReportSection("Examples of rejected replies", rejected),
     ]
-    shown = [section for section in sections if section.blocks]
+    filled_sections = [section for section in sections if section.blocks]
     subtitle = f"{amount(facts['documents'])} documents out of {amount(facts['prompts'])} prompts."
     counts = {name: value for name, value in stats.to_json().items() if name not in ("curve", "samples")}
     write_json(folder / "data_card.json", {**facts, "counts": counts, "curve": stats.curve, "samples": stats.samples})
-    write_text(folder / "data_card.md", markdown(TITLE, subtitle, shown))
-    write_text(folder / "data_card.html", html_page(TITLE, subtitle, shown))
-    return {"sections": [section.title for section in shown], "stand_in": facts["stand_in"]}
+    write_text(folder / "data_card.md", markdown(TITLE, subtitle, filled_sections))
+    write_text(folder / "data_card.html", html_page(TITLE, subtitle, filled_sections))
+    return {"sections": [section.title for section in filled_sections], "stand_in": facts["stand_in"]}
 
 
 def _counts(facts: Facts) -> Iterator[ReportBlock]:
@@ -135,7 +135,7 @@ def _rejected(facts: Facts) -> Iterator[ReportBlock]:
 
 
 def _hostile(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
-    """Text that looks as if it were meant for the teacher: in how many prompts, where, how many became documents."""
+    """Signs of prompt injection: in how many prompts and where they occur, and how many of these became documents."""
     yield Paragraph(
         "Queries, passages and exemplars are other people's text. Chat markers in them are broken before they are "
         "sent, and each stands in a section or on a line of its own, as data. Counted here: prompts with text that "
@@ -143,9 +143,9 @@ def _hostile(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
     )
     rows = []
     for name, count in sorted(stats.hostile.items()):
-        sign, where = name.split("/")
+        sign, place = name.split("/")
         share = f"{count / facts['prompts']:.2%}"
-        rows.append((sign, where, amount(count), share, amount(stats.hostile_kept[name])))
+        rows.append((sign, place, amount(count), share, amount(stats.hostile_kept[name])))
     columns = ("Sign", "Where", "Prompts", "Share", "Of them documents")
     yield ResultTable("Signs of injection", columns, tuple(rows or [("none", MISSING, "0", "0.00%", "0")]))
 
@@ -165,8 +165,8 @@ def _cost(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
     if rows:
         yield ResultTable("Dollars by purpose", ("Purpose", "Dollars"), rows)
     total, points = 0.0, []
-    for time, spent in sorted(map(tuple, stats.curve)):
-        total += spent
+    for time, dollars in sorted(map(tuple, stats.curve)):
+        total += dollars
         points.append((time, total))
     if points and total:
         yield TimeChart("cost over time", tuple(points), "dollars")
@@ -177,5 +177,5 @@ def _cost(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
 def _sample(verdict: str, row: Mapping[str, Any]) -> dict[str, Any]:
     text = "\n\n".join(str(row[part]) for part in ("reasoning", "answer", "reply") if row.get(part))
     head = f"{verdict.replace('_', ' ')}; {row['teacher']}, difficulty {row['difficulty']:g}"
-    shown = {"verdict": visible(head), "good": verdict == "kept", "prompt": visible(row["query"], 1000)}
-    return shown | {"text": visible(text, 2000) if text.strip() else "(unreadable)"}
+    sample = {"verdict": visible(head), "good": verdict == "kept", "prompt": visible(row["query"], 1000)}
+    return sample | {"text": visible(text, 2000) if text.strip() else "(unreadable)"}

@@ -1,6 +1,6 @@
 """The card of published distilled documents: README.md, with the front matter that the Hub reads.
 
-The figures are those of the documents' manifest and, where it is there, of the run's own data card.
+The figures come from the manifest of the documents and, if it exists, from the data card of the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ def dataset_card(
 ) -> str:
     """The text of README.md for the documents of an artifact. `license_`: an identifier of the Hub."""
     facts = {name: None for name in _FACTS} | documents.manifest["facts"]
-    own = store.find("data_card", documents.key)
-    counts = ((read_json(own.path / "data_card.json") or {}) if own else {}).get("counts")
+    data_card = store.find("data_card", documents.key)
+    counts = ((read_json(data_card.path / "data_card.json") or {}) if data_card else {}).get("counts")
     by_teacher = teachers(documents)
     sets = documents.manifest["config"].get("distill", {}).get("prompt_sets", [])
-    made, _ = lineage(store, documents)
-    notes = [item.facts.get("stand_in") for item in made if item.artifact.kind == "exemplars"]
-    spoken = languages([facts.get("languages") or {}], [])
+    inputs, _ = lineage(store, documents)
+    notes = [item.facts.get("stand_in") for item in inputs if item.artifact.kind == "exemplars"]
+    language_codes = languages([facts.get("languages") or {}], [])
     hubs = [row["path"] for row in sets if row["source"] == "hub"]
     front_matter = {
         "license": license_ or UNKNOWN_LICENSE,
-        "language": spoken,
+        "language": language_codes,
         "task_categories": ["text-generation"],
         "tags": ["nautile", "synthetic", "reasoning", *(["stand-in"] if facts["stand_in"] else [])],
         "source_datasets": list(dict.fromkeys(hubs)),
@@ -59,7 +59,7 @@ def dataset_card(
             ],
             "teachers": teacher_rows(by_teacher),
             **{
-                name: sum(known) if (known := [row[name] for row in by_teacher if row[name] is not None]) else None
+                name: sum(values) if (values := [row[name] for row in by_teacher if row[name] is not None]) else None
                 for name in ("tokens_in", "tokens_out")
             },
             "exemplar_notes": [note for note in notes if note],
@@ -74,7 +74,7 @@ def dataset_card(
             ],
             "hostile": None if counts is None else _hostile(counts),
             "languages": _in_words(facts.get("languages") or {}) or None,
-            "columns": [(Markup(f"`{name}`"), what) for name, what in COLUMNS.items()],
+            "columns": [(Markup(f"`{name}`"), description) for name, description in COLUMNS.items()],
             "examples": [
                 "\n\n".join(visible(row[part], LONGEST_EXAMPLE) for part in _PARTS if row.get(part))
                 for row in (facts.get("samples") or {}).get("kept", [])
@@ -94,7 +94,7 @@ def _share(count: int, total: int | None) -> str | None:
 def _of_set(
     name: str, counts: Mapping[str, Any] | None, sets: Mapping[str, Any]
 ) -> tuple[str | None, str | None, str | None]:
-    """Prompts and documents of a set, None where the run has no data card, and the rows that were left out of it."""
+    """(prompts, documents, rows left out) of a prompt set as text; the first two are None without a data card."""
     left_out = (_in_words(sets[name].get("left_out", {})) or "none") if name in sets else None
     if counts is None:
         return None, None, left_out
@@ -102,9 +102,9 @@ def _of_set(
 
 
 def _hostile(counts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    kept = counts.get("hostile_kept", {})
+    document_counts = counts.get("hostile_kept", {})
     return [
-        (*name.split("/", 1), f"{count:,}", f"{kept.get(name, 0):,}")
+        (*name.split("/", 1), f"{count:,}", f"{document_counts.get(name, 0):,}")
         for name, count in sorted(counts.get("hostile", {}).items())
     ]
 

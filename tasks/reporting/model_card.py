@@ -1,6 +1,6 @@
 """The card of a published model: README.md, with the front matter that the Hub reads.
 
-All figures are those of `tasks.reporting.model_facts`; the wording is in model_card.md.j2.
+All figures come from `tasks.reporting.model_facts`; the wording is in model_card.md.j2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from tasks.reporting.model_facts import own_scores
 
 Facts = Mapping[str, Any]
 
-UNKNOWN_LICENSE = "unknown"  # the Hub's identifier
+UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A piece of code in a card; `language` is the name that Markdown's fences have for it."""
+    """A piece of code in a card; `language` is its name in Markdown fences."""
 
     about: str
     language: str
@@ -31,10 +31,10 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Publication:
-    """What the operator says of a model: the repository, its licence, and what the folder's format needs."""
+    """Facts of a publication that are not in the store: the repository, the licence, and how to load the folder."""
 
     repository: str
-    library: str  # that loads the folder, by the Hub's name
+    library: str  # the library that loads the folder, by its name on the Hub
     snippets: Sequence[Snippet]
     tags: Sequence[str] = ()
     license: str | None = None  # an identifier of the Hub
@@ -42,23 +42,25 @@ class Publication:
 
 
 def model_card(facts: Facts, publication: Publication) -> str:
-    """The text of README.md from the facts of a model and what is said of it."""
+    """The text of README.md, from `tasks.reporting.model_facts.model_facts` and the publication."""
     scores, name = own_scores(facts), publication.repository.partition("/")[2]
-    spoken = languages(
+    language_codes = languages(
         [(facts["documents"] or {}).get("languages", {})],
         [language for source in facts["sources"] for language in source.get("languages", ())],
     )
     compared = table_1(facts["scores"]) if facts["scores"] else None
     return card(
         "model_card.md.j2",
-        _front_matter(facts, publication, spoken),
+        _front_matter(facts, publication, language_codes),
         {
             **facts,
             "name": name,
             "not_recorded": Markup(NOT_RECORDED),
             "configuration": _configuration(facts),
             "context": (facts["model"] or {}).get("context"),
-            "weights_license": _license_in_words(publication.license),
+            "weights_license": f"{publication.license}, as their publisher states"
+            if publication.license
+            else f"their licence is {NOT_RECORDED}: ask their publisher before you use them",
             "code_license": "The code that comes with them is Apache-2.0.",
             "stages": [
                 (
@@ -138,7 +140,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 )
                 for row in facts["calls"]
             ],
-            "languages": ", ".join(spoken),
+            "languages": ", ".join(language_codes),
             "snippets": [
                 {"about": Markup(snippet.about), "language": Markup(snippet.language), "code": Markup(snippet.code)}
                 for snippet in publication.snippets
@@ -151,16 +153,23 @@ def model_card(facts: Facts, publication: Publication) -> str:
 
 
 def teacher_rows(teachers: Sequence[Facts]) -> list[tuple[Any, ...]]:
-    """The table of teachers: name, model, licence or terms, prompts asked and kept, whether it is a stand-in."""
-    says = {True: "yes", False: "no", None: None}
+    """Rows of the table of teachers: name, model, licence or terms, prompts asked, documents kept, stand-in."""
+    yes_or_no = {True: "yes", False: "no", None: None}
     return [
-        (row["name"], row["model"], row["license"], _number(row["asked"]), _number(row["kept"]), says[row["stand_in"]])
+        (
+            row["name"],
+            row["model"],
+            row["license"],
+            _number(row["asked"]),
+            _number(row["kept"]),
+            yes_or_no[row["stand_in"]],
+        )
         for row in teachers
     ]
 
 
 def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
-    """The table of prompt sets: name, where from, licence. An operator's own files are not named."""
+    """Rows of the table of prompt sets: name, origin, licence. Paths of local files are not published."""
     return [
         (
             row["name"],
@@ -173,7 +182,7 @@ def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _front_matter(facts: Facts, publication: Publication, spoken: list[str]) -> dict[str, Any]:
+def _front_matter(facts: Facts, publication: Publication, language_codes: list[str]) -> dict[str, Any]:
     hubs = [row["hub"] for row in (*facts["sources"], *facts["problems"]) if row["hub"]]
     hubs += [row["path"] for row in facts["prompt_sets"] if row["source"] == "hub"]
     datasets = list(dict.fromkeys([*hubs, *filter(None, [publication.dataset])]))
@@ -181,7 +190,7 @@ def _front_matter(facts: Facts, publication: Publication, spoken: list[str]) -> 
     return without_none(
         {
             "license": publication.license or UNKNOWN_LICENSE,
-            "language": spoken,
+            "language": language_codes,
             "library_name": publication.library,
             "pipeline_tag": "text-generation",
             "tags": tags,
@@ -192,7 +201,7 @@ def _front_matter(facts: Facts, publication: Publication, spoken: list[str]) -> 
 
 
 def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]:
-    """Each benchmark's strict accuracy in percent; a stand-in is called one, and is no data set of the Hub."""
+    """The strict accuracy of each benchmark in percent; a stand-in is marked and refers to no data set of the Hub."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
@@ -201,16 +210,16 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
     for name, score in scores["benchmarks"].items():
         if score["accuracy"] is None:
             continue
-        known = BENCHMARKS.get(name)
+        benchmark = BENCHMARKS.get(name)  # None: a stand-in
         low, high = (round(100 * bound, 2) for bound in score["interval"])
         results.append(
             EvalResult(
                 task_type="text-generation",
-                dataset_type=known.hub if known else name,
+                dataset_type=benchmark.hub if benchmark else name,
                 dataset_name=score["title"] + (" (stand-in)" if score["stand_in"] else ""),
-                dataset_config=known.subset if known else None,
-                dataset_split=known.split if known else None,
-                dataset_revision=scores.get("protocol", {}).get("sources", {}).get(name) if known else None,
+                dataset_config=benchmark.subset if benchmark else None,
+                dataset_split=benchmark.split if benchmark else None,
+                dataset_revision=scores.get("protocol", {}).get("sources", {}).get(name) if benchmark else None,
                 metric_type="accuracy",
                 metric_name="strict accuracy in percent, zero-shot",
                 metric_value=round(100 * score["accuracy"], 2),
@@ -221,17 +230,11 @@ def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]
 
 
 def _configuration(facts: Facts) -> list[tuple[str, str]]:
-    """The fields of the model's and the tokenizer's configuration, with the number of parameters."""
+    """The number of parameters, and the fields of the model's and the tokenizer's configuration."""
     rows = [("parameters", f"{facts['parameters']:,}")]
     for part in ("model", "tokenizer"):
         rows += [(f"{part}.{name}", str(value)) for name, value in (facts[part] or {}).items()]
     return rows
-
-
-def _license_in_words(license_: str | None) -> str:
-    if license_:
-        return f"{license_}, as their publisher states"
-    return f"their licence is {NOT_RECORDED}: ask their publisher before you use them"
 
 
 def _commit(commit: str | None) -> str | None:

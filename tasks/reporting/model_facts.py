@@ -1,6 +1,6 @@
-"""The facts of a model's card as plain data: from manifests, the evaluations of its checkpoints, and the catalog.
+"""Collect the facts of a model's card as plain data, from manifests, evaluations of its checkpoints, and the catalog.
 
-Nothing here is worded. What no record has is None or absent, and named in `missing`.
+The wording is elsewhere. Facts that are not recorded are None or absent, and listed in `missing`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 
 
 def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Facts:
-    """Everything that the card of the checkpoint in `folder` shows. `checkpoint`: its artifact, None if it is none."""
+    """All facts for the card of the checkpoint in `folder`. `checkpoint`: its artifact; None: it is not in a store."""
     from model.nautile import parameter_counts  # imports JAX
 
     saved = read_json(folder / "config.json") or {}
@@ -36,50 +36,50 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
     empty |= {"teachers": [], "prompt_sets": [], "judges": [], "stand_ins": [], "scores": {}, "ladder": None}
     empty |= {"calls": [], "cost": None, "lineage": [], "commits": []}
     if checkpoint is None:
-        return facts | empty | {"missing": ["The checkpoint is no artifact of a store: how it was made is not known."]}
-    made, missing = lineage(store, checkpoint)
-    evaluations = _evaluations(store, made)
+        return facts | empty | {"missing": ["The checkpoint is not in a store: how it was made is not known."]}
+    inputs, missing = lineage(store, checkpoint)
+    evaluations = _evaluations(store, inputs)
     by_stage = scores(evaluations)
-    labels = {item.artifact.execution: item.label for item in made}
+    labels = {item.artifact.execution: item.label for item in inputs}
     spent, calls, cost = spending(Catalog(store), labels)
-    documents = distilled_documents(store, made)
-    own = next(item.label for item in made if item.artifact.full_id == checkpoint.full_id)
-    asks = any(item.artifact.manifest["config"].get("endpoints") for item in made)
-    if asks and not cost["calls"]:
+    documents = distilled_documents(store, inputs)
+    label = next(item.label for item in inputs if item.artifact.full_id == checkpoint.full_id)
+    has_endpoints = any(item.artifact.manifest["config"].get("endpoints") for item in inputs)
+    if has_endpoints and not cost["calls"]:
         missing.append("Stages asked endpoints, but no request is in the catalog: what they cost is not known.")
     return facts | {
         "artifact": _about(checkpoint),
-        "label": own,
+        "label": label,
         "missing": missing,
         "stages": [
             {"label": item.label, "seconds": spent.get(item.label, {}).get("seconds"), **_about(item.artifact)}
-            for item in made
+            for item in inputs
             if item.artifact.kind == "checkpoint"
         ],
-        "phases": [row for item in made for row in _phases(item)],
-        "read": [row for item in made for row in _read(item)],
-        "sources": [source for item in made if (source := _source(item))],
-        "problems": [row for item in made for row in _problems(item)],
+        "phases": [row for item in inputs for row in _phases(item)],
+        "read": [row for item in inputs for row in _read(item)],
+        "sources": [source for item in inputs if (source := _source(item))],
+        "problems": [row for item in inputs for row in _problems(item)],
         "documents": documents and {"id": documents.id, **documents.manifest["facts"]},
         "teachers": teachers(documents) if documents else [],
         "prompt_sets": documents.manifest["config"].get("distill", {}).get("prompt_sets", []) if documents else [],
         "judges": [
-            {"label": item.label, **item.facts["judge"]} for item in made if isinstance(item.facts.get("judge"), dict)
+            {"label": item.label, **item.facts["judge"]} for item in inputs if isinstance(item.facts.get("judge"), dict)
         ],
-        "stand_ins": stand_ins([*made, *evaluations]),
+        "stand_ins": stand_ins([*inputs, *evaluations]),
         "scores": by_stage,
         "ladder": ladder(by_stage, evaluation_rows(evaluations)),
         "calls": calls,
-        "cost": cost if cost["calls"] or not asks else None,
-        "lineage": [{"label": item.label, "id": item.artifact.id, **_about(item.artifact)} for item in made],
-        "commits": sorted({item.artifact.manifest["commit"] or "" for item in made} - {""}),
+        "cost": cost if cost["calls"] or not has_endpoints else None,
+        "lineage": [{"label": item.label, "id": item.artifact.id, **_about(item.artifact)} for item in inputs],
+        "commits": sorted({item.artifact.manifest["commit"] or "" for item in inputs} - {""}),
     }
 
 
 def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
-    """What an artifact was made from with itself, oldest first, and sentences about what the store no longer has.
+    """An artifact and all that it was made from, oldest first, and sentences about inputs missing from the store.
 
-    The label of a step that was used more than once is followed by the artifact's id.
+    If several steps have the same label, the artifact's id is added to it.
     """
     rows = Catalog(store).lineage(artifact.id)
     artifacts = {row["id"]: store.get(row["id"]) for row in rows}
@@ -91,20 +91,20 @@ def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
     for source in ordered:
         label = source.manifest["label"]
         inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({source.id})", source))
-    there = {source.full_id for source in ordered}
+    known_ids = {source.full_id for source in ordered}
     missing = [
         f"{full_id[: full_id.index('/') + 13]}, the input `{name}` of {item.label}, is no longer in the store: "
-        "what it held is not known."
+        "its content is not known."
         for item in inputs
         for name, full_id in item.artifact.manifest["inputs"].items()
-        if full_id not in there
+        if full_id not in known_ids
     ]
     return inputs, missing
 
 
-def distilled_documents(store: Store, made: Sequence[Input]) -> Artifact | None:
+def distilled_documents(store: Store, inputs: Sequence[Input]) -> Artifact | None:
     """The newest distilled documents whose tokens are in a lineage; the same execution wrote both."""
-    for item in reversed(made):
+    for item in reversed(inputs):
         if item.artifact.kind == "tokens" and "documents" in item.artifact.manifest["outputs"]:
             documents = store.find("documents", item.artifact.key)
             if documents is not None and documents.execution == item.artifact.execution:
@@ -131,8 +131,8 @@ def _about(artifact: Artifact) -> Facts:
     return {"id": artifact.id, **{name: artifact.manifest[name] for name in names}}
 
 
-def _evaluations(store: Store, made: Sequence[Input]) -> list[Input]:
-    """The newest evaluation of each checkpoint, by the label of the stage that made the checkpoint."""
+def _evaluations(store: Store, inputs: Sequence[Input]) -> list[Input]:
+    """The newest evaluation of each checkpoint, labelled by the step that wrote the checkpoint."""
     by_checkpoint: dict[tuple[str, str], Artifact] = {}
     for evaluation in store.list("evaluation"):  # oldest first
         manifest = evaluation.manifest
@@ -140,7 +140,7 @@ def _evaluations(store: Store, made: Sequence[Input]) -> list[Input]:
         by_checkpoint[full_id, manifest["input_executions"].get("checkpoint", "")] = evaluation
     return [
         Input(f"evaluate:{item.label}", by_checkpoint[item.artifact.full_id, item.artifact.execution])
-        for item in made
+        for item in inputs
         if (item.artifact.full_id, item.artifact.execution) in by_checkpoint
     ]
 
@@ -168,7 +168,7 @@ def _read(item: Input) -> list[Facts]:
 
 
 def _source(item: Input) -> Facts | None:
-    """A corpus that became tokens: where it came from, under which licence, what was left out of it."""
+    """The source of a `tokens` artifact: its origin, licence, counts and what was left out; None for other kinds."""
     if item.artifact.kind != "tokens":
         return None
     config = item.artifact.manifest["config"].get("ingest", {}).get("source")
@@ -183,7 +183,7 @@ def _source(item: Input) -> Facts | None:
     }
     if config is None:
         return about | {"reader": "distilled documents", "origin": None, "hub": None, "license": None, "languages": []}
-    # The names of an operator's own files are not for everyone.
+    # Paths of local files are not published.
     hub = config["path"] if config["reader"] == "hub" else None
     parts = (hub, config.get("subset"), config.get("revision", "")[:12]) if hub else ()
     return about | {
@@ -205,14 +205,14 @@ def _problems(item: Input) -> list[Facts]:
         return []
     rows = []
     for source in config.get("sources") or [config]:
-        known = TRAINING_SETS.get(source["source"])
+        training_set = TRAINING_SETS.get(source["source"])
         kinds = ", ".join(task["name"] for task in source.get("tasks", []))
         rows.append(
             {
                 "label": item.label,
                 "source": source["source"] + (f" ({kinds})" if kinds else ""),
-                "hub": known.parts[0].hub if known else None,
-                "revision": (source.get("revision") or known.pinned)[:12] if known else None,
+                "hub": training_set.parts[0].hub if training_set else None,
+                "revision": (source.get("revision") or training_set.pinned)[:12] if training_set else None,
                 "license": source.get("license") or None,
                 "count": config.get("count"),
             }

@@ -1,4 +1,4 @@
-"""The report's first page: the ladder as a picture, a few problems after every stage, what was spent, the stand-ins."""
+"""The first sections of the report: the ladder as a chart, a few problems after each stage, the cost, the stand-ins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportB
 from tasks.reporting.data import stand_ins_by_note
 
 Facts = Mapping[str, Any]
-COST, STAND_INS = "Cost", "Stand-ins"  # titles of the sections that have the whole of it
+COST, STAND_INS = "Cost", "Stand-ins"  # titles of the detailed sections
 
 
 def opening(data: Facts) -> list[ReportSection]:
-    """The first sections, from the data of `tasks.reporting.data.collect`; without content they have no blocks."""
+    """The first sections, from the data of `tasks.reporting.data.collect`; sections without content have no blocks."""
     return [
         ReportSection("The ladder", tuple(_ladder(data["ladder"]))),
         ReportSection("Three problems after each stage", tuple(_problems(data["ladder"], data["problems"]))),
@@ -23,7 +23,7 @@ def opening(data: Facts) -> list[ReportSection]:
 
 
 def about_line(about: Facts) -> str:
-    """Whose results these are, in one line: configuration, seed, commit, machine, run and time, as far as known."""
+    """One line about the run: configuration, seed, commit, machine, run and time, as far as known."""
     names = {
         "configuration": "configuration",
         "seeds": "seed",
@@ -66,9 +66,11 @@ def _ladder(ladder: Facts | None) -> Iterator[ReportBlock]:
 def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[ReportBlock]:
     if ladder is None:
         return
-    shown = {row["stage"] for row in problems}
+    stages_with_problem = {row["stage"] for row in problems}
     untested = [entry["stage"] for entry in ladder["stages"][1:] if not entry["test"]]
-    unchanged = [entry["stage"] for entry in ladder["stages"] if entry["test"] and entry["stage"] not in shown]
+    unchanged = [
+        entry["stage"] for entry in ladder["stages"] if entry["test"] and entry["stage"] not in stages_with_problem
+    ]
     parts = ["For each stage, of the problems that became right there, the one whose prompt has the smallest digest."]
     parts += [f"There are only {len(problems)} of three here."] if len(problems) < 3 else []
     parts += [f"No rows of both evaluations to choose from: {', '.join(untested)}."] if untested else []
@@ -89,8 +91,8 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> str:
     from_cache = f" ({cached:,} answered from the cache)" if cached else ""
     parts.append(f"{total['calls']:,} requests to endpoints{from_cache}")
     if total["calls"]:
-        known = "tokens_in" in total and "tokens_out" in total
-        tokens = f"{amount(total['tokens_in'])} tokens in, {amount(total['tokens_out'])} out" if known else ""
+        counted = "tokens_in" in total and "tokens_out" in total
+        tokens = f"{amount(total['tokens_in'])} tokens in, {amount(total['tokens_out'])} out" if counted else ""
         parts.append(tokens or "tokens not counted")
         parts.append(f"{dollars(total['dollars'])} certain" if "dollars" in total else "dollars not known")
         if total.get("unknown_dollars"):

@@ -1,6 +1,6 @@
-"""Problems whose verdict a stage changed, with the replies after every stage, to be read side by side.
+"""Select problems whose verdict a stage changed, with the replies after every stage, for reading side by side.
 
-They are not picked by hand: of the problems that became right at a stage, the one whose prompt has the smallest digest.
+The selection is not by hand: of the problems that became right at a stage, the prompt with the smallest digest.
 """
 
 import hashlib
@@ -15,44 +15,49 @@ LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters
 
 
 def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:
-    """At most one problem for each stage that could be compared: one that became right there, else one that became
-    wrong, none where no verdict changed. `of`: how many changed in that way.
+    """At most one problem per stage that could be compared: one that became right, else one that became wrong.
+
+    None for a stage at which no verdict changed. `of`: the number of problems that changed in the same way.
     """
     names = [stage["stage"] for stage in ladder["stages"]]
-    shown: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
     for entry in ladder["stages"]:
-        # What the ladder tested is compared again: it keeps the counts and not the problems.
+        # The comparison of the ladder is repeated, because the ladder has only its counts.
         comparison = common_problems(rows[entry["over"]], rows[entry["stage"]]) if entry["test"] else None
         changed = comparison["changed"] if comparison else []
         changed = [row for row in changed if row["benchmark"] == ladder["benchmark"]]
-        taken = {(problem["index"], problem["prompt"]) for problem in shown}
+        used = {(problem["index"], problem["prompt"]) for problem in problems}
         for change, words in (("gained", "became right"), ("lost", "became wrong")):
-            alike = [row for row in changed if row["change"] == change]
-            free = [row for row in alike if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in taken]
-            if free:
-                chosen = min(free, key=lambda row: hashlib.sha256(row["prompt"].encode(errors="replace")).digest())
-                shown.append(_shown(chosen, names, rows) | {"stage": entry["stage"], "change": words, "of": len(alike)})
+            candidates = [row for row in changed if row["change"] == change]
+            unused = [row for row in candidates if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in used]
+            if unused:
+                chosen = min(unused, key=lambda row: hashlib.sha256(row["prompt"].encode(errors="replace")).digest())
+                facts = {"stage": entry["stage"], "change": words, "of": len(candidates)}
+                problems.append(_with_replies(chosen, names, rows) | facts)
                 break
-    return shown
+    return problems
 
 
-def _shown(chosen: Mapping[str, Any], names: Sequence[str], rows: RowsByStage) -> dict[str, Any]:
+def _with_replies(chosen: Mapping[str, Any], names: Sequence[str], rows: RowsByStage) -> dict[str, Any]:
     """The problem of a changed row with the replies after every stage."""
-    same = ("benchmark", "index", "prompt")
-    asked = {
-        stage: row for stage, of_stage in rows.items() for row in of_stage if all(row[n] == chosen[n] for n in same)
+    fields = ("benchmark", "index", "prompt")
+    row_by_stage = {
+        stage: row
+        for stage, stage_rows in rows.items()
+        for row in stage_rows
+        if all(row[field] == chosen[field] for field in fields)
     }
     return {
         "id": chosen["id"],
         "index": chosen["index"],
         "prompt": visible(chosen["prompt"], LONGEST_PROMPT),
         "expected": visible(chosen["expected"], LONGEST_ANSWER),
-        "replies": [_reply(name, asked.get(name)) for name in names],
+        "replies": [_reply(name, row_by_stage.get(name)) for name in names],
     }
 
 
 def _reply(stage: str, row: SampleRow | None) -> dict[str, Any]:
-    """A reply to be shown; `good` is None where the problem was not asked."""
+    """A reply for display; `good` is None if the problem was not asked."""
     if row is None or row["left_out"] is not None:
         verdict = "not evaluated" if row is None else f"not asked ({row['left_out'].replace('_', ' ')})"
         return {"name": stage, "good": None, "verdict": verdict, "reasoning": "", "answer": ""}

@@ -1,7 +1,7 @@
 """Render sections as one self-contained HTML page and as Markdown, and a table of results as files.
 
-All text is escaped by the template or by the writer of tables and figures. The page fetches nothing: it has no script,
-font or image from elsewhere, and its content policy forbids them.
+All text is escaped by the templates or by the functions for tables and figures. The page loads nothing: it has no
+external script, font or image, and its content security policy forbids them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tasks.reporting.charts import svg
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
-    """The whole page."""
+    """Render the HTML page."""
     environment = template_environment(autoescape=True)
     environment.filters |= {"table": lambda table: Markup(to_html(table)), "svg": lambda block: Markup(svg(block))}
     anchors = {section.title: f"s{number}" for number, section in enumerate(sections, 1)}
@@ -30,10 +30,10 @@ def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> s
 
 
 def markdown(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
-    """The same in Markdown; a line chart becomes the first, last, lowest and highest value of its lines."""
+    """Render the report as Markdown; a line chart becomes the first, last, lowest and highest value of each line."""
     environment = template_environment(autoescape=False)
     environment.filters |= {"table": to_markdown, "fenced": fenced, "inline_code": _inline_code}
-    # As GitHub and most other renderers name headings.
+    # Anchors of headings as GitHub and most other renderers generate them.
     anchors = {section.title: section.title.lower().replace(" ", "-") for section in sections}
     template = environment.get_template("report.md.j2")
     text = template.render(title=title, subtitle=subtitle, sections=sections, anchors=anchors)
@@ -49,7 +49,7 @@ def write_table(folder: Path, name: str, table: ResultTable) -> None:
 
 
 def template_environment(autoescape: bool, **options: Any) -> Environment:
-    """The settings of all templates of this folder; a name that a template has and its facts do not is an error."""
+    """The Jinja environment of all templates of this folder; a name without a value is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=autoescape,
@@ -58,13 +58,13 @@ def template_environment(autoescape: bool, **options: Any) -> Environment:
         lstrip_blocks=True,
         **options,
     )
-    environment.filters["runs"] = _runs
+    environment.filters["runs"] = _group_by_kind
     return environment
 
 
-def _runs(blocks: Sequence[ReportBlock]) -> list[tuple[str, list[ReportBlock]]]:
-    """Neighbouring blocks of one kind (the name of their class) together, so that charts share a line."""
-    return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: type(block).__name__)]
+def _group_by_kind(blocks: Sequence[ReportBlock]) -> list[tuple[str, list[ReportBlock]]]:
+    """Group neighbouring blocks of the same kind (class name), so that charts can share a line."""
+    return [(kind, list(group)) for kind, group in groupby(blocks, key=lambda block: type(block).__name__)]
 
 
 def _inline_code(text: str) -> str:

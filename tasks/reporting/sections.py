@@ -1,6 +1,6 @@
-"""The report's sections in order, as blocks for a page or a terminal: paragraphs, tables, charts, samples.
+"""Compose the sections of the report from blocks: paragraphs, tables, charts, samples.
 
-The wording and the choice of what to show are here. A block is left out when its values were not measured.
+The wording and the selection of what to show are here. A block is left out if its values were not measured.
 """
 
 import re
@@ -33,7 +33,7 @@ LONGEST_OVERLAP = 160  # characters of an overlapping text
 
 @dataclass(frozen=True)
 class _Plot:
-    """Which metrics are in one chart. `names` is a pattern of whole metric names; `stages` empty: any stage."""
+    """A chart of metrics. `names`: regular expression for whole metric names; `stages`: empty means any stage."""
 
     title: str
     names: str
@@ -73,7 +73,7 @@ REINFORCEMENT = (
 
 def compose(data: Facts) -> list[ReportSection]:
     """The sections that have any content, from the data of `tasks.reporting.data.collect`."""
-    # The first page says what came of it; all that it rests on is there to be opened.
+    # The opening shows the results; the details are folded.
     details = [
         ReportSection("The run", tuple(_run(data["stages"]))),
         ReportSection("Results", tuple(_results(data["scores"]))),
@@ -102,9 +102,9 @@ def compose(data: Facts) -> list[ReportSection]:
 def _run(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
     if not stages:
         return
-    boxes = tuple((row["label"], _took(row["seconds"])) for row in stages)
+    boxes = tuple((row["label"], _duration(row["seconds"])) for row in stages)
     yield Pipeline(boxes, tuple((source, row["label"]) for row in stages for source in row["reads"]))
-    rows = tuple((row["label"], _took(row["seconds"]), ", ".join(row["artifacts"].values())) for row in stages)
+    rows = tuple((row["label"], _duration(row["seconds"]), ", ".join(row["artifacts"].values())) for row in stages)
     yield ResultTable("What ran", ("Stage", "Time", "Artifacts"), rows)
 
 
@@ -180,11 +180,11 @@ def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
             measured = (
                 f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
             )
-            what, worth = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
+            kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
             if judge.get("kind") == "checker":
-                what = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
-                worth = "It knows the right answers and marks nothing that it cannot verify."
-            yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {what}{measured}. {worth}")
+                kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
+                quality = "It knows the right answers and gives no mark that it cannot verify."
+            yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {kind}{measured}. {quality}")
 
 
 _CALIBRATED = (
@@ -201,7 +201,7 @@ _CALIBRATED = (
 
 
 def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
-    """The marks on answers of known quality: the judge's, and beside them those of endpoints it is compared with."""
+    """A table per calibration: the judge's marks on answers of known quality, beside those of compared endpoints."""
     for row in stages:
         calibration = row["facts"].get("calibration")
         if not calibration:
@@ -238,7 +238,7 @@ def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
 
 
 def _hostile(label: str, hostile: Facts) -> ResultTable:
-    """How often text in an answer that is meant for the judge moved the judge's mark."""
+    """The table of prompt injections: how often text in an answer that addresses the judge changed its mark."""
     kinds = {"right answers": hostile["right"], "wrong answers": hostile["wrong"]}
     rows = [
         (
@@ -253,8 +253,8 @@ def _hostile(label: str, hostile: Facts) -> ResultTable:
     forms = ", ".join(f"{form} ({-points:+.0f})" for points, form in worst[:8])
     notes = [
         "Answers of known quality with an injection around them (chat markers, verdicts, orders, claims, look-alikes), "
-        "less the same answer without. Points: of the overall mark, 0 to 100. A judge that reads answers as data gives "
-        "a wrong one no more.",
+        "compared with the same answer without it. Points: of the overall mark, 0 to 100. A judge that treats answers "
+        "as data does not raise the mark of a wrong one.",
         f"Wrong answers that pass (50) only with the injection: {hostile['turned']}. "
         f"Without a mark: {hostile['unscored']}.",
     ]
@@ -265,7 +265,7 @@ def _hostile(label: str, hostile: Facts) -> ResultTable:
 
 
 def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:
-    """The curriculum of §4.4: by solve rate, the weight of a trace and the share of all weight."""
+    """Charts of the curriculum (paper §4.4): weight of a trace and share of the total weight, by solve rate."""
     for row in stages:
         rounds = row["facts"].get("checkpoint", {}).get("rounds", [])
         curriculum = rounds[-1].get("curriculum", []) if rounds else []
@@ -281,7 +281,7 @@ def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:
 
 
 def _counts(stages: Sequence[Facts], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
-    """The numbers in the manifest of each stage's checkpoint."""
+    """A table per stage of `chosen`: the numbers in the manifest of its checkpoint."""
     for row in stages:
         if row["stage"] in chosen:
             counts = tuple(_numbers(row["facts"].get("checkpoint", {})))
@@ -290,11 +290,11 @@ def _counts(stages: Sequence[Facts], chosen: tuple[str, ...]) -> Iterator[Result
 
 
 def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """The numbers of nested facts, with the path to each as its name; of a list, those of its last member."""
+    """The numbers in nested facts, with the path to each as its name; of a list, those of its last member."""
     for name, value in facts.items():
         path = f"{before}{_words(name)}"
         if name == "curriculum":
-            continue  # it is a chart
+            continue  # shown as a chart
         if isinstance(value, list) and value and isinstance(value[-1], dict):
             value, path = value[-1], f"{path}, last"
         if isinstance(value, dict):
@@ -321,14 +321,14 @@ def _distillation(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
 
 
 def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
-    """Questions held out, overlaps with them and copies; nothing where no text was screened."""
+    """Held-out questions, overlaps with them, and copies; nothing if no text was screened."""
     questions, overlaps = screening["questions"], screening["overlaps"]
     if questions:
         notes = (
             f"{questions['too_short']:,} of {questions['questions']:,} questions are shorter than five words and "
-            f"{questions['boilerplate']:,} hold nothing but their benchmark's boilerplate: those are not searched for.",
-            "A text overlaps a question that shares thirteen words in a row with it, or holds the whole of a shorter "
-            "one; it is left out of training.",
+            f"{questions['boilerplate']:,} have only their benchmark's boilerplate: these are not searched for.",
+            "A text overlaps a question if both share thirteen consecutive words, or if it contains a whole shorter "
+            "question; it is left out of training.",
         )
         labels = tuple(overlaps)
         names = sorted({*questions["benchmarks"], *(name for counts in overlaps.values() for name in counts)})
@@ -351,7 +351,7 @@ def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
 
 
 def _overlap(hit: Facts) -> dict[str, Any]:
-    """One overlap as a text to read: the words in common, and the beginning of the text that was left out."""
+    """An overlap as a sample: the common words, and the beginning of the text that was left out."""
     share = f", {100 * hit['share']:.0f} % of it" if "share" in hit else ""
     verdict = f"{hit['label']}: {hit['benchmark']} {hit['example']}{share}"
     return {
@@ -377,7 +377,7 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
             f"at most {total['unknown_dollars']:.2f} dollars more for replies that were cut, late or unreadable"
         )
     if "seconds" in total:
-        parts.append(f"{_took(total['seconds'])} of work")
+        parts.append(f"{_duration(total['seconds'])} of work")
     if "peak_bytes" in total:
         parts.append(f"at most {size(total['peak_bytes'])} of memory in one process")
     yield Paragraph(", ".join(parts) + ".")
@@ -407,17 +407,17 @@ def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[ReportBlock]:
 
 
 def _lineage(rows: Sequence[Facts]) -> Iterator[ReportBlock]:
-    shown = []
+    cells = []
     for row in rows:
-        commit = row["commit"]  # marked `-dirty` if the working tree differed from it
+        commit = row["commit"]  # ends in `-dirty` if the working tree had changes
         code = commit[:12] + ("-dirty" if commit.endswith("-dirty") else "") if commit else MISSING
-        shown.append((row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, code))
-    if shown:
+        cells.append((row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, code))
+    if cells:
         note = "`nautile show ID` prints all about an artifact, `nautile lineage ID` everything that it was made from."
-        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), tuple(shown), (note,))
+        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), tuple(cells), (note,))
 
 
-def _took(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     return MISSING if seconds is None else duration(seconds)
 
 

@@ -1,4 +1,4 @@
-"""The card of a tuned model: what was measured beside which baselines, how its answers are read, and its limits."""
+"""The card of a tuned model: its scores beside the baselines, how its answers are read, and its limits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,10 +37,10 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
     if report["form"] == "label":
         names, counts = report["labels"], report["confusion"]
         pairs = [
-            (names[right], names[given], count)
-            for right, row in enumerate(counts)
-            for given, count in enumerate(row)
-            if count and right != given
+            (names[target], names[prediction], count)
+            for target, row in enumerate(counts)
+            for prediction, count in enumerate(row)
+            if count and target != prediction
         ]
         chosen = report["chosen"]
         facts |= {

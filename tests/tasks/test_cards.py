@@ -111,7 +111,7 @@ def test_a_folder_that_is_no_artifact_has_a_card_that_says_so(made, folder):
     page = model_card(model_facts(made[0], None, folder), replace(PUBLICATION, license=None))
     assert card_errors(page, "model") == []
     text = words(page)
-    assert "The checkpoint is no artifact of a store: how it was made is not known." in text
+    assert "The checkpoint is not in a store: how it was made is not known." in text
     assert "Which parts were stand-ins is not recorded." in text
     assert "The cost is not recorded." in text
     assert "No stage of this run names a stand-in" not in text

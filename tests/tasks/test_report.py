@@ -358,7 +358,7 @@ def test_what_was_kept_out_of_training_is_listed_by_benchmark_and_example(data, 
     assert "distill" not in result["copies"]  # it was not searched: absent, not zero
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "Kept out of training" in text
-    assert "a question that shares thirteen words in a row" in text
+    assert "if both share thirteen consecutive words" in text
     assert "| arc | 1 | 2 | 2 |" in text
     assert "arc 7, 50 % of it" in text
     assert "why is the sea" in text

@@ -62,7 +62,9 @@ def test_the_reported_split_of_the_pinned_commit_and_clear_refusals(hub_records,
         choices = (pinned, {**pinned, "revision": "f" * 40}, {"name": "gpqa_diamond", "revision": REVISION})
         whole, unpinned, gated = read(hub.url, tmp_path / "home", *choices)
     assert whole == [[item.prompt, item.expected] for item in items_of(BENCHMARKS["gsm8k"], rows["test"], 0)]
-    assert unpinned.startswith("ConfigError: gsm8k: openai/gsm8k main test at ffffffffffff: this machine's cache has only another commit")
+    assert unpinned.startswith(
+        "ConfigError: gsm8k: openai/gsm8k main test at ffffffffffff: this machine's cache has only another commit"
+    )
     assert gated.startswith("ConfigError: gpqa_diamond: Idavidrein/gpqa")
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 

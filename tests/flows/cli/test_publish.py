@@ -172,7 +172,7 @@ def test_documents_are_published_of_a_checkpoint_in_the_store_alone(publish, mad
     assert code == 2
     assert "no distilled documents that a folder outside the store was trained on" in err
     assert publish("me/small", "--yes", "--json", checkpoint=str(folder))[0] == 0
-    assert b"is no artifact of a store" in hub.repositories["model", "me/small"].files["README.md"]
+    assert b"The checkpoint is not in a store" in hub.repositories["model", "me/small"].files["README.md"]
 
 
 def test_a_question_is_answered_before_anything_is_sent(publish, hub, monkeypatch):
