@@ -146,9 +146,10 @@ def test_only_its_own_page_may_use_the_dashboard(base):
 
 
 def test_the_page_asks_at_once_for_what_draws_charts_and_tables(base):
-    files = re.findall(r"</(static/js/[^>]+)>; rel=modulepreload", httpx.get(base).headers["link"])
-    assert {"ArrowVegaLiteChart", "embed", "DataFrame"} <= {file.split("/")[-1].partition(".")[0] for file in files}
-    assert all(httpx.get(f"{base}/{file}").is_success for file in files)
+    with httpx.Client(base_url=base) as client:
+        files = re.findall(r"</(static/js/[^>]+)>; rel=modulepreload", client.get("/").headers["link"])
+        assert {"ArrowVegaLiteChart", "embed", "DataFrame"} <= {file.split("/")[-1].partition(".")[0] for file in files}
+        assert all(client.get(f"/{file}").is_success for file in files)
 
 
 def test_every_page_serves_a_screen_reader_a_keyboard_and_a_phone(base, window):
