@@ -18,7 +18,7 @@ from configs.model import ModelConfig
 from model.layers.common import Params
 from model.nautile import forward
 
-_MASKED = -1e30
+_MASKED = -1e30  # not -inf, whose product with a probability of 0 would be NaN
 
 
 class LossSums(NamedTuple):
@@ -98,6 +98,7 @@ def _sum_over_chunks(step: Callable[[Any], tuple[Array, Any]], chunks_N: Any) ->
     """
     first, later_N = (jax.tree.map(lambda array_N, at=at: array_N[at], chunks_N) for at in (0, slice(1, None)))
     total, outputs = step(first)
+    # A single chunk needs no scan.
     stacked_N = jax.tree.map(lambda part: part[None], outputs)
     if not jax.tree.leaves(later_N)[0].shape[0]:
         return total, stacked_N
@@ -134,6 +135,7 @@ def _token_logprobs_forward(
         mean_BC = jnp.sum(jnp.exp(logits_BCV - total_BC[..., None]) * logits_BCV, axis=-1)
         return None, (chosen_BC - total_BC, total_BC - mean_BC, total_BC)
 
+    # Saved for the backward pass: log Z and the entropy of each token, not the logits.
     _, parts = jax.lax.scan(body, None, (chunks(hidden_BLD, chunk), chunks(targets_BL, chunk)))
     logprobs_BL, entropy_BL, total_BL = (join_chunks(part, hidden_BLD.shape[1]) for part in parts)
     return (logprobs_BL, entropy_BL), (table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL)
@@ -227,6 +229,8 @@ def _cross_entropy_forward(
 def _cross_entropy_backward(
     _vocabulary: int, _chunk: int, _z_loss: float, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
 ) -> tuple[_LossInputs]:
+    # The gradients were computed in the forward pass; only the scale of the loss is applied here. Targets and weights
+    # have no gradient.
     d_loss, _ = cotangents
     d_table_VD, d_hidden_BLD = residuals
     table = d_loss * d_table_VD

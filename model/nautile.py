@@ -164,6 +164,7 @@ def run_blocks(
     mixing_layer, attention_layer = remat_layer(mixing_layer, config), remat_layer(attention_layer, config)
 
     def block(x_BLD: Array, stacked: tuple[Params, Any]) -> tuple[Array, Any]:
+        # Parameters of this block, and the states that the prefixes left in it.
         layers, prefix_states = stacked
         initial_states, prefix = [None] * config.sca_per_block, None
         if prefix_states is not None and context is not None:
@@ -182,6 +183,7 @@ def run_blocks(
     # "none" saves every activation. Unrolled, each stays where it was computed; a loop would copy it into a stack of
     # all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
+    # Scanned along with the blocks' parameters: each block gets its own states of the prefixes.
     prefix_states = None if context is None else context[0][:3]  # all fields but `hidden_1UD`, which has no block axis
     return jax.lax.scan(block, x_BLD, (blocks, prefix_states), unroll=unroll)
 
@@ -207,6 +209,6 @@ def parameter_counts(config: ModelConfig) -> dict[str, int]:
     counts = {"embedding": config.vocabulary * config.width}
     for layer, leaves in tree["blocks"].items():
         for name, leaf in leaves.items():
-            part = f"{layer.split('_')[0]}.{name}"
+            part = f"{layer.split('_')[0]}.{name}"  # all SCA layers count as one part: "sca.in_proj"
             counts[part] = counts.get(part, 0) + int(np.prod(leaf.shape))
     return counts

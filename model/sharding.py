@@ -23,8 +23,8 @@ from common.errors import ConfigError
 from model.layers.common import Params
 from model.training.optimizer import is_stacked
 
-ROWS = PartitionSpec(("data", "fsdp"))
-WHOLE = PartitionSpec()
+ROWS = PartitionSpec(("data", "fsdp"))  # split by rows over all devices
+WHOLE = PartitionSpec()  # replicated on every device
 
 
 def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pretrain") -> Mesh:
@@ -49,8 +49,9 @@ def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
     size = mesh.shape["fsdp"]
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        first = int(is_stacked(path))
+        first = int(is_stacked(path))  # skips the axis of the blocks
         axes = [axis for axis in range(first, leaf.ndim) if leaf.shape[axis] % size == 0]
+        # Vectors, and arrays that cannot be divided.
         if leaf.ndim - first < 2 or not axes:
             return replicated(mesh)
         longest = max(axes, key=lambda axis: leaf.shape[axis])
@@ -67,6 +68,7 @@ def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardi
     by_path = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        # The longest suffix of the path that names a parameter.
         keys = _keys(path)
         suffixes = (keys[start:] for start in range(len(keys)))
         sharding = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
@@ -146,9 +148,11 @@ def on_each_device(function: Callable[..., Any], specs: tuple[Any, ...]) -> Call
 
 
 def _several_devices() -> bool:
+    """Whether the program is being traced for a mesh of several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
 
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """A pytree path as names, whether its parts are dict keys, attributes or indices."""
     return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)

@@ -68,6 +68,7 @@ class _Program:
 
     def total(self, name: str) -> ProgramCost:
         """The cost of a computation, with each loop counted for all its iterations."""
+        # XLA's figures count each loop body once: add the remaining iterations.
         once = self.once(name)
         flops, bytes_, cycles, kernels, unknown = *once, 0.0, 0.0, 0
         for line in self._lines_with_calls(name):
@@ -108,8 +109,9 @@ class _Program:
         return lines
 
     def _iterations(self, line: str, condition: str) -> int | None:
-        if known := _TRIP_COUNT.search(line):
-            return int(known[1])
+        """The number of iterations of a loop, from its annotation or its condition; None if the text has neither."""
+        if annotation := _TRIP_COUNT.search(line):
+            return int(annotation[1])
         lines = self.computations[condition]
         bound = next((match[1] for match in map(_BOUND.search, lines) if match), None)
         constants = dict(match.groups() for match in map(_CONSTANT.search, lines) if match)

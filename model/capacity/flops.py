@@ -93,9 +93,9 @@ def kernel_work(config: ModelConfig, chunk: int, tokens: int, direction: Directi
     # the gradients of keys and queries; in float32: gates, the row's timeline, and the state before each chunk.
     arrays = head_dim + 2 * joined + 2 * head_dim + (head_dim + 2 * joined if direction == "backward" else 0)
     gates = 2 if direction == "backward" else 1
-    moved = heads * (width * arrays + 4 * (gates + (2 * joined + 1) / chunk)) + 4 * 3
+    bytes_per_token = heads * (width * arrays + 4 * (gates + (2 * joined + 1) / chunk)) + 4 * 3
     return KernelWork(
         float(tokens * heads * (weighted * inside + folded * folding)),
         float(tokens * heads * (per_joined * joined + per_pair * chunk)),
-        float(tokens * moved),
+        float(tokens * bytes_per_token),
     )

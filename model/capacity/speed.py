@@ -147,6 +147,7 @@ def _setting_row(
         }
         for name, (cost, times) in work.items()
     }
+    # Tokens per second and utilisation of the whole topology, by each figure.
     rates = {}
     for name, seconds in zip(("bound", "estimate"), step, strict=True):
         rate = None if seconds is None else tokens * topology.chips / seconds
@@ -169,13 +170,14 @@ def add_kernels(
     """Add the work of `kernels` (counts by direction) to a program's cost, by formula; return its time as well."""
     chunk = min(model.chunk, model.context)
     chunk = tpu.chunk_for(chunk) if chip.core else gpu.CHUNK
-    products = elementwise = moved = seconds = 0.0
+    products = elementwise = kernel_bytes = seconds = 0.0
     for direction, count in kernels.items():
         work = kernel_work(model, chunk, tokens, direction)
         products, elementwise = products + count * work.products, elementwise + count * work.elementwise
-        moved += count * work.bytes
+        kernel_bytes += count * work.bytes
         seconds += count * kernel_seconds(model, chunk, tokens, direction, chip)
-    cost = cost._replace(flops=cost.flops + products + elementwise, bytes=cost.bytes + moved)
+    cost = cost._replace(flops=cost.flops + products + elementwise, bytes=cost.bytes + kernel_bytes)
+    # The roofline bound, and the compiler's cycles at the chip's clock.
     bound = max(cost.flops / chip.peak if chip.peak else 0.0, cost.bytes / chip.bandwidth)
     estimate = cost.cycles / chip.core.clock + seconds if cost.cycles is not None and chip.core else None
     return cost, Seconds(bound, estimate, seconds)

@@ -94,6 +94,7 @@ class Engine:
                 raise EngineStopped(self.failure or "the server is stopping")
             waiting = sum(not handle.cancelled for handle in self._waiting)
             if waiting + len(handles) > self.queue:
+                # An estimate of the time until the queue has been served.
                 seconds = math.ceil(self._mean_seconds * waiting / self.capacity)
                 raise QueueFull(waiting, retry_after=min(60, max(1, seconds)))
             self._waiting.extend(handles)
@@ -212,6 +213,7 @@ class Engine:
         longest = max(map(len, rows))
         length = next((size for size in self._programs.lengths if size >= longest), longest)
         prefilled, scores = self._prefill(rows, length, group[0].request.score_prompt)
+        # Requests that generate tokens go into free slots, `ROWS` per program; the others only need scores.
         decoding = [handle for handle in group if handle.request.max_tokens]
         free = [slot for slot, handle in enumerate(self._active) if handle is None]
         for first in range(0, len(decoding), ROWS):
@@ -263,11 +265,12 @@ class Engine:
                 continue
             ids = ids_TB[: counts[slot], slot].tolist()
             finish: FinishReason | None = None
+            # A slot that is no longer active has written its last token, and is free.
             if not active[slot]:
                 finish = "stop" if ids[-1] in self._programs.stops else "length"
                 self._active[slot] = None
                 self._mean_seconds += 0.1 * (time.monotonic() - handle.submitted_at - self._mean_seconds)
-            elif handle.mask:
+            elif handle.mask:  # constrained: one token per call, so `ids` has one
                 handle.mask.accept(ids[-1])
             self.tokens += len(ids)
             number = handle.request.alternatives

@@ -119,6 +119,7 @@ class Lane:
     def start(self, weights: DecodeWeights, waiting: int, tokens: int = STRIDE) -> None:
         """Start a call of `advance` for at most `tokens` tokens, which ends early if `waiting` samples can start."""
         active = self.active()
+        # Choose the size of the lane and the capacity of its ring, and move the samples if either changes.
         size, floor = self._plan(active, waiting)
         longest = max(sample.prompt_length + sample.written for sample in self._slots if sample)
         # Room for some more tokens, so that the lane is not resized at every call.
@@ -154,8 +155,10 @@ class Lane:
     def _plan(self, active: int, waiting: int) -> tuple[int, int]:
         """The lane's next size, and the number of active samples at which a call of `advance` ends early."""
         size = len(self._slots)
+        # While samples wait, keep the size, and stop for a refill once some slots are free.
         if waiting:
             return size, max(0, active - max(1, size // REFILL_SHARE))
+        # Else shrink as far as the active samples allow, and stop when the next smaller size is enough.
         size = min(other for other in self._sizes if other >= active)
         return size, max((other for other in self._sizes if other < size), default=0)
 
@@ -310,6 +313,7 @@ def _one_token(
         thinking_B = thinking_B & (ids_B != sampling.think_end)
     chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
     temperature = sampling.temperature or 1.0
+    # Log-probability of the full distribution, before top-k and top-p.
     logprobs_B = chosen_B / temperature - jax.nn.logsumexp(logits_BV / temperature, axis=-1)
     ended_B = state.index_B + 1 >= sampling.max_tokens
     if sampling.stop_ids:

@@ -32,6 +32,7 @@ def continuation_logprobs(
     sums_N = np.zeros(len(sequences))
     floor = 0
     for length in length_buckets(config.context):
+        # The sequences of this bucket, similar lengths together.
         members = sorted(
             (i for i, (ids, _) in enumerate(sequences) if floor < len(ids) <= length),
             key=lambda i: len(sequences[i][0]),
@@ -65,5 +66,6 @@ def _sums(params: Params, config: ModelConfig, tokens_BL: Array, firsts_B: Array
     segments_BL = (column_L < lengths_B[:, None]).astype(jnp.int32)
     hidden_BLD = forward(params, config, tokens_BL, segments_BL, positions_BL)
     logprobs_BL, _ = token_logprobs(params, config, hidden_BLD, jnp.roll(tokens_BL, -1, axis=1))
+    # Column i predicts token i + 1.
     scored_BL = (column_L >= firsts_B[:, None] - 1) & (column_L < lengths_B[:, None] - 1)
     return jnp.sum(jnp.where(scored_BL, logprobs_BL, 0.0), axis=1)

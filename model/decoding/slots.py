@@ -230,17 +230,17 @@ def advance(
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
         if allowed_BW is not None:
             logits_BV = only_allowed(logits_BV, allowed_BW)
-        drawn, after = draw_tokens(slots, logits_BV, config, stops, think_end)
+        tokens, after = draw_tokens(slots, logits_BV, config, stops, think_end)
         # Run the token through the model: its hidden state predicts the next one.
-        hidden_BD, blocks = decode_ragged(weights, config, drawn.ids_B, slots.blocks, slots.positions_B)
+        hidden_BD, blocks = decode_ragged(weights, config, tokens.ids_B, slots.blocks, slots.positions_B)
         after = after._replace(blocks=blocks, hidden_BD=hidden_BD)
         output = SlotOutput(
             count_B=output.count_B + slots.active_B,
             active_B=after.active_B,
-            ids_TB=output.ids_TB.at[step].set(drawn.ids_B),
-            logprobs_TB=output.logprobs_TB.at[step].set(drawn.logprobs_B),
-            top_ids_TBN=output.top_ids_TBN.at[step].set(drawn.top_ids_BN),
-            top_logprobs_TBN=output.top_logprobs_TBN.at[step].set(drawn.top_logprobs_BN),
+            ids_TB=output.ids_TB.at[step].set(tokens.ids_B),
+            logprobs_TB=output.logprobs_TB.at[step].set(tokens.logprobs_B),
+            top_ids_TBN=output.top_ids_TBN.at[step].set(tokens.top_ids_BN),
+            top_logprobs_TBN=output.top_logprobs_TBN.at[step].set(tokens.top_logprobs_BN),
         )
         return step + 1, after, output
 

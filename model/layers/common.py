@@ -66,6 +66,7 @@ def _product_forward(x: Array, weight_IO: Array) -> tuple[Array, tuple[Array, Ar
 
 def _product_backward(residuals: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, weight_IO = residuals
+    # The narrower operand comes first in either order: see `_product`.
     if weight_IO.shape[0] <= weight_IO.shape[1]:
         d_weight_IO = jnp.einsum("...i,...o->io", x, d_out)
     else:
@@ -93,6 +94,7 @@ def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
 
 def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Array]:
     """Cosine and sine of the RoPE angles, float32 [..., head_dim / 2] each, for positions counted within a document."""
+    # Frequencies in turns, not radians: `sine_cosine` removes whole turns exactly.
     turns = base ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * np.pi)
     sine, cosine = sine_cosine(positions[..., None].astype(jnp.float32) * turns.astype(np.float32))
     return cosine, sine
@@ -114,6 +116,7 @@ def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history
     taps_TC = taps_TC.astype(x_BLC.dtype)
     reach, length = taps_TC.shape[0] - 1, x_BLC.shape[1]
     padded_BLC, owners_BL = prepend_history(x_BLC, segments_BL, history_BTC, reach)
+    # The current input, then the earlier ones from the oldest.
     out_BLC = x_BLC * taps_TC[reach]
     for tap in range(reach):
         same_BL1 = (owners_BL[:, tap : tap + length] == segments_BL)[..., None]

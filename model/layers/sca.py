@@ -124,10 +124,12 @@ def sca(
     `initial` is the state that the first document of each row continues; None: empty. For the returned state to be
     right, rows must be padded on the left without `initial`, and on the right with it.
     """
+    # Step 1: norm, input projection, causal convolution and SiLU.
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
     history_BTC = None if initial is None else initial.history_BTC
     branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL, history_BTC))
+    # Steps 2 to 5. XLA cannot partition a kernel, so each device runs it on its own rows.
     mixing = partial(mix, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
         mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS, ROWS))
@@ -175,6 +177,7 @@ def _operands(params: Params, config: ModelConfig, spectral: Spectrum, branches:
     gates = jax.nn.softplus(params["score_scale"] * scores.astype(jnp.float32) + params["score_bias"])
     decay_K = spectral.decay_K
     if config.decay == "window":
+        # The distance to the last position of the context.
         distance = jnp.maximum(config.context - 1 - positions, 0).astype(jnp.float32)[..., None]
         # The floor on the gates keeps Z at 1e-4 or more from the first token on, as the author's floor on Z does.
         gates = jnp.clip(gates * jnp.exp(-decay_K * distance), WINDOW_FLOOR, WINDOW_CEILING)
@@ -188,6 +191,7 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
     """Step 6: gated RMS norm over all heads at once, SwiGLU per head (sigmoid gate), output projection."""
     lead, dtype = normed.shape[:-1], normed.dtype
     heads, head_dim = config.memory_heads, config.head_dim
+    # The norm runs over all heads at once, real and imaginary parts side by side: F = K·2H.
     complex_F = jnp.concatenate([re, im], axis=-1).reshape(*lead, -1).astype(jnp.float32)
     gate_F = linear(normed, params["gate_proj"]).astype(jnp.float32)
     fused = rms_norm(complex_F * jax.nn.silu(gate_F), params["gated_norm"], config.norm_epsilon).astype(dtype)

@@ -116,6 +116,7 @@ class OnnxSlots:
     def start(self) -> None:
         self._slots = slots_without_caches(self.config, self.count)
         self._logits_BV = np.zeros((self.count, self.config.vocabulary), np.float32)
+        # Names and shapes of the past state, as the step graph declares them.
         shapes = {
             part.name.removeprefix(PAST): part.shape
             for part in self._runtime.step.get_inputs()
@@ -123,6 +124,7 @@ class OnnxSlots:
         }
         self._sums_shapes = {name: shape for name, shape in shapes.items() if name in sca_shapes(self.config)}
         self._caches: State = {}
+        # Keys and values for the whole context; the sums are allocated by `_bind_rows`.
         for name in shapes.keys() - self._sums_shapes:
             self._caches[name] = np.zeros(
                 _concrete_shape(shapes[name], B=self.count, S=self.config.context), np.float32
@@ -156,6 +158,7 @@ class OnnxSlots:
         bind(binding.bind_input, "tokens", self._tokens_B1)
         bind(binding.bind_input, "positions", self._positions_B)
         bind(binding.bind_output, "logits", self._logits_BV, (self._rows, 1, self.config.vocabulary))
+        # The sums are read from one set of arrays and written to the other; keys and values are updated in place.
         for name in past:
             bind(binding.bind_input, PAST + name, past[name])
             bind(binding.bind_output, name, after[name])
@@ -204,8 +207,8 @@ class OnnxSlots:
         while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
             positions_B = np.asarray(slots.positions_B)
             logits_BV = self._logits_BV if allowed_BW is None else only_allowed(self._logits_BV, allowed_BW)
-            drawn, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
-            steps.append(tuple(map(np.asarray, drawn)))
+            sampled, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
+            steps.append(tuple(map(np.asarray, sampled)))
             counts += active_B
             # Run the tokens through the model, unless all samples have ended.
             if np.asarray(slots.active_B).any():
@@ -261,6 +264,7 @@ class OnnxScorer:
         prefilled, _ = self._slots.prefill(np.array([prompt]), np.array([len(prompt)]), score=False)
         first_V = log_softmax(prefilled.logits_RV[0].astype(np.float64))
         sums = np.array([first_V[ids[0]] if ids else 0.0 for ids in continuations], np.float64)
+        # The first tokens are scored from the prompt's logits; only longer continuations are run.
         longer = [place for place, ids in enumerate(continuations) if len(ids) > 1]
         for start in range(0, len(longer), self._rows):
             batch = longer[start : start + self._rows]
@@ -305,6 +309,7 @@ class OnnxSampler:
         members: list[int | None] = [None] * count
         samples: dict[int, Sampled] = {}
         while waiting or any(member is not None for member in members):
+            # Fill free slots, the shortest prompts first.
             for slot in [slot for slot, member in enumerate(members) if member is None][: len(waiting)]:
                 members[slot] = index = waiting.pop()
                 self._fill(slots, slot, prompts[index], seeds[index])

@@ -133,7 +133,7 @@ class TrainCheckpoints:
     def _check_identity(self, identity: dict[str, Any]) -> None:
         """Compare with `identity.json`, or write it if nothing has been saved yet."""
         path = self.folder / "identity.json"
-        current = json.loads(json.dumps(identity))
+        current = json.loads(json.dumps(identity))  # as it will be read back: tuples become lists
         if self._begun():
             try:
                 saved = json.loads(path.read_text(encoding="utf-8"))
@@ -155,6 +155,7 @@ class TrainCheckpoints:
         """Called by Orbax in its thread when the files of a step are complete, before they are renamed into place."""
         if jax.process_index() != 0:
             return
+        # Orbax writes into a temporary folder until all files are complete.
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
         # Orbax writes these at about the same time as the digests, so they are left out.
         unstable = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
@@ -165,6 +166,7 @@ class TrainCheckpoints:
     def _move_to_damaged(self, step: int) -> None:
         target = self.folder / "damaged" / str(step)
         target.parent.mkdir(exist_ok=True)
+        # The same step can be damaged again after a restart.
         while target.exists():
             target = target.with_name(f"{target.name}-again")
         os.replace(self._steps / str(step), target)

@@ -236,12 +236,14 @@ class _Run:
         for step in range(first, self.steps):
             state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
             started = step, metrics, batch
+            # While the device computes: load the next batch, and record the previous step.
             if step + 1 < self.steps:
                 batch = self.loader.batch(step + 1)
             self._record(unrecorded)
             unrecorded = started
             done = step + 1
             stopping = stop_requested(done)
+            # A pause needs the metrics of this step too, so it waits for the device.
             if stopping or done == self.steps or any(done % interval == 0 for interval in intervals):
                 self._record(unrecorded)
                 unrecorded = None
@@ -276,8 +278,10 @@ class _Run:
         if unrecorded is None:
             return
         step, metrics, batch = unrecorded
+        # Bytes of the targets by source, for bits per byte.
         bytes_S = np.bincount(batch["source"], weights=batch["bytes"], minlength=len(self.loader.names))
         loss = self.metrics.record(step, metrics, bytes_S)
+        # A new phase has other data, so its losses are not comparable with the earlier ones.
         if step and self.loader.phase(step) != self.loader.phase(step - 1):
             self.divergence.new_phase()
         if not self.divergence.observe(step, loss):

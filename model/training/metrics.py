@@ -57,6 +57,7 @@ class TrainMetrics:
         Returns the mean loss, or None if the update was skipped.
         """
         loss_S, weight_S = np.asarray(metrics.source_loss_S), np.asarray(metrics.source_weight_S)
+        # `np.asarray` above waited for the device, so the step ends here.
         now = time.perf_counter()
         self.durations.append(now - self._last)
         self.totals.seconds += now - self._last
@@ -72,6 +73,7 @@ class TrainMetrics:
             self.totals.skipped += 1
         if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
             self._report(step + 1, metrics, finite)
+        # The progress line: mean loss since the last log line, and the median speed of the last 20 steps.
         mean = _means(self.totals.window or self.totals.latest)[0]
         rate = self._tokens / statistics.median(self.durations[-20:])
         note = f"{rate:,.0f} tokens/s" if mean is None else f"loss {mean:.2f}, {rate:,.0f} tokens/s"

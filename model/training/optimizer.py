@@ -42,12 +42,14 @@ def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -
     # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
     is_matrix = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
     adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix)
+    # The spectral grid can have its own learning rate, as a factor.
     if config.grid_rate is not None:
         is_grid = _tree(lambda path, _: _names(path)[-1] == "theta")
         adamw = optax.chain(adamw, optax.masked(optax.scale(config.grid_rate), is_grid))
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     last_two = partial(jax.tree.map, lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1))
+    # Muon orthogonalises the momentum of each matrix; its updates are scaled to the root mean square of AdamW's.
     muon = optax.chain(
         scale_by_muon(ns_steps=MUON_STEPS, beta=MUON_BETA, weight_dimension_numbers=last_two),
         optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * (MUON_RMS * max(u.shape[-2:]) ** 0.5), updates)),
@@ -109,10 +111,12 @@ def finite_update(
     finite = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
     if loss is not None:
         finite &= jnp.isfinite(loss)
+    # Which leaves are at fault, for the error message.
     not_finite = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
     updated = optax.apply_updates(params, updates), new_state
-    chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, (params, state))
-    return *chosen, {**measured, "applied": finite, "not_finite": not_finite}
+    # `finite` is a traced value: both states are computed, and one is selected.
+    selected = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, (params, state))
+    return *selected, {**measured, "applied": finite, "not_finite": not_finite}
 
 
 def norm(tree: Any) -> jax.Array:

@@ -97,6 +97,7 @@ class Program:
             return weighted_loss(params, model, batch, config.loss_chunk, config.z_loss)
 
         def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
+            # Sums over the batch, divided once by the total weight.
             gradient, sums = _accumulate(losses, state.params, batch, self.micro_rows, sources, params, mesh)
             loss, source_loss_S, source_weight_S = sums
             total = jnp.maximum(jnp.sum(source_weight_S), 1.0)
@@ -111,6 +112,7 @@ class Program:
             sums = losses(params, batch)
             return jnp.sum(sums.row_loss_B), sums.weight
 
+        # Every array of a batch is split by rows. The state is donated: its buffers hold the next state.
         batch = dict.fromkeys(BATCH, rows)
         self.fresh: Callable[[], TrainState] = jax.jit(fresh, out_shardings=self.shardings)
         jitted_step = jax.jit(
@@ -155,6 +157,7 @@ def _accumulate(
             sums = losses(masters, micro)
             return sums.loss, sums
 
+        # Differentiate the summed loss of this micro-batch, and sum the cross-entropy of its rows by source.
         (loss, sums), gradient = jax.value_and_grad(scalar, has_aux=True)(params)
         rows = jnp.stack([sums.row_loss_B, sums.row_weight_B], axis=1)
         by_source = jax.ops.segment_sum(rows, micro["source"], sources)
@@ -172,6 +175,7 @@ def _accumulate(
     def body(carry: tuple[Params, BatchSums], micro: dict[str, Array]) -> tuple[tuple[Params, BatchSums], None]:
         return jax.tree.map(jnp.add, carry, part(micro)), None
 
+    # The accumulated gradient is sharded as the parameters are.
     start = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), shardings)
     zero_sums = (jnp.zeros(()), jnp.zeros(sources), jnp.zeros(sources))
     total, _ = jax.lax.scan(body, (start, zero_sums), jax.tree.map(split, batch))

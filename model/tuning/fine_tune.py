@@ -71,6 +71,7 @@ def fine_tune(
     """
     check_lengths(rows, model)
     steps = -(-len(rows) // settings.batch_rows) * settings.epochs
+    # LoRA trains adapters beside frozen parameters; otherwise all parameters are trained and none frozen.
     scale = settings.lora_alpha / settings.rank if settings.method == "lora" else None
     tx = optimizer.build(settings.optimizer, steps)
     trained = new_adapters(params, settings.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
@@ -146,6 +147,7 @@ def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
     batch["real"] = np.zeros((questions, options), bool)
     for question, row in enumerate(rows):
         for option, (continuation, share) in enumerate(zip(row.continuations, row.shares, strict=True)):
+            # Predict each token of the continuation from those before it; the prompt has weight 0.
             place = question * options + option
             ids = [*row.prompt, *continuation]
             batch["tokens"][place, : len(ids)] = ids
@@ -170,6 +172,7 @@ def _sums(params: Params, model: ModelConfig, batch: dict[str, Array], loss: str
     weights_RL = batch["weights"]
     if loss == "reply":
         return jnp.stack([-jnp.sum(logprobs_RL * weights_RL), jnp.sum(weights_RL)])
+    # The model's distribution over the options, from their log-likelihoods; padding options are excluded.
     real_QO, shares_QO = batch["real"], batch["shares"]
     sums_QO = jnp.sum(logprobs_RL * weights_RL, axis=1).reshape(real_QO.shape)
     model_QO = jax.nn.log_softmax(jnp.where(real_QO, sums_QO, -1e30), axis=1)

@@ -84,6 +84,7 @@ def _file_of_folder(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     names = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", *PICKLES))
+    # Prefer readable files; if there are only pickles, the caller refuses the first by name.
     readable = [path for path in names if path.suffix not in PICKLES]
     if len(readable) > 1:
         raise ConfigError(f"{folder}: holds several files of tensors and no {_PREFERRED[0]}; name one of them")
@@ -113,6 +114,7 @@ def _files_of_index(path: Path) -> list[TensorFile]:
     places: Any = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise ConfigError(f"{path}: has no table `weight_map` of tensors and their files")
+    # Only files in the same folder: an index must not reach outside it.
     for name in sorted(set(places.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ConfigError(f"{path}: {name!r} is not the name of a .safetensors file beside it")

@@ -85,6 +85,7 @@ def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
     names = [*sca_names(model), "attention"]
     blocks: Params = {}
+    # The layers at one position in each block are stacked over the blocks.
     for position, name in enumerate(names):
         layers = []
         for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
@@ -121,6 +122,7 @@ def _grid_name(model: ModelConfig) -> str:
 def _columns(model: ModelConfig) -> np.ndarray:
     """The author's column of the input projection for each of our columns."""
     keys = model.memory_heads * (model.head_dim + 1)
+    # Their query columns alternate re and im; ours have all re before all im.
     pairs = keys + np.arange(2 * model.query_heads * model.head_dim * model.spectral_samples).reshape(-1, 2)
     return np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
 

@@ -10,10 +10,10 @@ from common.files import read_bounded_json, sha256_of, write_text
 DIGESTS = "digests.json"
 
 
-def write_digests(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the digests of all files in `folder`. `known`: digests by file name that need not be computed."""
-    known = known or {}
-    digests = {path.name: known.get(path.name) or sha256_of(path) for path in sorted(folder.iterdir())}
+def write_digests(folder: Path, computed: Mapping[str, str] | None = None) -> None:
+    """Write the digests of all files in `folder`. `computed`: digests by file name that need not be computed."""
+    computed = computed or {}
+    digests = {path.name: computed.get(path.name) or sha256_of(path) for path in sorted(folder.iterdir())}
     write_text(folder / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
 
 

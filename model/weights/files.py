@@ -46,6 +46,7 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
+    # A folder without config.json is no checkpoint, so it is written last.
     settings = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
@@ -72,6 +73,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
         raise ConfigError(
             f"{path}: is missing, so {folder} is no checkpoint; of an export, name the checkpoint that it was made from"
         )
+    # Names, shapes and types are compared before any data is read.
     expected = flatten_dict(shapes(model), sep=".")
     try:
         with safe_open(path, framework="numpy") as tensors:

@@ -52,6 +52,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     from model.exports.onnx.graphs import prompt_graph, step_graph
     from model.exports.onnx.weights import write_weights
 
+    # Nothing is written until all checks have passed.
     out.mkdir(parents=True, exist_ok=True)
     with WeightFile(out / WEIGHTS, bits) as weights:
         write_weights(weights, params, model)
@@ -74,6 +75,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     }
     write_text(out / CONFIG, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
     shutil.copyfile(Path(__file__).parent / EXAMPLE, out / EXAMPLE)
+    # The card comes after the digests, which do not cover it.
     write_digests(out, {WEIGHTS: weights_sha256})
     write_text(out / CARD, _card(model, bits, (out / WEIGHTS).stat().st_size))
     return sorted(out.iterdir())

@@ -33,6 +33,7 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     last = graph.op("Sub", lengths, graph.indices(1))
     attended = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
     chunks = _chunk_values(graph, config, columns, lengths)
+    # The layers, then the logits of the wanted columns, then the states of all SCA layers as one array each.
     stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
     for block in range(config.blocks):
@@ -64,6 +65,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     history = history_names(config)
     past_history = [PAST + name for name in history]
     past = layers.step_past(names, [PAST + name for name in SUMS], past_history) if names else []
+    # The attention operator takes each row's position and the number of columns.
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
     attended = (
         graph.op("Cast", positions, to=onnx.TensorProto.INT32),
@@ -94,6 +96,7 @@ def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str)
     # Row b's inputs t = 0 … T-2 before its end are at columns lengths[b] + t of the inputs padded by T-1 on the left.
     recent = graph.op("Add", graph.op("Unsqueeze", lengths, graph.indices(1)), graph.indices(*range(reach)))
     last_BL = graph.op("Equal", column_L, graph.op("Unsqueeze", graph.op("Sub", lengths, single), graph.indices(1)))
+    # Distances between chunks, for the decay of a chunk's sums in the later ones.
     chunk_N = graph.op("Range", zero, graph.op("Div", count, graph.constant(CHUNK, np.int64)), single)
     to_N1, from_1N = (graph.op("Unsqueeze", chunk_N, graph.indices(axis)) for axis in (1, 0))
     distance_NN = graph.op("Sub", graph.op("Sub", to_N1, single), from_1N)

@@ -136,7 +136,10 @@ class Layers:
         x, normed = self.norm_of(stream, f"{name}.norm1", config.norm_epsilon)
         kv_width = config.kv_heads * config.attention_head_dim
         both, v = graph.split(self.linear(normed, f"{name}.qkv_proj"), [config.width + kv_width, kv_width])
-        q, k = graph.split(self._head_norm(both) if config.qk_norm else both, [config.width, kv_width])
+        if config.qk_norm:  # an RMS norm of each head, without a scale
+            by_head = graph.reshape(both, 0, 0, -1, config.attention_head_dim)
+            both = graph.reshape(self.norm(by_head, "ones", config.norm_epsilon), 0, 0, -1)
+        q, k = graph.split(both, [config.width, kv_width])
         mixed, _, _ = graph.ops(
             "GroupQueryAttention", q, k, v, *past, *lengths, graph.weight("rope.cosine"), graph.weight("rope.sine"),
             into=(f"{name}.mixed", *into), domain=CONTRIB, num_heads=config.attention_heads,
@@ -291,12 +294,6 @@ class Layers:
         config = self.config
         fixed = config.memory_heads * config.head_dim
         return [fixed, config.memory_heads, projection_width(config) - fixed - config.memory_heads]
-
-    def _head_norm(self, x: str) -> str:
-        """RMS norm of each head, without a scale."""
-        graph, head_dim = self.graph, self.config.attention_head_dim
-        by_head = graph.reshape(x, 0, 0, -1, head_dim)
-        return graph.reshape(self.norm(by_head, "ones", self.config.norm_epsilon), 0, 0, -1)
 
     def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str]:
         """Keys [B, L, K, H], gates [B, L, K] and queries [B, L, Q, 2, M, H], real and imaginary."""

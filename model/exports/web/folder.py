@@ -45,6 +45,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         for name in (PROMPT, STEP, WEIGHTS):
             shutil.move(exported / name, out / name)
         model, tokenizer_config = read_config(exported / CONFIG)
+    # Only the needed files of the package, by name.
     with tarfile.open(archive) as package:
         for name in RUNTIME:
             source = package.extractfile(f"package/dist/{name}")
@@ -85,7 +86,7 @@ def fetch_runtime() -> Path:
             raise ConfigError(
                 f"--format web: the file that npm downloaded is not {PACKAGE} {VERSION} (its sha512 differs)"
             )
-        fetched.replace(path)
+        fetched.replace(path)  # atomic: another process sees the whole archive or none
     return path
 
 

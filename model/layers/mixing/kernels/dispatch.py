@@ -51,6 +51,7 @@ def run(
     def repeat_heads(queries_BLQJ: Array) -> Array:
         return jnp.repeat(queries_BLQJ, share, axis=2) if share > 1 else queries_BLQJ
 
+    # As the kernels expect them: whole chunks, float32 parameters, ω/√H, and a query for every memory head.
     prepared = JoinedOperands(
         pad(joined.keys_BLKH),
         pad(joined.gates_BLK),
@@ -63,6 +64,7 @@ def run(
     )
     times_BL3 = _columns(times, batch, length, missing, chunk)
     out_re, out_im, sums = _fused(device, chunk, interpret, prepared, times_BL3, JoinedState.of(state))
+    # Padding leaves the state unchanged, so only the readout is cut.
     return out_re[:, :length], out_im[:, :length], sums.split(operands.grid_KHM.shape[-1])
 
 
@@ -85,6 +87,7 @@ def _backward(
 ) -> tuple[JoinedOperands, Array, JoinedState]:
     operands, times_BL3, befores = residuals
     gradient, d_state = _KERNELS[device].run_backward(operands, times_BL3, befores, *cotangents, chunk, interpret)
+    # The timeline is float32 only for the kernels; it has no gradient.
     return gradient, jnp.zeros_like(times_BL3), d_state
 
 

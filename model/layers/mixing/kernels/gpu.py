@@ -95,6 +95,7 @@ def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
     fold = _folding(inputs)
 
     def step(n: Array, carry: TileState) -> TileState:
+        # Save the state before the chunk, for the backward pass.
         for ref, part in zip(befores, carry, strict=True):
             ref[pl.ds(n, 1), :] = part
         span = pl.ds(n * chunk, chunk)
@@ -117,7 +118,7 @@ def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
 
     def step(i: Array, carry: tuple) -> tuple:
         d_after, *totals = carry
-        n = chunks - 1 - i
+        n = chunks - 1 - i  # from the last chunk to the first
         span = pl.ds(n * chunk, chunk)
         d_re, d_im = (ref[span, :].astype(jnp.float32) for ref in cotangents)
         before = TileState(*(ref[pl.ds(n, 1), :] for ref in befores))
@@ -129,6 +130,7 @@ def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
         parts = (gradient.decay_11, gradient.phase_scale_11, gradient.grid_1J, gradient.weights_1J)
         return d_before, *(total + part for total, part in zip(totals, parts, strict=True))
 
+    # Running totals of the gradients of decay, phase scale, grid and weights.
     scalar, row = jnp.zeros((1, 1), jnp.float32), jnp.zeros((1, d_grid.shape[-1]), jnp.float32)
     start = (TileState(*(ref[...] for ref in d_last)), scalar, scalar, row, row)
     carry, *totals = jax.lax.fori_loop(0, chunks, step, start)

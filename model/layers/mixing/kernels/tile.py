@@ -17,7 +17,7 @@ from jax import Array
 
 from model.layers.mixing.parts import TINY, sine_cosine, softsign
 
-TURN = 6.283185307179586
+TURN = 6.283185307179586  # 2π: `sine_cosine` takes turns
 
 
 class SampleFolding(NamedTuple):
@@ -153,6 +153,7 @@ def backward(
         _total(sums.squashed_CJ * d_phase_CJ, 0),
         _total(match_CJ, 0),
     )
+    # The gradient of the state before the chunk, through its first position.
     first_11 = _first(sums.carry_C1)
     before = TileState(first_11 * _first(sum_re_SJ), first_11 * _first(sum_im_SJ), first_11 * _first(sum_z_S1))
     return gradient, before
@@ -160,10 +161,12 @@ def backward(
 
 def _accumulate(head: HeadParameters, block: TileInputs, state: TileState, fold: SampleFolding) -> _Sums:
     """Steps 2 to 4: gate, encoding and sums of a chunk."""
+    # Step 3: the encoding of the keys, repeated over M.
     gates_C1 = jnp.where(block.real_C1 > 0, block.gates_C1, 0.0)
     keys_CJ = fold.widen(block.keys_CH)
     squashed_CJ = softsign(head.phase_scale_11 * keys_CJ)
     sine_CJ, cosine_CJ = sine_cosine(squashed_CJ * (head.grid_1J * (1 / TURN)))
+    # Step 4: sums inside the chunk, and the decayed state before it.
     weight_CS = _weights(head, block)
     carry_C1 = jnp.where(block.resets_C1 == 0, jnp.exp(-head.decay_11 * block.count_C1), 0.0)
     gated_CJ = keys_CJ * gates_C1
