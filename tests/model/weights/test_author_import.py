@@ -160,7 +160,7 @@ def test_the_config_beside_the_weights_says_shape_and_context(archive, tmp_path)
 
 def test_the_context_is_never_a_default(tensors, archive, tmp_path):
     """With decay = "window" a wrong one gives other logits, and nothing else would show it."""
-    with pytest.raises(ConfigError, match=r"name it with --context \(4096 for the published model\)"):
+    with pytest.raises(ConfigError, match=r"set --context \(4096 for the published model\)"):
         load_author_weights(archive, SHAPE, TOKENIZER)
     np.savez(tmp_path / "tables.npz", **tensors, **redundant(tensors))
     assert load_author_weights(tmp_path / "tables.npz", SHAPE, TOKENIZER)[1].context == 40
@@ -173,7 +173,7 @@ def test_the_context_is_never_a_default(tensors, archive, tmp_path):
     [
         (author_config(num_layers=7), "`num_layers` 7 is no multiple of `seqcond_ratio` \\+ 1 = 3"),
         (author_config(num_layers="6"), "`num_layers`: '6' is not an integer from 0 to"),
-        (author_config(num_layers=2**40), "`num_layers`: 1099511627776 is no number"),
+        (author_config(num_layers=2**40), "`num_layers`: 1099511627776 is not an integer from 0 to"),
         (author_config(num_layers=3 * 2**20), "too few for 3145728 layers"),
         (author_config(d_model=2**40), "`width`: 1099511627776 is more than any model has"),
         (author_config(d_model=[1]), "`d_model`: Input should be a valid integer"),
