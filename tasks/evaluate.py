@@ -43,6 +43,7 @@ def evaluate(job: Job) -> None:
         name, column, rows, likelihood_rows = _ask_checkpoint(job, config, items, out)
     else:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
+    # Score the rows, then write the scores, sample replies and tables of the artifact.
     bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
     settings = protocol(config, job.seed, bool(likelihood_rows))
     scores = summarise(rows, name, settings, job.seed, column, likelihood_rows, bad_counts)

@@ -23,6 +23,7 @@ def extract(job: Job) -> None:
     extractor = Extractor(job.inputs["checkpoint"], config, json.loads(config.json_schema))
     rows = extractor.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("extracted")
+    # The spans are JSON text in the table, because their number differs by row.
     write_rows(out / ROWS, [{**row, "spans": json.dumps(row["spans"], sort_keys=True)} for row in rows])
     refused = [{**row, "text": text} for row, text in zip(rows, texts, strict=True) if row["reason"]]
     write_rows(out / REFUSED, refused)

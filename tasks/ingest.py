@@ -52,7 +52,7 @@ def list_source(job: Job) -> list[str]:
 def tokenise(job: Job, item: str) -> None:
     """Read, screen and tokenise one file of the source."""
     files = read_file_list(_file_list(job))
-    file, source = files[int(item)], _source(job)
+    file, source = files[int(item)], _source(job)  # items are indices into the list
     plan, folder = _plan(job), _folder(job, item)
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
     candidates = candidates_per_exercise(plan.exemplars, len(files))
@@ -98,6 +98,7 @@ def ingest(job: Job) -> None:
     plan, source = _plan(job), _source(job)
     items, skipped = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
     files = read_file_list(_file_list(job))
+    # The `tokens` artifact: an index over the shards of all files.
     corpus = publish_tokens(
         [_folder(job, item) for item in items], [_packed(job, item) for item in items], plan, job.output("tokens")
     )
@@ -115,6 +116,7 @@ def ingest(job: Job) -> None:
         **corpus.facts(),
         samples=corpus.samples,
     )
+    # Signatures let sources later in the configuration find copies of this source's documents.
     if _part(job).deduplicate.across:
         documents = publish_signatures([_folder(job, item) for item in items], job.output("signatures"))
         job.describe(
@@ -152,13 +154,13 @@ def _emit_metrics(job: Job, corpus: PublishedTokens, skipped: int) -> None:
 
 def _progress(job: Job, file: SourceFile) -> Callable[[int, int, int | None], None]:
     """A callback that emits the progress within a file at most twice a second, if its number of rows is known."""
-    last = started = time.monotonic()
+    last = start = time.monotonic()
 
     def emit_progress(rows: int, tokens: int, total: int | None) -> None:
         nonlocal last
         total = total or file.rows
         if total and (now := time.monotonic()) - last > PROGRESS_SECONDS:
-            last, rate = now, tokens / (now - started)
+            last, rate = now, tokens / (now - start)
             job.emit("progress", done=rows, total=total, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
     return emit_progress

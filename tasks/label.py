@@ -49,13 +49,14 @@ def label(job: Job) -> None:
         )
     with EndpointPool(job.endpoints, job.reply_source, job.emit, config.budget_dollars, config.budget_tokens) as pool:
         pool.check()
-        total, done = len(gold) + len(clean_rows), 0
+        total, rows_done = len(gold) + len(clean_rows), 0
 
         def count(result: TeacherLabel) -> None:
-            nonlocal done
-            done += 1
-            job.emit("progress", done=done, total=total, unit="texts", note=f"${pool.spent:.4f}")
+            nonlocal rows_done
+            rows_done += 1
+            job.emit("progress", done=rows_done, total=total, unit="texts", note=f"${pool.spent:.4f}")
 
+        # The gold rows first: a teacher that disagrees with people ends the stage before the texts are paid for.
         checked = ask_labels(config, pool, gold, count)
         refuse_if_too_many(config, checked, "gold rows")
         measured = _agreement(job, config, checked)

@@ -37,9 +37,11 @@ def simulate(job: Job) -> None:
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)
     out = job.output("opinions")
     chunks = ask_in_chunks(scorer, survey, config, people, job.scratch / "chunks", job.emit)
+    # One file of all rows, from the files of the chunks.
     with atomic_path(out / ROWS) as temporary, pq.ParquetWriter(temporary, schema(config)) as writer:
         for chunk in chunks:
             writer.write_table(pq.read_table(chunk, schema=schema(config)))
+    # Compare with humans and baselines, by probabilities averaged over the orders of the options.
     by_order = read_probabilities(out / ROWS, survey, len(people))
     means = [orders_NOK.mean(axis=1) for orders_NOK in by_order]
     summary = compare(survey, config, people, means, respondents, respondent_indices)

@@ -111,7 +111,7 @@ def items_of(
     If more than `bad_rows_share` of the records are bad, raises `ConfigError` that names the first and its field.
     Otherwise bad records are left out, and their messages are added to `bad_rows`.
     """
-    items, bad = [], []
+    items, bad = [], []  # `bad`: messages of invalid records
     index = -1
     for index, record in enumerate(records):
         try:

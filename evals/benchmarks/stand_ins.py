@@ -98,6 +98,7 @@ def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
         sentence = article.extract.split(". ")[0].strip().rstrip(".")
         bare = _PARENTHESES.sub("", article.title).strip()
         masked = re.sub(rf"\b{re.escape(bare)}\b", "___", sentence, flags=re.IGNORECASE)
+        # The sentence must name the title, and be neither too short to identify it nor too long to read.
         if masked == sentence or not 40 <= len(masked) <= 200:
             continue
         aliases = tuple(dict.fromkeys((article.title, bare)))

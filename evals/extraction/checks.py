@@ -67,6 +67,7 @@ class ReplyChecker:
         error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
         if error is not None:
             return Extraction(None, reason="schema", detail=f"{_pointer(error) or '/'}: {error.message[:200]}")
+        # Every marked string must occur in the text; an empty one has no span.
         spans = []
         for path, words in sorted(
             {(_pointer(mark), mark.instance) for mark in _marks(self._marker.iter_errors(value))}

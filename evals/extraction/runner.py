@@ -49,6 +49,7 @@ class Extractor:
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
         self.unheld = self._constraint.unheld
         self._checker = ReplyChecker(self._constraint.validator, schema, config.spans)
+        # The prompt's fixed part and the shortest reply must leave room for a text.
         instructions = instructions_of(config, read_label_set(folder), schema)
         self._beginning = beginning_ids(self._tokenizer, instructions)
         room = self._model.context - len(self._beginning) - len(encode_prompt_end(self._tokenizer, ""))
@@ -115,6 +116,7 @@ class Extractor:
         longest = max(len(request.prompt) for _, _, request in pending)
         stops = (tokenizer.im_end, tokenizer.end_of_text)
         programs = self._runtime.slots(stops, tokenizer.think_end, slots, longest)
+        # The engine calls `listen` in its own thread; this thread takes the events from a queue.
         engine, events = Engine(programs, AHEAD * slots), SimpleQueue[tuple[Handle, EngineEvent]]()
 
         def listen(batch: list[tuple[Handle, EngineEvent]]) -> None:
@@ -139,7 +141,7 @@ class Extractor:
                 if isinstance(event, Chunk):
                     ids += event.ids
                     if not event.finish:
-                        continue
+                        continue  # more of this reply follows
                     reply = parse_completion(tokenizer, ids).answer or ""
                     is_cut = event.finish == "length"
                     result = Extraction(None, reason="cut") if is_cut else self._checker.check(text, reply)

@@ -82,7 +82,7 @@ class Equivalence:
             self.close()
             return None
         line = self._line(self.limit_s)
-        if line is None:
+        if line is None:  # killing the process is the only way to stop a comparison that takes too long
             self.close()
             return None
         return bool(json.loads(line))
@@ -137,7 +137,7 @@ def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | Non
 def _candidate_texts(text: str) -> list[str]:
     """The texts that may be the answer: answer spans, else `$…$` segments, else lines and alternatives ("or")."""
     spans = answer_spans(text)
-    if spans:
+    if spans:  # a formula inside a span without the words around it
         inner = [_SEGMENT.search(span) for span in spans]
         return [_group(m) if m else span for m, span in zip(inner, spans, strict=True)]
     if _OPEN_BOX.search(text):  # truncated inside a box: the content is incomplete

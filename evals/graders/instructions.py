@@ -51,6 +51,7 @@ def grade_instructions(
     results = []
     for name, kwargs in zip(instructions, arguments, strict=True):
         checker, _ = _build_checker(name, kwargs)
+        # Some checkers compare with the prompt, which the records do not have among the arguments.
         if "prompt" in (checker.get_instruction_args() or ()):
             checker.build_description(prompt=prompt)
         strict = _follows(checker, answer)

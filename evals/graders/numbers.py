@@ -136,6 +136,7 @@ def numbers_in(text: str) -> list[Number]:
     text = _normalised(text)
     if not any("0" <= c <= "9" for c in text):
         return [Number(value) for value in _spelled(text)]
+    # Literals with their positions, without negated ones, ordinals, terms and bounds.
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
     bounds = [match.span() for match in _BOUNDS.finditer(text)]
     stated = [
@@ -156,6 +157,7 @@ def parse_number(text: str) -> Number | None:
 
 def _normalised(text: str) -> str:
     """The text in ASCII notation: digits of any script, superscripts as powers, fractions, LaTeX, no currency signs."""
+    # Character by character: superscripts, digits of other scripts, fractions such as ½, full-width forms.
     out = []
     for i, c in enumerate(text):
         if c.isascii():
@@ -171,6 +173,7 @@ def _normalised(text: str) -> str:
             out.append(unicodedata.normalize("NFKC", c))
         else:
             out.append(c)
+    # Then by patterns, whose order matters: LaTeX such as `\$` is resolved before currency signs are removed.
     text = "".join(out).translate(_CHARACTERS)
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
@@ -264,6 +267,7 @@ def _spelled(text: str) -> list[Fraction]:
             continue
         if token in _WORDS:
             value = _WORDS[token]
+            # "twenty" and "five" join, "five" and "six" do not.
             joins = (state == "tens" and 0 < value < 10) or state in ("hundred", "scale")
             if state and not joins:
                 close()

@@ -146,6 +146,7 @@ def classification_examples(rows: Sequence[dict[str, Any]], texts: Sequence[str 
         by_outcome.setdefault((kind, row["label"] or ""), []).append(position)
     examples = []
     for (kind, label), members in sorted(by_outcome.items()):
+        # Most certain first; of many rows the first and the last half of `EXAMPLES` are kept.
         ordered = sorted(members, key=lambda position: (-(rows[position]["probability"] or 0.0), position))
         if len(ordered) > EXAMPLES:
             ordered = ordered[: EXAMPLES // 2] + ordered[-EXAMPLES // 2 :]

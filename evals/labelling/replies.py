@@ -42,6 +42,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     """
     config, tokenizer = run.config, tokenizer_for(run.tokenizer)
     loss = "options" if config.form == "opinions" else "reply"
+    # The kinds of entities in the training rows; other forms have none.
     kinds = (
         sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
         if (config.form == "entities")
@@ -102,6 +103,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
             write_json(arms_path, results)
             shutil.rmtree(run.work / f"states-{name}")
         run.emit("progress", done=number, total=len(arms), unit="arms")
+    # The report: each number of shots over its seeds, the baselines, and the arm that became the checkpoint.
     write_label_set(checkpoint, labels)
     result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
     result["before"] = results.pop("before")

@@ -148,7 +148,7 @@ class LabelTuner:
 
     def scores(self, runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
         """Scores on the test rows for each arm and number of shots, over the seeds."""
-        groups: dict[tuple[str, int], list[ArmRun]] = defaultdict(list)
+        groups: dict[tuple[str, int], list[ArmRun]] = defaultdict(list)  # the seeds of an arm
         for run in runs:
             groups[run.arm, run.shots].append(run)
         result = []
@@ -219,6 +219,7 @@ class LabelTuner:
 
     def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
         """Features of the rows, cached in the work folder."""
+        # Keyed by a digest of the text, because the same rows appear in many draws of shots.
         digests = [hashlib.sha256(row.text.encode()).hexdigest() for row in rows]
         path = self.run.work / "features.npz"
         if not self._features and path.is_file():
@@ -230,7 +231,7 @@ class LabelTuner:
             run = self.run
             features = text_features(
                 run.params, run.model, self._tokenizer, self.label_set, list(missing.values()), run.config.rows_at_once,
-                lambda done: run.emit("progress", done=done, total=len(missing), unit="texts"),
+                lambda count: run.emit("progress", done=count, total=len(missing), unit="texts"),
             )  # fmt: skip
             self._features |= dict(zip(missing, features, strict=True))
             with atomic_path(path) as temporary, temporary.open("wb") as file:

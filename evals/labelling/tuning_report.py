@@ -36,6 +36,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         "notes": [PRETRAINED_ON] if config.data.reader == "wikipedia_topics" else [],
     }
     if config.form == "label":
+        # Fit all arms, write the checkpoint, and score on the test rows.
         tuner = LabelTuner(run, checkpoint)
         runs = tuner.arms()
         labels, chosen = tuner.finish(runs)
@@ -54,6 +55,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         if config.accuracy is not None and chosen.threshold == ABSTAINS:
             cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
             report["notes"].append(f"{cause}: the model always abstains.")
+        # Predictions of the chosen run on the test rows: confusion matrix, reliability diagram, a row for each text.
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
         predicted_T = probabilities_TC.argmax(axis=1)
         report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
@@ -69,6 +71,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
             pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
     else:
         report |= tune_replies(run, checkpoint)
+    # A note for each search over learning rates.
     for shots, losses in report["learning_rates"].items():
         by_rate = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in losses.items())
         best = min(losses, key=losses.__getitem__)

@@ -115,6 +115,7 @@ def compare(
             arms["humans"] = human
             fields = {name: arm.fields(config.interval) for name, arm in arms.items() if arm is not None}
             cell_results.append({"by": cell[0], "group": cell[1], "arms": fields})
+            # Score every arm against the humans of this cell, if there are enough of them.
             is_scored = human is not None and (human.people is None or human.people >= SMALLEST_GROUP)
             if is_scored and arms["model"] is not None:
                 # If the number of people is not published, all draws of the humans are equal and give no bound.

@@ -60,6 +60,7 @@ class OpinionScorer:
         prompts = self._prompts
         groups: list[Group] = []
         fits: list[bool] = []
+        # All questions in all orders of a persona that fits; its opinions are None otherwise.
         for person in people:
             persona = prompts.persona(person)
             fits.append(len(prompts.beginning) + len(persona) + prompts.longest <= self._model.context)

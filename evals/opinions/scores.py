@@ -74,6 +74,7 @@ def figures(
         stacked = np.ma.masked_invalid(np.stack([value for value, _ in chosen]))
         return np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]).filled(np.nan)
 
+    # The gap of a field is the difference between its best and its worst group.
     groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
     gaps = []
     for field in dict.fromkeys(by for by, _ in groups):

@@ -61,6 +61,7 @@ class CheckpointScorer:
         fits = [
             len(ids) + max(map(len, texts)) <= self._model.context for ids, texts in zip(prompts, options, strict=True)
         ]
+        # Options of questions that do not fit are not computed; the others are read back in the same order.
         sequences = [
             (ids + text, len(ids))
             for ids, texts, fit in zip(prompts, options, fits, strict=True)

@@ -32,7 +32,7 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
     for stage, figure in paper.TABLE_1.items():
         score = stages[stage]["benchmarks"].get(name) if stage in stages else None
         if score and score["accuracy"] is None:
-            score = None
+            score = None  # all its questions were left out
         over = measured[-1] if score and measured else None
         entry = {"stage": stage, "title": paper.TABLE_1_ROWS[stage], "paper": figure, "over": over}
         entry["score"] = score and {field: score[field] for field in ("n", "accuracy", "interval")}

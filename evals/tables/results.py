@@ -44,6 +44,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     data: list[dict[str, Any]] = []
     papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
     for name in (*papers, *stand_ins_in(models)):
+        # Our scores by model, and their differences from the paper's column for the same model.
         figures = papers.get(name)  # None: a stand-in
         by_title = {title: _score_of(scores, name) for title, scores in models.items()}
         measured = {title: score for title, score in by_title.items() if score}
@@ -90,6 +91,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
+        # Our gain needs this stage and the first; the difference from the paper needs the same benchmark.
         ours = _score_of(stages.get(stage), name)
         measured = ours is not None and ours["accuracy"] is not None
         has_gain = measured and base is not None and base["accuracy"] is not None

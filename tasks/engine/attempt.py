@@ -231,6 +231,7 @@ class _Attempt:
                 threading.Thread(target=self.log.mirror_replies, daemon=True).start()
                 mirrored_at = time.monotonic()
 
+        # The fan-outs must be complete before the function, which reads what they wrote.
         peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
         self._run_function(staging, on_progress, peak_bytes)
 
@@ -358,6 +359,7 @@ class _Attempt:
             if folder.is_dir() and any(folder.iterdir()):
                 published[kind] = self._publish_kind(kind, kinds, staging).id
                 continue
+            # The folder has been moved: an earlier attempt of this execution must have published this kind.
             artifact = self.store.find(kind, self.key)
             if artifact is None or artifact.execution != staging.execution:
                 raise StageCrash(f"its output {kind} is missing from {folder}")

@@ -62,6 +62,7 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteF
     """
     give_way(os.nice(0) + request["niceness"])
     staging = Path(request["staging"])
+    # An item has a folder for its log, progress and error; the stage's function uses the staging folder.
     if fan_out_part and fan_out_part[1]:
         folder = Markers.of(staging, fan_out_part[0]).item_folder(fan_out_part[1])
     else:

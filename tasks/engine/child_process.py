@@ -137,6 +137,7 @@ def run_child(
             start_new_session=True,
         )
     give_session_way(child.pid)
+    # Wait for the child; whatever ends this loop early ends the child as well.
     try:
         next_tick = time.monotonic() + TICK_S
         finished_at: float | None = None
@@ -152,7 +153,7 @@ def run_child(
             pause(_POLL_S)
         return exit_status
     finally:
-        if child.returncode is None:
+        if child.returncode is None:  # not reaped: an exception ended the loop
             _end(child)
 
 

@@ -106,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     store, ended = None, threading.Event()
     with ExitStack() as stack:
         try:
+            # Without a shared disk the request, progress and results go through the store's remote.
             if "url" in request:
                 store = open_remote(request["store"])
                 send_request(store, request, read_json(path.with_name("execution.json")) or {})
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
                 check_commit(request)
                 for host in range(launch.processes):
                     hosts.append(_launch(request, path, host))
+            # Wait for the hosts; then fetch the outputs or the error of hosts without a shared disk.
             code, message = wait_for_hosts(hosts, launch.silent_s)
             ended.set()
             if store:
@@ -129,6 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
             ended.set()
             for host_process in hosts:
                 host_process.end()
+    # Without a message a host has written error.json itself.
     if message:
         logger.error("%s", message)
         error_json = Path(request["staging"]) / "error.json"

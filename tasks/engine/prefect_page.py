@@ -51,6 +51,7 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
     if artifacts and update.state == "done":
         parts += curve(store, artifacts[0].execution, update.label)
 
+    # Tables of facts and of the newest metrics, limited to what a page can show.
     facts = [(f"{a.kind}.{name}", value) for a in artifacts for name, value in _short_facts(a.manifest["facts"])]
     if facts:
         cells = [(_code(name), _code(value)) for name, value in facts[:MOST_FACTS]]

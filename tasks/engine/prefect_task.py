@@ -92,6 +92,7 @@ def _slot(context: RunContext) -> Iterator[None]:
     """
     locks = [] if context.limit else [KeyLock(Path(path)) for path in context.slots]
     with ExitStack() as stack:
+        # Wait in short steps, so that the display is updated and a cancelled run does not keep waiting.
         while context.limit:
             try:
                 slot = concurrency(
@@ -143,7 +144,7 @@ class _TaskRunPage:
         self._meter = RateMeter()
 
     def on_update(self, update: StageUpdate) -> None:
-        # Listeners get the updates of every stage in this process.
+        # Listeners get the updates of all stages in this process.
         if (update.label, update.run_id) != (self._label, self._context.run_id):
             return
         self._last = update
@@ -161,6 +162,7 @@ class _TaskRunPage:
     def on_failure(self, error: object, attempt: int) -> bool:
         """Return whether there is another attempt; if so, show when, and when retrying ends."""
         earlier_failures = self._policy.failures
+        # No further attempt: show the last failure, unless it was also the first, and let waiting runs of the sweep go.
         if not self._policy.should_retry(error):
             if earlier_failures and self._last and self._last.failure:
                 self._send_failure(self._last.failure)

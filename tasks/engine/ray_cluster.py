@@ -37,6 +37,7 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
         yield
         return
 
+    # Only the main thread can set signal handlers.
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     try:

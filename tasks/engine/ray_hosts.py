@@ -245,6 +245,7 @@ def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
             f"launch.processes: the Ray cluster at {address_of(launch)} did not provide {hosts} within {PLACE_S:g} s; "
             f"{len(nodes_with(bundle))} of its nodes have these resources, free or not"
         )
+    # One actor per bundle of the placement group.
     options = {_OPTIONS[name]: amount for name, amount in bundle.items() if name in _OPTIONS}
     resources = {name: amount for name, amount in bundle.items() if name not in _OPTIONS}
     actors = [

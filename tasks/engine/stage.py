@@ -90,6 +90,7 @@ def stage(
     `fan_outs` run first, each of their items in its own process; `work` then reads what they wrote
     (`tasks.engine.fanout.items`).
     """
+    # Names become parts of paths in the store and of event files.
     for kind in (name, *outputs):
         if not _NAME.fullmatch(kind):
             raise ValueError(f"stage {name!r}: {kind!r} is not a lower-case name")

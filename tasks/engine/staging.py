@@ -86,6 +86,7 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
     record = read_json(folder / "execution.json")
+    # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
     if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
         staging = Staging(folder, record["execution"], record["attempt"] + 1, record["forced"], digests, record["run"])
     else:

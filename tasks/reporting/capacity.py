@@ -49,6 +49,7 @@ def plan_capacity(job: Job) -> None:
     target = topology.parse_topology(config.topology)
     pretrain = job.part("pretrain", PretrainConfig)
     plan = plan_training(pretrain, model, config.row_length, target, config.mfu, config.largest, notify)
+    # Self-distillation is estimated without a policy: its update is like that of pretraining.
     plan["reinforcement"] = {}
     align, reason = job.part("align", AlignConfig), job.part("reason", ReasonConfig)
     self_distill = job.part("self_distill", SelfDistillConfig)

@@ -207,6 +207,7 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
         notes = by_label.setdefault(item.label, [])
         recorded = (item.facts.get("stand_in"), *(item.facts.get("stand_ins") or ()))
         notes += [visible(note) for note in recorded if isinstance(note, str) and note]
+    # A step whose facts name none may still have used an endpoint that the configuration marks as a stand-in.
     for item in inputs:
         if not by_label[item.label]:
             endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()

@@ -26,6 +26,7 @@ def dataset_card(
     store: Store, documents: Artifact, repository: str, snippets: Sequence[Snippet], license_: str | None
 ) -> str:
     """The text of README.md for the documents of an artifact. `license_`: an identifier of the Hub."""
+    # Manifests of earlier versions lack some facts, which the template then shows as not recorded.
     facts = {name: None for name in _FACTS} | documents.manifest["facts"]
     data_card = store.find("data_card", documents.key)
     counts = ((read_json(data_card.path / "data_card.json") or {}) if data_card else {}).get("counts")

@@ -84,7 +84,7 @@ def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
     rows = Catalog(store).lineage(artifact.id)
     artifacts = {row["id"]: store.get(row["id"]) for row in rows}
     ordered = sorted(artifacts.values(), key=lambda item: (item.manifest["created"], item.kind))
-    executions: dict[str, set[str]] = {}
+    executions: dict[str, set[str]] = {}  # by label, to find labels that several steps share
     for source in ordered:
         executions.setdefault(source.manifest["label"], set()).add(source.execution)
     inputs = []

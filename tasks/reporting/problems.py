@@ -26,10 +26,12 @@ def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:
         comparison = common_problems(rows[entry["over"]], rows[entry["stage"]]) if entry["test"] else None
         changed = comparison["changed"] if comparison else []
         changed = [row for row in changed if row["benchmark"] == ladder["benchmark"]]
-        used = {(problem["index"], problem["prompt"]) for problem in problems}
+        used_problems = {(problem["index"], problem["prompt"]) for problem in problems}
         for change, words in (("gained", "became right"), ("lost", "became wrong")):
             candidates = [row for row in changed if row["change"] == change]
-            unused = [row for row in candidates if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in used]
+            unused = [
+                row for row in candidates if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in used_problems
+            ]
             if unused:
                 chosen = min(unused, key=lambda row: hashlib.sha256(row["prompt"].encode(errors="replace")).digest())
                 facts = {"stage": entry["stage"], "change": words, "of": len(candidates)}

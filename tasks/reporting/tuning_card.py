@@ -34,6 +34,7 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
             for arm in report.get("leads", [])
         ],
     }
+    # For labels also the most frequent confusions, and how the checkpoint turns logits into labels.
     if report["form"] == "label":
         names, counts = report["labels"], report["confusion"]
         pairs = [

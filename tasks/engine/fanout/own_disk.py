@@ -55,6 +55,7 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
         events = Path(request["events"])
         # The store has one folder for the event files of all hosts, so their names must differ by host.
         request["events"] = str(events.with_name(f"{events.stem}-{store.machine[:8]}{events.suffix}"))
+        # Only files that differ from these stamps after the run are sent back.
         _fetch(store, dict(item.files), staging)
         before = _stamps(staging)
         write_json(staging / "request.json", request | {"staging": str(staging)})

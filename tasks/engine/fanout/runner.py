@@ -137,6 +137,7 @@ class _Pass:
     def run(self) -> None:
         pending = [item for item in reversed(self.items) if item not in self.done]
         while True:
+            # Keep the executor full; after `GIVE_UP` failures only wait for the running items.
             while pending and len(self.failed) < GIVE_UP and len(self.running) < self.executor.capacity():
                 self._submit(pending.pop())
             if not self.running:
@@ -175,6 +176,7 @@ class _Pass:
             self.failed.append((item, error))
             return
         self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
+        # Append the item's log to the stage's and remove its folder.
         folder = self.markers.item_folder(item)
         stage_log = ChildFiles(self.runner.staging).log
         append_log(ChildFiles(folder).log, stage_log, f"{self.fan_out.name} {item}")

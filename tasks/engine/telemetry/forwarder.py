@@ -54,6 +54,7 @@ class Forwarder:
             tracker.wake()
         if not self._sinks and not self._dropped_sinks:
             return
+        # Offsets are moved on even if a sink fails: a point is offered to each sink once.
         points: list[Point] = []
         try:
             for added, name, offset in read_points(self._events, self._offsets):

@@ -127,6 +127,7 @@ class Tracker:
         if self._thread.is_alive():
             _silent.add(self._client.where)
         self._warn("it is too slow")
+        # Count the points in the files that were not sent.
         steps = dict(self._steps)
         try:
             return sum(len(list(_new(points, steps))) for points, *_ in read_points(self._events, dict(self._offsets)))
@@ -150,6 +151,7 @@ class Tracker:
                 return
 
     def _deliver(self) -> None:
+        # The server may have more points than the state file records, if an attempt was killed after sending.
         if not self._opened:
             for tag, step in self._client.open(self._about, self._sent).items():
                 self._steps[tag] = max(step, self._steps.get(tag, step))
