@@ -156,7 +156,7 @@ def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[t
 def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> BenchmarkItem:
     identity = question.id or str(index)
     options, expected = question.options, question.expected
-    if question.correct is not None:
+    if question.correct is not None:  # multiple choice: the expected answer is a letter
         options, correct = shuffled(options, question.correct, seed, benchmark.name, identity)
         expected = LETTERS[correct]
         prompt = multiple_choice(question.text, options)

@@ -83,6 +83,7 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | 
         except (pyarrow.ArrowException, OSError) as error:
             raise ConfigError(f"{source}: cannot be read as Parquet ({first_line(error)})") from None
         return
+    # JSONL: a bad line is yielded as an error, because a share of bad records may be allowed.
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -124,6 +124,7 @@ def classification_summary(
             for name, abstained in (("labelled", False), ("abstained", True))
         },
     }
+    # Scores against the gold labels, over the rows that have a text.
     pairs = [(row, label) for row, label in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
     if pairs:
         targets_N = np.array([labels.index(label) for _, label in pairs])

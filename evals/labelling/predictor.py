@@ -39,6 +39,7 @@ class LabelPredictor:
             if labels.method == "head"
             else None
         )
+        # A head needs pooled features, other methods a scorer of the labels' likelihoods.
         self._scorer: ContinuationScorer | None = None
         if is_onnx_export(folder):
             runtime = OnnxRuntime(folder)

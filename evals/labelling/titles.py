@@ -18,6 +18,7 @@ LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outco
 
 def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:
     """(columns, rows) of the arms of a report; rates are in percent."""
+    # Forms other than labels have a loss before tuning, losses of baselines, and for entities the F1 of spans.
     if report["form"] != "label":
         rows = [(f"before tuning ({report['unit']})", MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING)]
         for name, value in report.get("baselines", {}).items():

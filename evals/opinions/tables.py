@@ -129,6 +129,7 @@ def _with_interval(figure: Mapping[str, float] | None) -> str:
 
 
 def _who(summary: Mapping[str, Any]) -> str:
+    """Sentences about the personas, and about the humans that they are compared with."""
     humans = summary["humans"]
     left_out = summary["left_out"]
     lines = [f"{summary['personas']:,} personas from {markdown_text(summary['personas_source'])}."]

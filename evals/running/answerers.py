@@ -141,6 +141,7 @@ class EndpointAnswerer:
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        # Replies that an earlier attempt has paid for come from the pool's cache.
         results = self._pool.ask(requests)
         # A question that the endpoint refuses (too long, for example) is skipped; other failures may be temporary.
         failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]

@@ -112,7 +112,7 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
         "tokens_out": 0,
         "tokens_in": likelihoods.tokens_in if likelihoods else None,
     }
-    if likelihoods is None:
+    if likelihoods is None:  # not asked: the fields of the result are None
         return row | dict.fromkeys(("logprobs", "bytes", "parsed", "strict", "lenient", "strict_by_sum"))
     by_bytes, by_sum = item.letters[likelihoods.by_bytes], item.letters[likelihoods.by_sum]
     is_right = by_bytes == item.right_letter

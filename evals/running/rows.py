@@ -79,6 +79,7 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         "left_out": answer.reason if isinstance(answer, SkippedQuestion) else None,
         "tokens_in": answer.tokens_in,
     }
+    # A skipped question has all fields, so that rows have one schema.
     if isinstance(answer, SkippedQuestion) or graded is None:
         reply_fields = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
         return row | dict.fromkeys((*reply_fields, "parsed", "problem", "strict", "lenient"))

@@ -311,6 +311,7 @@ class _Attempt:
                 "niceness": self.context.operation.niceness,
                 "commit": code_commit(),
                 "host": host(),
+                # Lets the child import whatever this process can (`tasks.engine.child_main`).
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
                 **({"url": self.store.url} if self._hosts_have_own_disks() else {}),
             },

@@ -224,7 +224,7 @@ def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, st
 
 
 def _lost_host(host: int, count: int, code: int, silent_s: float) -> tuple[ExitCode, str]:
-    """What to return for a host that ended by a signal, or with an exit code that is none of ours."""
+    """The result for a host that was ended by a signal or with an unknown exit code: (exit code, message)."""
     if code in (-signal.SIGABRT, 128 + signal.SIGABRT):
         return ExitCode.RETRY, (
             f"host {host} of {count} ended by SIGABRT, as JAX ends a host when another one does not start or sends no "

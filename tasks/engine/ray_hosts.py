@@ -66,6 +66,7 @@ class HostActor:
             check_same_commit(request)
         except ConfigError as error:
             return str(error)
+        # With a URL the child fetches its request; otherwise it reads it from the shared disk, which must be there.
         if "url" in request:
             command = ["tasks.engine.remote_child", request["url"], request["key"]]
         elif Path(path).exists():

@@ -43,6 +43,7 @@ def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillC
         ),
         ReportSection("Examples of rejected replies", rejected),
     ]
+    # Sections without content are left out of the pages; the JSON file has everything.
     filled_sections = [section for section in sections if section.blocks]
     subtitle = f"{amount(facts['documents'])} documents out of {amount(facts['prompts'])} prompts."
     counts = {name: value for name, value in stats.to_json().items() if name not in ("curve", "samples")}
@@ -57,6 +58,7 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         yield Paragraph(f"A stand-in wrote these documents: {facts['stand_in']}.")
     if facts["budget_exhausted"]:
         yield Paragraph("The budget was spent before every prompt was sent.")
+    # Without held-out questions nothing was searched for, which is not the same as finding nothing.
     retrieval, held_out = facts["retrieval"], facts["held_out"]
     decontaminated = "no benchmark was held out: contamination is unknown"
     if held_out is not None:
@@ -104,6 +106,7 @@ def _teachers(facts: Facts, stats: DistillStats, config: DistillConfig) -> Itera
         for name, teacher in facts["teachers"].items()
     )
     yield ResultTable("Teachers", ("Teacher", *(name.replace("_", " ") for name in names)), rows)
+    # How prompts were distributed over the teachers, and the thresholds of difficulty that decided it.
     mix = {"asked": stats.asked, "kept": stats.kept}
     yield BarChart("mix by teacher", mix, tuple(facts["teachers"]), "", "prompts")
     edges = tuple(f"{number / BINS:.2f}" for number in range(BINS))

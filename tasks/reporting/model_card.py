@@ -49,6 +49,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
         [language for source in facts["sources"] for language in source.get("languages", ())],
     )
     compared = table_1(facts["scores"]) if facts["scores"] else None
+    # The names below are those of the template; cells that are None are shown as not recorded.
     return card(
         "model_card.md.j2",
         _front_matter(facts, publication, language_codes),

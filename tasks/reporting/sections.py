@@ -119,6 +119,7 @@ def _results(scores: Mapping[str, Facts]) -> Iterator[ReportBlock]:
             "The paper's column is GSM8K by its model of 371 million parameters. Ours is this run's model on held-out "
             "reasoning-gym problems: a stand-in that shows the pipeline at work, and not comparable with the paper's."
         )
+    # A table of all benchmarks by stage; not every stage was evaluated on each of them.
     names = list(dict.fromkeys(name for result in scores.values() for name in result["benchmarks"]))
     titles: dict[str, str] = {}
     for name in names:
@@ -206,6 +207,7 @@ def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
         calibration = row["facts"].get("calibration")
         if not calibration:
             continue
+        # A column for the judge and for each compared endpoint; first the AUC of each mark, then the other figures.
         measured = [calibration, *calibration.get("compared", ())]
         rows = [
             (
@@ -249,6 +251,7 @@ def _hostile(label: str, hostile: Facts) -> ResultTable:
         )
         for name, figures in kinds.items()
     ]
+    # The injections that raised the marks of wrong answers most, largest first.
     worst = sorted((-points, form) for form, points in hostile["forms"].items() if points > 0)
     forms = ", ".join(f"{form} ({-points:+.0f})" for points, form in worst[:8])
     notes = [
@@ -330,6 +333,7 @@ def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
             "A text overlaps a question if both share thirteen consecutive words, or if it contains a whole shorter "
             "question; it is left out of training.",
         )
+        # A row per benchmark, a column of overlaps for each screened source.
         labels = tuple(overlaps)
         names = sorted({*questions["benchmarks"], *(name for counts in overlaps.values() for name in counts)})
         rows = tuple(
@@ -367,6 +371,7 @@ def _count(value: int | None) -> str:
 
 
 def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
+    # One sentence of totals, of which unknown ones are left out; then a table of the calls.
     parts = [f"{total['calls']:,} calls to endpoints"]
     if "tokens_in" in total and "tokens_out" in total:
         parts.append(f"{total['tokens_in']:,} tokens in and {total['tokens_out']:,} out")

@@ -91,7 +91,7 @@ def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    gauges: dict[str, list[NumberDataPoint]] = {}
+    gauges: dict[str, list[NumberDataPoint]] = {}  # by name: the values, and the steps of all metrics
     for point in points:
         time_ns = point.time_us * _NS_PER_US
         for name, value, attributes in (
