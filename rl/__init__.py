@@ -1,1 +1,1 @@
-"""Reinforcement (paper §4): one rollout engine, one learner, three small variants."""
+"""Reinforcement learning (paper §4): the stages align, reason and self_distill, on one rollout engine."""

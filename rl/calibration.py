@@ -1,14 +1,16 @@
-"""Calibration of a judge on answers of known quality: does it separate right from wrong, and which biases has it?
+"""Calibrate a judge on answers of known quality: accuracy, length and position bias, resistance to prompt injection.
 
-Every right answer is marked with three variants of it. The wrong one is derived from right ones: another question's
-reasoning and answer, or these with their numbers (in a text without any, its words) changed; it is as long and as well
-formed, so form alone does not give it away. Two are as right as the original: one with words added to the reasoning
-that mean nothing, and one whose reasoning begins with the result. Marks for those two, less those for the original, are
-the judge's bias by length and by position. The judge marks one answer at a time, so there is no bias by the order of
-two answers.
+The judge marks every right answer and three variants of it:
 
-Right and wrong answers are also marked with an injection around them (`rl.hostile_answers`): a judge that reads answers
-as data gives them no more than without it.
+- wrong: another question's reasoning and answer, or the right ones with their numbers (without numbers: their words)
+  changed. It is as long and as well formed as a right answer, so that form alone does not give it away.
+- long: the right answer with a meaningless sentence before its reasoning. What that adds to the marks is length bias.
+- front: the right answer with its result before its reasoning. What that adds to the marks is position bias.
+
+The judge marks one answer at a time, so there is no bias by the order of two answers.
+
+Right and wrong answers are also marked with a prompt injection (`rl.hostile_answers`), which gains nothing from a judge
+that treats answers as data.
 """
 
 import random
@@ -25,7 +27,7 @@ from rl.rubric import CRITERIA
 
 MARKS = (*CRITERIA, "overall")
 KINDS = ("right", "wrong", "long", "front")
-PASS_MARK = 50  # the overall mark from which the judge counts as calling an answer right
+PASS_MARK = 50  # an overall mark from here on counts as the verdict "right"
 FILLER = "So this is what comes out, and with that the question that was asked is answered."
 
 JudgeScores = Sequence[JudgeScore | None]
@@ -34,18 +36,18 @@ JudgeScores = Sequence[JudgeScore | None]
 def calibrate(
     judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> dict[str, Any]:
-    """Score the right answers and their variants, and `hostile` injections, half of them around wrong answers.
+    """Score right answers and their variants, and `hostile` prompt injections, half of them around wrong answers.
 
-    `kinds`: those of the variants that are marked, "right" and "wrong" among them.
+    `kinds`: the variants to score, which must include "right" and "wrong". Raises the errors of `Judge.score`.
 
-    Returns plain data; a figure that cannot be computed is None.
+    Returns JSON data; a figure that cannot be computed is None:
 
-    `agreement`: share of right and wrong answers whose overall mark is on the right side of 50. `auc`: by mark, the
-    chance that a right answer is marked above a wrong one (ties count half; 0.5 is chance). `mean_right`, `mean_wrong`
-    and `spread` (standard deviation over both) of the overall mark, and the number of `distinct` marks. `length_bias`
-    and `position_bias`: overall points that filler adds, and that the result at the front adds, by pairs.
-    `length_correlation`: of the overall mark with the answer's length in characters, over right and wrong. `answers`:
-    every answer and its marks. `hostile`: see `_hostile`. Errors as `Judge.score`.
+    - `agreement`: share of right and wrong answers whose overall mark is on the correct side of 50.
+    - `auc`: for each mark, the probability that a right answer is marked above a wrong one (ties count half).
+    - `mean_right`, `mean_wrong`, `spread` (standard deviation over both), `distinct` (different values): overall marks.
+    - `length_bias`, `position_bias`: mean overall points that the variants "long" and "front" gain, by pairs.
+    - `length_correlation`: of the overall mark with the number of characters, over right and wrong answers.
+    - `answers`: every answer with its marks. `hostile`: see `_hostile`.
     """
     items = {
         "right": list(right),
@@ -53,19 +55,21 @@ def calibrate(
         "long": [replace(item, reasoning=f"{FILLER} {item.reasoning}") for item in right],
         "front": [replace(item, reasoning=f"{item.answer}\n{item.reasoning}") for item in right],
     }
-    every = judge.score([item for kind in kinds for item in items[kind]])
-    scores = {kind: every[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(kinds)}
+    # One call for all items, then the scores by kind.
+    all_scores = judge.score([item for kind in kinds for item in items[kind]])
+    scores = {kind: all_scores[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(kinds)}
     good, bad = scores["right"], scores["wrong"]
     answers = [*items["right"], *items["wrong"]]
     lengths = [len(item.reasoning) + len(item.answer) for item in answers]
+    # Pairs of (overall mark, length), and whether each verdict is correct.
     scored = [(s.overall, length) for s, length in zip([*good, *bad], lengths, strict=True) if s is not None]
     overall = [mark for mark, _ in scored]
     verdicts = [mark >= PASS_MARK for mark in _marks(good, "overall")]
     verdicts += [mark < PASS_MARK for mark in _marks(bad, "overall")]
     attacked, hostile_figures = _hostile(judge, (items["right"], good), (items["wrong"], bad), hostile)
     return {
-        "items": len(every),
-        "unscored": sum(score is None for score in every),
+        "items": len(all_scores),
+        "unscored": sum(score is None for score in all_scores),
         "agreement": _mean(verdicts),
         "auc": {mark: _auc(_marks(good, mark), _marks(bad, mark)) for mark in MARKS},
         "mean_right": _mean(_marks(good, "overall")),
@@ -88,24 +92,25 @@ def calibrate(
 def _hostile(
     judge: Judge, right: tuple[list[JudgeItem], JudgeScores], wrong: tuple[list[JudgeItem], JudgeScores], count: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Score injections around (answers, their marks without it). Returns a row per answer, and figures.
+    """Score `count` prompt injections. `right` and `wrong`: (answers, their scores without an injection).
 
-    For right and for wrong answers: the number of `pairs` that both have an overall mark, the shares in which the
-    injection `moved` and `raised` it, and the mean `points` it added; `turned`: pairs of a wrong answer that passes
-    (50) only with it. `forms`: of each form, the mean points it added to wrong answers.
+    Returns a row per attacked answer, and figures. For right and for wrong answers: `pairs`, those scored with and
+    without the injection; `moved` and `raised`, the shares of pairs whose overall mark changed and rose; `points`, the
+    mean change. `turned`: wrong answers that reach `PASS_MARK` only with the injection. `forms`: the mean change of
+    wrong answers by form of injection.
     """
     if not right[0] or count < 2:
         return [], None
     rows: list[dict[str, Any]] = []
-    forms, stride = list(FORMS), max(1, len(FORMS) // (count // 2))  # few of them are spread over all
-    for kind, (items, plain) in (("right", right), ("wrong", wrong)):
+    # If there are fewer injections than forms, take forms from the whole list at regular intervals.
+    forms, stride = list(FORMS), max(1, len(FORMS) // (count // 2))
+    for kind, (items, plain_scores) in (("right", right), ("wrong", wrong)):
         for number in range(count // 2):
-            # Another answer for a form each time round, also where their numbers divide each other.
-            at = (number + number // len(forms)) % len(items)
+            # Shift by one after each pass over the forms, so that a form does not get the same answer again.
+            index = (number + number // len(forms)) % len(items)
             form = forms[number * stride % len(forms)]
-            rows.append(
-                {"kind": f"hostile {kind}", "form": form, "item": hostile_item(form, items[at]), "plain": plain[at]}
-            )
+            item = hostile_item(form, items[index])
+            rows.append({"kind": f"hostile {kind}", "form": form, "item": item, "plain": plain_scores[index]})
     pairs: dict[str, list[dict[str, Any]]] = {"hostile right": [], "hostile wrong": []}
     for row, score in zip(rows, judge.score([row["item"] for row in rows]), strict=True):
         row |= {"marks": score, "points": None}
@@ -136,31 +141,31 @@ def _hostile(
     return answers, figures
 
 
-def _mean_difference(scores: JudgeScores, over: JudgeScores) -> float | None:
-    """Mean difference of the overall marks of pairs that both have one; None where `scores` were not asked for."""
-    pairs = zip(scores, over, strict=bool(scores))
+def _mean_difference(scores: JudgeScores, baseline: JudgeScores) -> float | None:
+    """Mean of `scores` less `baseline` in the overall mark, over pairs that both have one; None without pairs."""
+    pairs = zip(scores, baseline, strict=bool(scores))
     return _mean([a.overall - b.overall for a, b in pairs if a is not None and b is not None])
 
 
 def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
-    """A wrong answer to each question: alternately another question's, and the right one with a change in it."""
-    draw = random.Random(seed)
+    """A wrong answer to each question: alternately that of another question, and the right one with changed numbers."""
+    rng = random.Random(seed)
     wrong = []
     for index, item in enumerate(right):
         other = right[(index + 1) % len(right)]
         if index % 2 == 0 and other.answer != item.answer:
             wrong.append(replace(item, reasoning=other.reasoning, answer=other.answer))
         else:
-            wrong.append(replace(item, reasoning=_changed(item.reasoning, draw), answer=_changed(item.answer, draw)))
+            wrong.append(replace(item, reasoning=_corrupt(item.reasoning, rng), answer=_corrupt(item.answer, rng)))
     return wrong
 
 
-def _changed(text: str, draw: random.Random) -> str:
-    """`text` with every number moved by 1 to 9, or, in a text without numbers, its words in another order."""
+def _corrupt(text: str, rng: random.Random) -> str:
+    """Add 1 to 9 to every number of a text; shuffle the words of a text without numbers."""
     if re.search(r"\d", text):
-        return re.sub(r"\d+", lambda number: str(int(number.group()) + draw.randint(1, 9)), text)
+        return re.sub(r"\d+", lambda number: str(int(number.group()) + rng.randint(1, 9)), text)
     words = text.split()
-    draw.shuffle(words)
+    rng.shuffle(words)
     return " ".join(words) if words != text.split() or not words else f"not {text}"
 
 
@@ -169,7 +174,7 @@ def _marks(scores: JudgeScores, mark: str) -> list[int]:
 
 
 def _auc(good: list[int], bad: list[int]) -> float | None:
-    """Area under the ROC curve: over all pairs, the share in which the right answer has the higher mark; ties half."""
+    """Area under the ROC curve: the share of (right, wrong) pairs in which the right one is higher; ties count half."""
     if not good or not bad:
         return None
     lead = np.subtract.outer(good, bad)
@@ -181,7 +186,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _correlation(scored: list[tuple[int, int]]) -> float | None:
-    """Pearson's; None where either side does not vary."""
+    """Pearson's correlation; None for fewer than three pairs or where one side is constant."""
     columns = np.array(scored, float).reshape(-1, 2).T
     if columns.shape[1] < 3 or not columns.std(axis=1).all():
         return None

@@ -1,9 +1,9 @@
-"""Memory of a reinforcement stage: its rollouts and its update, compiled for chips that need not be present.
+"""Memory estimate of a reinforcement stage: its rollouts and updates, compiled for chips that need not be present.
 
-All bytes are those of one chip. Resident through a step: parameters, both moments, with a KL term the start of what
-trains, and with `sync_every` the sampler's copy of it. To that a rollout adds weights in the compute type, the cache
-and the programs' temporaries; an update adds the sums of gradients it keeps apart (paper §4.3) and the temporaries of
-one micro-batch.
+All bytes are per chip. Resident throughout a step are the parameters, both optimizer moments, with a KL term the
+reference's trained parameters, and with `sync_every` the sampler's copy of them. A rollout adds the weights in the
+compute type, the decoding cache and the temporaries of its programs. An update adds the separate sums of gradients
+(paper §4.3) and the temporaries of one micro-batch.
 """
 
 import math
@@ -28,32 +28,35 @@ from rl.training_rows import TrainingRow, completion_batches, prompts_of
 def estimate_memory(
     model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, balance: Balance | None, mesh: Mesh
 ) -> dict[str, Any]:
-    """Estimate the bytes of a step by part, `rollout` and `update` as peaks. `policy` None: rollouts alone.
+    """Estimate the bytes per chip of a reinforcement step, by part; `rollout` and `update` are peaks.
 
-    Raises `ConfigError` where completions or rows do not divide among the chips.
+    `policy` None: the rollouts alone. Raises `ConfigError` where completions or rows do not divide among the chips.
     """
     rows = rollout.prompts * rollout.group
     for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
-            raise ConfigError(f"{count} {name} do not divide among {mesh.size} chips")
+            raise ConfigError(f"{name}: {count} is not a multiple of the {mesh.size} chips")
     program = LearnerProgram(model, policy, rollout, balance is not None, mesh) if policy else None
+    # Resident: parameters, moments, and further copies of the trained parameters.
     kinds = shapes(model)
-    whole = _placed(kinds, parameter_shardings(kinds, mesh))
-    resident = _bytes(whole)
+    parameters = _with_shardings(kinds, parameter_shardings(kinds, mesh))
+    resident = _bytes(parameters)
     if policy and program:
-        trained = _bytes(_placed(program.kinds, program.shardings))
-        moments = _bytes(_placed(jax.eval_shape(program.tx.init, program.kinds), program.moments))
+        trained = _bytes(_with_shardings(program.kinds, program.shardings))
+        state_kinds = jax.eval_shape(program.tx.init, program.kinds)
+        moments = _bytes(_with_shardings(state_kinds, program.state_shardings))
         resident += moments + trained * ((policy.kl > 0) + (policy.sync_every > 1))
     first, hosts = mesh.devices.flat[0].process_index, {device.process_index for device in mesh.devices.flat}
-    # Several hosts sample each for itself, from a copy of the parameters on its own chips.
-    copy = _bytes(_placed(kinds, parameter_shardings(kinds, own_mesh(mesh, first)))) if len(hosts) > 1 else 0
+    # Each of several hosts samples from a copy of the parameters on its own chips.
+    copy = _bytes(_with_shardings(kinds, parameter_shardings(kinds, own_mesh(mesh, first)))) if len(hosts) > 1 else 0
+    # Rollout: the compiler's analysis of the generator's programs.
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     analyses = {}
     for name, jitted, arguments in generator.programs(rollout.prompts):
-        # Prompts are few, and every chip has them all; their completions are split.
-        split = rows if name == "decode" else None
-        placed = tuple(_by_rows(argument, whole, split, mesh) for argument in arguments)
+        # The few prompts are replicated on every chip; the completions are split.
+        split_rows = rows if name == "decode" else None
+        placed = tuple(_argument_shapes(argument, parameters, split_rows, mesh) for argument in arguments)
         analyses[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
     weights, prompts = (analyses[name].output_size_in_bytes for name in ("weights for decoding", "prefill"))
     cache = generator.lanes * analyses["decode"].alias_size_in_bytes
@@ -62,46 +65,54 @@ def estimate_memory(
     needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + sampling_bytes}
     if policy is None or program is None:
         return needs
+    # Update: with balance there are sums for g+ and g-, for a separate KL gradient, and for the groups so far.
     sums = 1
     if balance is not None:
         sums += 1 + (policy.kl > 0) + (balance.over == "group")
-    backward, begun = _analyse_gradients(program)
-    # The gradients of a micro-batch are output while the sums so far are held, by parameters and by what completions
-    # continue from, which is there itself, for the reference too.
-    gradients = sums * (trained + begun)
-    held = begun * (1 + (policy.kl > 0))
-    update = resident + held + gradients + backward.output_size_in_bytes + backward.temp_size_in_bytes
+    backward, state_bytes = _analyse_gradients(program)
+    # Each sum has gradients of the parameters and of the prompt states. A micro-batch outputs its gradients while the
+    # sums and the prompt states, the reference's as well, are in memory.
+    gradients = sums * (trained + state_bytes)
+    prompt_states = state_bytes * (1 + (policy.kl > 0))
+    update = resident + prompt_states + gradients + backward.output_size_in_bytes + backward.temp_size_in_bytes
     return {**needs, "micro_rows": policy.micro_rows, "gradients": gradients, "update": update}
 
 
 def _analyse_gradients(program: LearnerProgram) -> tuple[Any, int]:
-    """The compiler's memory analysis of the learner's program for one micro-batch of the longest completions, and the
-    bytes of what the prompts of a step leave to them."""
+    """The compiler's memory analysis of a micro-batch of the longest completions, and the bytes of the prompt states.
+
+    The prompts are those of one step.
+    """
     policy, rollout = program.config, program.rollout
     split, whole = row_sharding(program.mesh), replicated(program.mesh)
-    trained = _placed(program.kinds, program.shardings)
-    frozen = _placed(program.frozen_kinds, program.frozen_shardings)
+    trained = _with_shardings(program.kinds, program.shardings)
+    frozen = _with_shardings(program.frozen_kinds, program.frozen_shardings)
     prompts = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=whole)
         for name, array in prompts_of((), rollout.prompt_length, rollout.prompts, program.prompts_at_once)[0].items()
     }
-    begun = jax.tree.map(
-        lambda kind: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=program.by_prompts),
-        program.begin.lower(trained, frozen, prompts).out_info,
+    prompt_states = jax.tree.map(
+        lambda kind: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=program.prompt_sharding),
+        program.encode_prompts.lower(trained, frozen, prompts).out_info,
     )
-    reference = (trained, begun) if policy.kl else (None, None)
+    reference = (trained, prompt_states) if policy.kl else (None, None)
     longest = TrainingRow((), np.zeros(rollout.max_tokens), np.zeros(rollout.max_tokens), 0.0, 0.0)
     (rows,) = completion_batches([(longest, 0)], rollout.max_tokens, lambda _: policy.micro_rows)
     batch = {name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=split) for name, array in rows.items()}
-    lowered = program.pull[False].lower(trained, frozen, begun, *reference, prompts["lengths"], batch)
-    return lowered.compile().memory_analysis(), _bytes(begun)
+    lowered = program.completion_gradients[False].lower(
+        trained, frozen, prompt_states, *reference, prompts["lengths"], batch
+    )
+    return lowered.compile().memory_analysis(), _bytes(prompt_states)
 
 
-def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
-    """Shapes of one argument of the generator with their shardings: arrays of `rows` rows are split, parameters are
-    placed as in `whole`, the rest is replicated."""
-    if jax.tree.structure(argument) == jax.tree.structure(whole):
-        return whole
+def _argument_shapes(argument: Any, parameters: Any, rows: int | None, mesh: Mesh) -> Any:
+    """Shapes with shardings for one argument of a generator's program.
+
+    An argument with the structure of `parameters` becomes `parameters`; of the others, arrays of `rows` rows are split
+    over the chips and the rest is replicated.
+    """
+    if jax.tree.structure(argument) == jax.tree.structure(parameters):
+        return parameters
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -112,8 +123,8 @@ def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
     return jax.tree.map(place, argument)
 
 
-def _placed(kinds: Any, shardings: Any) -> Any:
-    """Shapes with their shardings."""
+def _with_shardings(kinds: Any, shardings: Any) -> Any:
+    """A tree of shapes, each with its sharding."""
     return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), kinds, shardings)
 
 

@@ -1,4 +1,4 @@
-"""Counting of the updates that `model.training.optimizer.finite_update` refused: too many in a row end a stage."""
+"""Count the updates that `model.training.optimizer.finite_update` skipped; too many in a row end the stage."""
 
 import logging
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from model.layers.common import Params
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 3  # names of parameters in a message
+NAMES_SHOWN = 3  # names of parameters in a message
 
 
 @dataclass
 class SkippedUpdates:
-    """Counts the updates that were not applied: all of them, and the latest in a row by their steps.
+    """Counts the skipped updates: `total`, and the steps of the current run of consecutive ones, `in_row`.
 
-    More than `limit` in a row are a `ConfigError`. `section` is the part of the configuration that messages name.
+    `limit`: how many may follow each other. `section`: the section of the configuration that messages name.
     """
 
     limit: int
@@ -29,9 +29,10 @@ class SkippedUpdates:
     in_row: list[int] = field(default_factory=list)
 
     def record(self, step: int, measured: Mapping[str, Any], params: Params) -> bool:
-        """Count the update of `step` by what `finite_update` returned for it, fetched; returns whether it was applied.
+        """Record the update of `step` and return whether it was applied.
 
-        `params` is the tree that the gradient belongs to. Raises `ConfigError` where too many in a row were not.
+        `measured`: what `finite_update` returned, in host memory. `params`: the tree of the gradient, for the names of
+        its leaves. Raises `ConfigError` if more than `limit` updates in a row were skipped.
         """
         if measured["applied"]:
             self.in_row = []
@@ -41,9 +42,9 @@ class SkippedUpdates:
         leaves = jax.tree_util.tree_leaves_with_path(params)
         paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
         names = [path for path, flag in zip(paths, np.asarray(measured["not_finite"]), strict=True) if flag]
-        others = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        others = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         evidence = (
-            f"the gradients of {', '.join(names[:SHOWN])}{others}, of {len(paths)} parameters, are not finite"
+            f"the gradients of {', '.join(names[:NAMES_SHOWN])}{others}, of {len(paths)} parameters, are not finite"
             if names
             else f"the norms are {measured['grad_norm']} of the gradient and {measured['update_norm']} of the update"
         )

@@ -1,7 +1,7 @@
-"""The groups of a step: drawn and scored, and drawn again for those that give the update nothing.
+"""Sampling and scoring of a step's groups, with refills for groups that carry no signal.
 
-A refill draws as many groups as are still missing and leaves the other rows of the batch idle. So every group with a
-signal, which a judge may have been paid for, is trained on in the step that drew it, by the policy that sampled it.
+A refill samples only as many groups as are still missing and leaves the other rows of the batch empty. So every group
+with a signal, whose judge may have been paid, is trained on in the step that sampled it, by the policy that sampled it.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ from rl.problems.load import ProblemOrder
 from rl.rewards import AdvantageForm, advantages, carries_signal
 from rl.rollouts import Group
 
-CORRECT = "correct"  # the part of a reward that records whether the strict grader accepts the answer
+CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
+# What becomes of a group: trained on; skipped as mastered; all rewards equal; fewer than two completions scored.
 Use = Literal["live", "mastered", "no_signal", "dropped"]
 TOTALS = ("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts", "refilled", "missing")
 
 
 class Scorer(Protocol):
-    """Sets `reward` and `parts` of every rollout of the groups; `mastered` is true for groups to skip."""
+    """Sets `reward` and `parts` of every rollout of the groups; `mastered` says which groups to skip."""
 
     def score(self, groups: Sequence[Group]) -> None: ...
 
@@ -36,11 +37,12 @@ class Sampler(Protocol):
 
 
 class GroupDraw:
-    """Draws problems in their order and counts what became of their groups.
+    """Samples groups for the next problems, scores them, and counts them by their use.
 
-    State: `cursor`, the position of the next problem; `draw`, the number of draws, which seeds the samples; `totals`.
-    Of the totals `refilled` counts the groups of all refills, and `missing` those that steps lacked after the last one.
-    Of several processes only the first scores, and a judge is paid once; the others need no `scorer`.
+    State: `cursor`, the position of the next problem; `draw`, the number of draws so far, which seeds the samples; and
+    `totals`, in which `refilled` counts the groups of all refills and `missing` those that steps lacked after the last
+    refill. In a run of several processes only the first one scores, so that a judge is paid once; the others need no
+    `scorer`.
     """
 
     def __init__(
@@ -57,32 +59,32 @@ class GroupDraw:
         self.cursor, self.draw = 0, 0
         self.totals = dict.fromkeys(TOTALS, 0)
 
-    def step(self, params: Params, wanted: int) -> tuple[list[Group], list[Group], dict[str, float]]:
-        """Draw until `wanted` groups carry a signal, at most 1 + `refill` times.
+    def step(self, params: Params, target: int) -> tuple[list[Group], list[Group], dict[str, float]]:
+        """Sample until `target` groups carry a signal, in at most 1 + `refill` draws.
 
-        Returns those groups, all that were drawn, and the metrics of all.
+        Returns the groups with a signal, all groups that were sampled, and the metrics over all of them.
         """
-        live: list[Group] = []
-        every: list[Group] = []
+        live_groups: list[Group] = []
+        all_groups: list[Group] = []
         uses: list[Use] = []
-        for number in range(1 + self.refill):
-            count = wanted - len(live)
-            if not count:
+        for attempt in range(1 + self.refill):
+            missing = target - len(live_groups)
+            if not missing:
                 break
-            positions = range(self.cursor, self.cursor + count)
+            positions = range(self.cursor, self.cursor + missing)
             problems = [(position, self.problems[self.order[position]]) for position in positions]
             groups = self.sampler.sample(params, problems, self.draw)
-            self.cursor, self.draw = self.cursor + count, self.draw + 1
+            self.cursor, self.draw = self.cursor + missing, self.draw + 1
             mastered = self._score(groups)
-            every += groups
-            uses += [self._judge(group, skip) for group, skip in zip(groups, mastered, strict=True)]
-            live = [group for group, use in zip(every, uses, strict=True) if use == "live"]
-            self.totals["refilled"] += count if number else 0
-        self.totals["missing"] += wanted - len(live)
-        return live, every, measure(every, uses)
+            all_groups += groups
+            uses += [self._classify(group, is_mastered) for group, is_mastered in zip(groups, mastered, strict=True)]
+            live_groups = [group for group, use in zip(all_groups, uses, strict=True) if use == "live"]
+            self.totals["refilled"] += missing if attempt else 0
+        self.totals["missing"] += target - len(live_groups)
+        return live_groups, all_groups, group_metrics(all_groups, uses)
 
     def _score(self, groups: Sequence[Group]) -> list[bool]:
-        """Have the first process score the groups, and give every process the rewards; which groups are mastered."""
+        """Score the groups on the first process and share the rewards with all; returns which groups are mastered."""
 
         def score() -> list[dict[str, Any]]:
             assert self.scorer
@@ -98,8 +100,8 @@ class GroupDraw:
                 rollout.reward, rollout.parts = reward, parts
         return [row["mastered"] for row in rows]
 
-    def _judge(self, group: Group, mastered: bool) -> Use:
-        """Give the rollouts their advantages, and count the group by its use for the update."""
+    def _classify(self, group: Group, mastered: bool) -> Use:
+        """Set the advantages of a group's rollouts, and count the group by its use for the update."""
         values = advantages([rollout.reward for rollout in group.rollouts], self.advantage)
         for rollout, advantage in zip(group.rollouts, values, strict=True):
             rollout.advantage = advantage
@@ -118,11 +120,11 @@ class GroupDraw:
         return use
 
 
-def measure(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
-    """The metrics that a practitioner looks at first. A mean over nothing is left out, not zero.
+def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
+    """Metrics of a step's groups: shares by use, rewards, lengths, solve rate. A mean over nothing is left out.
 
-    Of the groups, the shares that are mastered, that have a score but no signal (all rewards are equal), and that are
-    dropped because fewer than two completions have a score; the rest are trained on.
+    The shares of groups that are not trained on are `mastered_share`, `zero_signal_share` (all rewards are equal) and
+    `dropped_share` (fewer than two completions have a score). `length` is the mean number of sampled tokens.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
@@ -137,6 +139,7 @@ def measure(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:
     }
     if rewards:
         metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
+    # The mean of each numeric part of the rewards, such as a judge's marks, over the rollouts that have it.
     for name in sorted({name for rollout in rollouts for name in rollout.parts}):
         values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
         if values:

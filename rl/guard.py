@@ -1,9 +1,10 @@
-"""The guard: accuracy on problems that training never sees, to keep a run's best policy and to stop when it falls.
+"""The guard: validation accuracy during reinforcement, to save the best policy and to stop or roll back when it drops.
 
-The guard split is apart from the training split and from everything that is evaluated. Every reading asks the same
-problems, so two policies are compared by McNemar's exact test on the problems whose outcome differs: far fewer of
-those are needed than for two intervals apart. A policy has fallen when two readings in a row are worse than the best
-one. One reading is not enough, for the best of many readings was lucky as well (tests/rl/test_guard.py has the rates).
+The guard problems are a split of their own, disjoint from the training problems and from all benchmarks. Every reading
+uses the same problems, so two policies can be compared by McNemar's exact test on the problems whose outcome differs,
+which needs far fewer problems than separate confidence intervals. A policy "has fallen" when two readings in a row are
+significantly worse than the best one. One reading is not enough, because the maximum of many readings is biased upwards
+(tests/rl/test_guard.py measures the error rates).
 """
 
 from collections.abc import Sequence
@@ -28,16 +29,16 @@ from rl.rewards import verifiable
 from rl.rollouts import generator
 from rl.stage_inputs import StageInputs
 
-LEVEL = 0.01  # a reading is worse than the best one below this probability, two-sided
-IN_A_ROW = 2  # worse readings that end a run, or send it back
+LEVEL = 0.01  # significance level of the two-sided test against the best reading
+IN_A_ROW = 2  # consecutive worse readings that stop a run or roll it back
 
 
 @dataclass(frozen=True)
 class GuardReading:
-    """Greedy outcomes on the guard problems after `step` updates: "1" for each solved problem, "0" for each other.
+    """Outcomes of greedy decoding on the guard problems after `step` updates: "1" for solved, "0" for not solved.
 
-    `p`: McNemar's exact test against the best reading before, if this one solves fewer; else None. `went_back`: the run
-    restored its best policy after this reading.
+    `p`: p-value of McNemar's exact test against the best earlier reading, if this one solves fewer; else None.
+    `went_back`: the run rolled back to its best policy after this reading.
     """
 
     step: int
@@ -54,18 +55,18 @@ class GuardReading:
         return self.correct / len(self.outcomes)
 
     def row(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """The reading as a row of the checkpoint's manifest."""
         fields = {"step": self.step, "correct": self.correct, "n": len(self.outcomes), "p": self.p}
         return {**fields, "went_back": self.went_back, "outcomes": self.outcomes}
 
 
 def best_of(readings: Sequence[GuardReading]) -> GuardReading:
-    """The reading with most problems solved; the later of equals, which is trained longer."""
+    """The reading with the most solved problems; of equal ones the latest, which is trained longer."""
     return max(readings, key=lambda reading: (reading.correct, reading.step))
 
 
-def compared(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
-    """The reading of these outcomes, tested against the best of the earlier ones."""
+def compare_reading(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
+    """Make the reading of these outcomes and test it against the best of the earlier ones."""
     reading = GuardReading(step, outcomes)
     if not earlier or reading.correct >= best_of(earlier).correct:
         return reading
@@ -73,15 +74,15 @@ def compared(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> Guard
 
 
 def has_fallen(readings: Sequence[GuardReading]) -> bool:
-    """Whether the last readings in a row were all worse than the best one, and none led to a return."""
+    """Whether the last `IN_A_ROW` readings were all worse than the best one, with no roll-back since."""
     last = readings[-IN_A_ROW:]
     return len(last) == IN_A_ROW and all(r.p is not None and r.p < LEVEL and not r.went_back for r in last)
 
 
 class Guard:
-    """Measures the policy and keeps the best one in `folder`, on disk, so that a resumed run has it as well.
+    """Measures the policy on the guard problems, and saves the best one in `folder`, so that a resumed run has it.
 
-    Of several processes each samples its share, and the first one grades and keeps the folder.
+    In a run of several processes each one samples its share, and the first one grades and writes the folder.
     """
 
     def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
@@ -92,7 +93,7 @@ class Guard:
         self.readings: list[GuardReading] = []
 
     def read(self, params: Params, step: int) -> GuardReading:
-        """Measure, and keep these parameters if none before were better. Reading a step again changes nothing."""
+        """Measure `params`, and save them if no earlier reading is better. A step can be read again."""
         problems = self.inputs.guard_problems
         prompts = [encode_prompt(self._tokenizer, problem.question) for problem in problems]
         completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
@@ -102,8 +103,9 @@ class Guard:
             solved = [verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True)]
             return "".join("1" if right else "0" for right in solved)
 
+        # A resumed run may have readings of steps that it repeats: they are replaced.
         earlier = [reading for reading in self.readings if reading.step < step]
-        reading = compared(step, on_first(grade), earlier)
+        reading = compare_reading(step, on_first(grade), earlier)
         self.readings = [*earlier, reading]
         if self.best == reading:
             whole = whole_on_hosts(params, self.mesh)
@@ -115,22 +117,23 @@ class Guard:
     def best(self) -> GuardReading:
         return best_of(self.readings)
 
-    def fell(self) -> bool:
-        """Whether the policy has fallen, and the run has not gone back since."""
+    def has_fallen(self) -> bool:
+        """Whether the policy has fallen, and the run has not rolled back since."""
         return has_fallen(self.readings)
 
     @property
-    def returns(self) -> int:
-        """How often the run restored its best policy."""
+    def roll_backs(self) -> int:
+        """How often the run rolled back to its best policy."""
         return sum(reading.went_back for reading in self.readings)
 
-    def go_back(self) -> Params:
-        """Mark the last reading as fallen; returns the best policy."""
+    def roll_back(self) -> Params:
+        """Record a roll-back in the last reading; returns the best policy."""
         self.readings[-1] = replace(self.readings[-1], went_back=True)
         return self.best_params()
 
     def best_params(self) -> Params:
-        """The best policy, in the memory of every process."""
+        """The parameters of the best policy, in the host memory of every process."""
         if jax.process_index() == 0:
             return arrays_of_first(load_weights(self.folder)[0])
+        # The other processes pass arrays of the same shapes and receive the values of the first.
         return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))

@@ -1,12 +1,12 @@
-"""The LLM judge of alignment (paper §4.2): three criteria from 1 to 5 and an overall mark from 0 to 100.
+"""The LLM judge of the stage align (paper §4.2): three criteria from 1 to 5 and an overall mark from 0 to 100.
 
 A missing or unreadable score is None, never a number: the caller leaves it out and counts it. The rubric
-(`rl.rubric`) comes first in the prompt, so a server that caches prompt prefixes processes it once.
+(`rl.rubric`) comes first in the prompt, so that a server with prefix caching processes it once.
 
-The embedded model follows the format but barely judges: on 48 arithmetic answers of known quality its marks separate
-right from wrong at chance (area under the curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a shorter rubric
-nor four demonstrations improved it. Nor is it deaf to what an answer says to it: an injection around a wrong answer
-raised its mark in 65 % of 40 forms, by 47 points in the mean. `rl.calibration` measures any judge in both ways.
+The embedded model follows the format but cannot judge: on 48 arithmetic answers of known quality its marks separate
+right from wrong no better than chance (area under the ROC curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a
+shorter rubric nor four demonstrations improved it. It also obeys prompt injections: around a wrong answer they raised
+its mark in 65 % of 40 forms, by 47 points on average. `rl.calibration` measures both for any judge.
 """
 
 import json
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JudgeItem:
-    """An answer to be judged, empty if it never came, and the `reasoning` before it. `reference`: the right answer,
-    shown to the judge where it is known."""
+    """An answer to judge (empty if there is none) and the `reasoning` before it.
+
+    `reference`: the right answer, which the judge is shown if it is known.
+    """
 
     question: str
     answer: str
@@ -52,21 +54,21 @@ class Judge:
 
     def __init__(self, pool: EndpointPool, config: JudgeConfig) -> None:
         if config.rubric not in RUBRICS:
-            raise ConfigError(f"judge.rubric: no rubric {config.rubric!r}; there are {', '.join(RUBRICS)}")
+            raise ConfigError(f"judge.rubric: unknown rubric {config.rubric!r}; available: {', '.join(RUBRICS)}")
         pool.config(config.endpoint)
         self._pool, self._config = pool, config
 
     def score(self, items: Sequence[JudgeItem]) -> list[JudgeScore | None]:
-        """Marks of each item; None where the request failed or the reply has none.
+        """The marks of each item; None where the request failed or its reply has no valid marks.
 
-        Raises `Retryable` if the endpoint has stopped answering and `ConfigError` if it refuses every request.
+        Raises `Retryable` if the endpoint has stopped answering, `ConfigError` if it refuses every request.
         """
         replies = self._pool.ask([self.request(item) for item in items])
         raise_for_outage(replies)
         return [self._read(reply) for reply in replies]
 
     def facts(self) -> dict[str, Any]:
-        """What the marks rest on, for a manifest."""
+        """The judge's model, endpoint kind and rubric, for the manifest."""
         endpoint = self._pool.config(self._config.endpoint)
         return {
             "model": endpoint.model,
@@ -76,10 +78,10 @@ class Judge:
         }
 
     def request(self, item: JudgeItem) -> ChatRequest:
-        """The request about one item."""
+        """The chat request for one item."""
         texts = {QUESTION: item.question, REASONING: item.reasoning, ANSWER: item.answer}
         sections = [(title, shortened(text, LENGTHS[title])) for title, text in texts.items()]
-        if item.reference:  # after the answer, which could otherwise add another one to it
+        if item.reference:  # last, so that an answer cannot pretend to be followed by another reference
             sections.append((REFERENCE, item.reference))
         return ChatRequest(
             endpoint=self._config.endpoint,
@@ -105,9 +107,9 @@ class Judge:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text`, or its first and last `most / 2` characters with a line between them that says how many are left out.
+    """Shorten a text to its first and last `most / 2` characters, with a note between them that says how many are cut.
 
-    The end is kept because the result of an answer, and what a long question asks, stand there.
+    The end matters: it has the result of an answer, and often the actual question of a long one.
     """
     if len(text) <= most:
         return text
@@ -116,9 +118,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def parse(text: str) -> JudgeScore | None:
-    """The marks in a reply: a JSON object, also inside other text; whole numbers, also as strings ("4", 4.0, "4/5").
+    """Parse the marks of a judge's reply: a JSON object, alone or inside other text, of whole numbers.
 
-    None if one is missing or out of its range.
+    Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
     """
     for candidate in (text, *re.findall(r"\{[^{}]*\}", text)):
         try:
@@ -135,6 +137,7 @@ def parse(text: str) -> JudgeScore | None:
 
 
 def _whole(value: Any, least: int, most: int) -> int | None:
+    """The whole number of a JSON value, if it is one from `least` to `most`."""
     if isinstance(value, str) and (match := re.fullmatch(rf"\s*(-?\d+)(?:\.0+)?(?:\s*/\s*{most})?\s*", value)):
         value = int(match[1])
     if isinstance(value, float) and value.is_integer():

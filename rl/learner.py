@@ -1,14 +1,14 @@
-"""The learner: one optimizer step from a set of scored groups, by micro-batches whose gradients add up exactly.
+"""The learner: one optimizer step from a set of scored groups, by accumulating the gradients of micro-batches.
 
-For a balanced step the rows are split by the sign of their advantage, so that each completion is passed through once
-and g+ and g- come out apart (paper §4.3), over the step or over each group. A KL term stands outside the balance and
-gets a backward pass of its own; without one, and in a plain step, there is a single backward pass.
+For gradient-balanced GRPO (paper §4.3) the completions are split by the sign of their advantage, so that one forward
+and backward pass over each yields g+ and g- separately, summed over the step or over each group. A KL term is not
+balanced and then gets a backward pass of its own. Without a KL term, or without balance, one backward pass is enough.
 
-Log-probabilities, of the policy and of its reference, are those at the temperature that completions are sampled with.
-`rl.policy_gradient` computes each prompt once for all its completions.
+The log-probabilities of the policy and of its reference are computed at the sampling temperature. `rl.policy_gradient`
+computes each prompt once for all its completions.
 
-Everything runs on a mesh, of one device or of many: the rows of a micro-batch are split over all devices, parameters
-and moments over `fsdp` of them, as in pretraining.
+Everything runs on a mesh of one or more devices: the rows of a micro-batch are split over all devices, parameters and
+optimizer moments over `fsdp` of them, as in pretraining.
 """
 
 import logging
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """The policy and its optimizer state, and the parameters that the sampler has.
+    """The policy, its optimizer state, and the copy of the policy that completions are sampled from.
 
-    `balance` None: one plain sum of gradients; else that of §4.3. `tokens` and `seconds` are totals of all updates,
-    without compilation, for the speed metric.
+    `balance` None: the plain sum of all gradients; else the balanced sum of paper §4.3. `tokens` and `seconds` are
+    totals over all updates, without compilation, for the speed metric.
     """
 
     def __init__(
@@ -57,19 +57,27 @@ class Learner:
     ) -> None:
         self.config, self.rollout, self.balance, self.mesh = config, rollout, balance, mesh
         self.program = LearnerProgram(model, config, rollout, balance is not None, mesh)
-        self.trained, self.frozen = self.program.placed(params)
-        # The reference is the start itself: the same arrays, kept alive only where a KL term needs them, and what is
-        # frozen is never held twice.
+        self.trained, self.frozen = self.program.place(params)
+        # The reference of the KL term is the start itself: the same arrays, kept alive only where a KL term needs them.
+        # Frozen parameters are shared with the policy.
         self.reference = self.trained if config.kl else None
-        self._rate = optimizer.schedule(config.optimizer, config.steps * config.inner_epochs)
-        self.state = self.program.moments_of(self.trained)
+        self._schedule = optimizer.schedule(config.optimizer, config.steps * config.inner_epochs)
+        self.state = self.program.initial_state(self.trained)
         self.steps = 0  # calls of `update`
-        self._sampling, self._copied = self.trained, 0  # what the sampler has, and `steps` when it was copied
+        # The parameters that the sampler uses, and the value of `steps` when they were copied from the policy.
+        self._sampling, self._synced_at = self.trained, 0
         self.skipped = SkippedUpdates(config.skip_limit, "policy")
         self.tokens, self.seconds = 0, 0.0
-        trees, whole = self.program.shardings, replicated(mesh)
-        self._add_group = jax.jit(self._balanced, donate_argnums=0, out_shardings=(trees, whole))
-        outs = (trees, self.program.moments, whole)
+        shardings, whole = self.program.shardings, replicated(mesh)
+
+        def add_balanced_group(total: Any, plus: Any, minus: Any) -> tuple[Any, dict[str, Array]]:
+            """Add the balanced gradient of one group to `total` (None: no group yet); also returns its norms."""
+            assert self.balance is not None
+            gradient, norms = balance(plus, minus, self.balance)
+            return (gradient if total is None else jax.tree.map(jnp.add, total, gradient)), norms
+
+        self._add_balanced_group = jax.jit(add_balanced_group, donate_argnums=0, out_shardings=(shardings, whole))
+        outs = (shardings, self.program.state_shardings, whole)
         self._apply = jax.jit(self._update, donate_argnums=1, out_shardings=outs)
         if not config.ratio and (config.inner_epochs > 1 or config.sync_every > 1):
             logger.warning(
@@ -80,134 +88,141 @@ class Learner:
 
     @property
     def params(self) -> Params:
-        """All parameters of the policy."""
+        """All parameters of the policy, trained and frozen."""
         return self.program.subset.join(self.trained, self.frozen)
 
     @property
     def sampling_params(self) -> Params:
-        """All parameters of the policy that completions are drawn from, up to `sync_every` - 1 steps old."""
+        """All parameters of the policy that completions are sampled from; it is up to `sync_every` - 1 steps old."""
         return self.program.subset.join(self._sampling, self.frozen)
 
     def set(self, params: Params) -> None:
-        """Continue from these parameters with fresh moments; the learning-rate schedule keeps its place."""
-        applied = optimizer.applied(self.state)
-        self.trained = self.program.placed(params)[0]
-        self.state = _at_update(self.program.moments_of(self.trained), applied)
-        self._sampling, self._copied = self.trained, self.steps
+        """Replace the policy by `params` with fresh moments; the learning-rate schedule keeps its position."""
+        update_count = optimizer.applied(self.state)
+        self.trained = self.program.place(params)[0]
+        self.state = _with_update_count(self.program.initial_state(self.trained), update_count)
+        self._sampling, self._synced_at = self.trained, self.steps
 
-    def saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `restore` continues from: arrays, and JSON data."""
+    def state_to_save(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state for a checkpoint, as `restore` takes it: (arrays, JSON data)."""
         arrays = {"params": self.trained, "state": self.state}
         if self.config.sync_every > 1:
             arrays["sampling"] = self._sampling
         skipped = {"total": self.skipped.total, "in_row": self.skipped.in_row}
-        return arrays, {"steps": self.steps, "copied": self._copied, "skipped": skipped}
+        return arrays, {"steps": self.steps, "copied": self._synced_at, "skipped": skipped}
 
     def restore(self, arrays: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Continue where `saved` was called."""
+        """Restore what `state_to_save` returned."""
         self.trained, self.state = arrays["params"], arrays["state"]
         self._sampling = arrays.get("sampling", self.trained)
-        self.steps, self._copied = extra["steps"], extra["copied"]
+        self.steps, self._synced_at = extra["steps"], extra["copied"]
         self.skipped.total, self.skipped.in_row = extra["skipped"]["total"], list(extra["skipped"]["in_row"])
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One step (`inner_epochs` passes) on the groups that carry a signal; returns its metrics.
+        """Update the policy on the groups that carry a signal (`inner_epochs` passes); returns the last pass's metrics.
 
-        A metric that has no value (a mean over nothing, the norm of what is not finite) is left out. Raises
-        `ConfigError` after more than `skip_limit` updates in a row that were not finite.
+        A metric without a finite value (a mean over nothing, the norm of a gradient that is not finite) is left out.
+        Raises `ConfigError` after more than `skip_limit` updates in a row that were not finite.
         """
-        began = working_seconds()
+        start_time = working_seconds()
         metrics: dict[str, float] = {}
         rows = rows_of(groups, self.config.aggregate)
         for epoch in range(self.config.inner_epochs if rows else 0):
-            stale = epoch > 0 or self._copied < self.steps
-            metrics = self._pass(rows, self.config.ratio and stale)
+            # On-policy only in the first pass, and only if the sampler has the current parameters.
+            off_policy = epoch > 0 or self._synced_at < self.steps
+            metrics = self._pass(rows, self.config.ratio and off_policy)
         self.steps += 1
-        if self.steps - self._copied >= self.config.sync_every:
-            self._sampling, self._copied = self.trained, self.steps
-        self.seconds += working_seconds() - began
+        if self.steps - self._synced_at >= self.config.sync_every:
+            self._sampling, self._synced_at = self.trained, self.steps
+        self.seconds += working_seconds() - start_time
         return metrics
 
     def _pass(self, groups: list[list[TrainingRow]], ratio: bool) -> dict[str, float]:
-        shared: dict[str, Any] = {}  # sums over all rows: the counts, and a KL term's gradient where it is apart
-        measured: list[dict[str, Array]] = []  # of each balanced group
+        """One optimizer step on all groups; returns its metrics. `ratio`: weigh by the ratio to the sampled policy."""
+        shared: dict[str, Any] = {}  # sums over all rows: "counts", and "kl" where its gradient is separate
+        group_norms: list[dict[str, Array]] = []  # with balance over groups: one entry per group
         if self.balance is None or self.balance.over == "step":
             rows = [row for group in groups for row in group]
-            plus, minus = self._sides(rows, ratio, shared)
+            plus, minus = self._signed_gradients(rows, ratio, shared)
         else:
-            # Either side of a group has a few rows: in batches of half a group little of them is padding.
+            # A group has few rows of either sign: micro-batches of half a group keep the padding small.
             half = -(-max(map(len, groups)) // 2)
-            limit = -(-half // self.mesh.size) * self.mesh.size
-            plus, minus = None, None  # the sum of the balanced gradients
+            row_limit = -(-half // self.mesh.size) * self.mesh.size
+            plus, minus = None, None  # `plus` becomes the sum of the balanced gradients of all groups
             for group in groups:
-                plus, norms = self._add_group(plus, *self._sides(group, ratio, shared, limit))
-                measured.append(norms)
-        self.trained, self.state, applied = self._apply(self.trained, self.state, plus, minus, shared.get("kl"))
-        # The only wait for the device: until here each micro-batch was dispatched behind the one before.
-        counts, measured, applied = jax.device_get((shared["counts"], measured, applied))
-        self.skipped.record(self.steps + 1, applied, self.trained)
+                plus, norms = self._add_balanced_group(plus, *self._signed_gradients(group, ratio, shared, row_limit))
+                group_norms.append(norms)
+        self.trained, self.state, measured = self._apply(self.trained, self.state, plus, minus, shared.get("kl"))
+        # The only place that waits for the device: until here all micro-batches are dispatched asynchronously.
+        counts, group_norms, measured = jax.device_get((shared["counts"], group_norms, measured))
+        self.skipped.record(self.steps + 1, measured, self.trained)
         values = means_of(counts)
-        values |= {name: value for name, value in applied.items() if name not in ("applied", "not_finite")}
-        for name in measured[0] if measured else ():  # the means over the groups that have a value
-            values[name] = np.mean([norms[name] for norms in measured if np.isfinite(norms[name])] or [np.nan])
+        values |= {name: value for name, value in measured.items() if name not in ("applied", "not_finite")}
+        # Norms of balanced groups: the mean over the groups in which they are finite.
+        for name in group_norms[0] if group_norms else ():
+            values[name] = np.mean([norms[name] for norms in group_norms if np.isfinite(norms[name])] or [np.nan])
         finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
         return finite | {"skipped_updates": float(self.skipped.total)}
 
-    def _sides(
-        self, rows: list[TrainingRow], ratio: bool, shared: dict[str, Any], limit: int | None = None
+    def _signed_gradients(
+        self, rows: list[TrainingRow], ratio: bool, shared: dict[str, Any], row_limit: int | None = None
     ) -> tuple[Any, Any]:
-        """(g+, g-) of the rows; in a plain step (their sum, None). Adds to `shared`.
+        """(g+, g-) of the rows (paper §4.3), or (their sum, None) without balance.
 
-        `limit`: of the rows of a micro-batch; the rows are then of a single group.
+        Adds the counts to `shared["counts"]` and a separate KL gradient to `shared["kl"]`. `row_limit`: the most rows
+        of a micro-batch; it is given where all rows belong to one group.
         """
-        program, rollout, every = self.program, self.rollout, self.mesh.size
-        least, multiple = (rollout.prompts, program.prompts_at_once) if limit is None else (1, every)
-        prompts, numbered = prompts_of(rows, rollout.prompt_length, least, multiple)
-        begun = program.begin(self.trained, self.frozen, prompts)
-        reference = None if self.reference is None else program.begin(self.reference, self.frozen, prompts)
-        positive = [(row, source) for row, source in numbered if row.advantage > 0]
-        negative = [(row, source) for row, source in numbered if row.advantage < 0]
-        idle = [(row, source) for row, source in numbered if row.advantage == 0 and self.reference is not None]
+        program, rollout, devices = self.program, self.rollout, self.mesh.size
+        # Pad the prompts to few different counts, for each is compiled apart.
+        least, multiple = (rollout.prompts, program.prompts_at_once) if row_limit is None else (1, devices)
+        prompts, numbered_rows = prompts_of(rows, rollout.prompt_length, least, multiple)
+        prompt_states = program.encode_prompts(self.trained, self.frozen, prompts)
+        reference_states = None
+        if self.reference is not None:
+            reference_states = program.encode_prompts(self.reference, self.frozen, prompts)
+        # Split the rows by sign. Rows of zero advantage only matter to the KL term.
+        positive = [(row, source) for row, source in numbered_rows if row.advantage > 0]
+        negative = [(row, source) for row, source in numbered_rows if row.advantage < 0]
+        neutral = [(row, source) for row, source in numbered_rows if row.advantage == 0 and self.reference is not None]
         if self.balance is None:
-            parts = {"plus": positive + negative + idle}
+            rows_by_sign = {"plus": positive + negative + neutral}
         else:
-            parts = {"plus": positive, "minus": negative + idle}  # an idle row adds only to the KL term
-        pairs: dict[str, Any] = {}
+            rows_by_sign = {"plus": positive, "minus": negative + neutral}
         # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
-        for side, members in parts.items():
-            for batch in completion_batches(members, rollout.max_tokens, partial(program.at_once, limit=limit)):
+        pairs: dict[str, Any] = {}
+        for sign, signed_rows in rows_by_sign.items():
+            for batch in completion_batches(signed_rows, rollout.max_tokens, partial(program.rows_at, limit=row_limit)):
                 gradients, kl_gradients, counts = program.gradients(
-                    ratio, self.trained, self.frozen, begun, self.reference, reference, prompts["lengths"],
-                    put_shared_rows(batch, self.mesh),
+                    ratio, self.trained, self.frozen, prompt_states, self.reference, reference_states,
+                    prompts["lengths"], put_shared_rows(batch, self.mesh),
                 )  # fmt: skip
-                self._accumulate(program.add_pairs, pairs, side, gradients)
+                self._accumulate(program.add_pairs, pairs, sign, gradients)
                 self._accumulate(program.add_pairs, pairs, "kl", kl_gradients)
                 self._accumulate(program.add_counts, shared, "counts", counts)
                 self.tokens += int((batch["weights"] > 0).sum())
-        sums = {side: program.finish(self.trained, self.frozen, prompts, pair) for side, pair in pairs.items()}
+        # Back-propagate each sum through the prompts; a sign without rows has a zero gradient.
+        sums = {
+            sign: program.backward_through_prompts(self.trained, self.frozen, prompts, pair)
+            for sign, pair in pairs.items()
+        }
         self._accumulate(program.add, shared, "kl", sums.get("kl"))
-        for side in parts.keys() - sums.keys():
-            sums[side] = jax.tree.map(jnp.zeros_like, next(iter(sums.values())))
+        for sign in rows_by_sign.keys() - sums.keys():
+            sums[sign] = jax.tree.map(jnp.zeros_like, next(iter(sums.values())))
         return sums["plus"], sums.get("minus")
 
     def _accumulate(self, add: Any, sums: dict[str, Any], name: str, values: Any) -> None:
+        """Add `values` to `sums[name]` in place on the device; None is skipped."""
         if values is not None:
             sums[name] = add(sums[name], values) if name in sums else values
-
-    def _balanced(self, total: Any, plus: Any, minus: Any) -> tuple[Any, dict[str, Array]]:
-        """`total` (None: nothing yet) and the balanced gradient of one group; also returns the group's norms."""
-        assert self.balance is not None
-        balanced, norms = balance(plus, minus, self.balance)
-        return (balanced if total is None else jax.tree.map(jnp.add, total, balanced)), norms
 
     def _update(
         self, params: Params, state: Any, plus: Any, minus: Any, kl: Any
     ) -> tuple[Params, Any, dict[str, Array]]:
-        """The optimizer step on g+, g- (None: g+ is the whole) and the KL gradient (None: no term, or it is in g+).
+        """The optimizer step on g+, g- (None: `plus` is the whole) and the KL gradient (None: no term, or in `plus`).
 
-        Also returns the learning rate, norms, and what `finite_update` measured.
+        Also returns the learning rate, the norms, and what `finite_update` measured.
         """
-        norms: dict[str, Array] = {"learning_rate": self._rate(optimizer.applied(state))}
+        norms: dict[str, Array] = {"learning_rate": self._schedule(optimizer.applied(state))}
         total = plus
         if minus is not None and self.balance is not None:
             total, balance_norms = balance(plus, minus, self.balance)
@@ -219,9 +234,9 @@ class Learner:
 
 
 def rows_of(groups: Sequence[Group], aggregate: Aggregate = "group_tokens") -> list[list[TrainingRow]]:
-    """Every scored completion of the groups with a signal, group by group, with its token weight.
+    """Training rows of the scored completions of all groups with a signal, group by group, with their token weights.
 
-    A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy and weighs nothing.
+    A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
     """
     live = [group for group in groups if carries_signal([r.advantage for r in group.rollouts])]
     scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
@@ -236,7 +251,10 @@ def rows_of(groups: Sequence[Group], aggregate: Aggregate = "group_tokens") -> l
 
 
 def means_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """The means of the sums in `counts` over the tokens that each is of. A mean over none is left out."""
+    """Divide each sum in `counts` by its number of tokens; a mean over no tokens is left out.
+
+    `logprob_positive` and `logprob_negative` have token counts of their own, all others share `tokens`.
+    """
     means = {}
     for name, total in counts.items():
         tokens = counts[name.replace("logprob", "tokens") if name.startswith("logprob") else "tokens"]
@@ -245,10 +263,10 @@ def means_of(counts: Mapping[str, float]) -> dict[str, float]:
     return means
 
 
-def _at_update(state: Any, applied: Array) -> Any:
-    """A fresh optimizer state whose schedule stands at `applied` updates."""
+def _with_update_count(state: Any, count: Array) -> Any:
+    """An optimizer state whose learning-rate schedule stands at `count` updates."""
 
-    def rule(leaf: Any) -> Any:
-        return leaf._replace(count=applied) if isinstance(leaf, optax.ScaleByScheduleState) else leaf
+    def set_count(leaf: Any) -> Any:
+        return leaf._replace(count=count) if isinstance(leaf, optax.ScaleByScheduleState) else leaf
 
-    return jax.tree.map(rule, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
+    return jax.tree.map(set_count, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))

@@ -1,7 +1,9 @@
-"""The formulas of an update (paper §4.2 and §4.3): token losses, their weights, and the balance of g+ and g-.
+"""The formulas of an update (paper §4.2 and §4.3): policy loss, KL term, token weights, and the balance of g+ and g-.
 
-The loss is a sum of token terms times row weights, so that gradients of micro-batches add up to the gradient of the
-whole batch, whatever the split.
+The loss is a weighted sum over tokens, with weights that are computed for the whole batch. So the gradients of
+micro-batches add up to the gradient of the batch, however it is split.
+
+Letters of array names: B completions, L tokens of the longest.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ Aggregate = Literal["group_tokens", "sequence_mean"]
 
 @dataclass(frozen=True)
 class Balance:
-    """How g+ and g- are added (paper §4.3): the fields `balance*` of `configs.training.ReasonConfig`."""
+    """How g+ and g- are combined (paper §4.3): the fields `balance*` of `configs.training.ReasonConfig`."""
 
     mode: BalanceMode = "equalise"
     over: Literal["step", "group"] = "step"
@@ -33,10 +35,11 @@ class Balance:
 
 
 def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: float) -> tuple[Array, Array]:
-    """-min(rho*A, clip(rho)*A) by token, and whether the clip is active there; rho = pi / pi_sampled.
+    """Clipped policy loss of PPO and GRPO by token, -min(rho*A, clip(rho)*A), and 1.0 where the clip is active.
 
-    On the first inner epoch pass `lax.stop_gradient(logprobs)` as `sampled`: rho is 1 and the gradient is
-    -A * grad log pi (paper §4.3, g+ and g-).
+    rho = pi / pi_sampled is the probability ratio, clipped to [1 - clip, 1 + clip]. On-policy, pass
+    `lax.stop_gradient(logprobs_BL)` as `sampled_BL`: rho is then 1, and the gradient is -A * grad log pi, of which
+    paper §4.3 makes g+ and g-.
     """
     ratio_BL = jnp.exp(logprobs_BL - sampled_BL)
     advantage_B1 = advantage_B[:, None]
@@ -46,46 +49,53 @@ def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: f
 
 
 def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
-    """KL(pi || reference) by token: exp(d) - d - 1 with d = log reference - log pi, as sampled from pi.
+    """Estimate KL(pi || reference) by token as exp(d) - d - 1, where d = log reference - log pi.
 
-    Never negative, of low variance, and its gradient, (1 - exp(d)) * grad log pi, depends on the reference.
+    Unbiased for tokens sampled from pi, never negative, and of low variance (as in GRPO, arXiv:2402.03300
+    equation 4). Its gradient is (1 - exp(d)) * grad log pi.
     """
     difference_BL = lax.stop_gradient(reference_BL) - logprobs_BL
     return jnp.exp(difference_BL) - difference_BL - 1.0
 
 
 def token_weights(lengths: list[list[int]], aggregate: Aggregate = "group_tokens") -> list[list[float]]:
-    """The weight of each token of each completion, group by group; every group counts alike.
+    """The loss weight of a token of each completion, by group. `lengths`: tokens of each completion, by group.
 
-    "group_tokens": 1 / (tokens in the group * groups), so that a completion counts by its share of the group's tokens
-    (paper §4.2, token-level normalisation). "sequence_mean": 1 / (tokens of the completion * completions of the group *
-    groups), the mean over completions of the mean over tokens (GRPO, arXiv:2402.03300 equation 3).
+    "group_tokens": 1 / (tokens of the group * groups), so that every token of a group has the same weight (paper §4.2,
+    token-level normalisation). "sequence_mean": 1 / (tokens of the completion * completions of the group * groups),
+    the mean over completions of the mean over tokens (GRPO, arXiv:2402.03300 equation 3). Every group with tokens has
+    the same total weight, 1 / groups.
     """
     totals = [sum(group) for group in lengths]
-    live = sum(1 for total in totals if total)
+    group_count = sum(1 for total in totals if total)
     if aggregate == "sequence_mean":
-        return [[1.0 / (length * len(group) * live) if length else 0.0 for length in group] for group in lengths]
-    return [[1.0 / (total * live) if total else 0.0] * len(group) for group, total in zip(lengths, totals, strict=True)]
+        return [[1.0 / (length * len(group) * group_count) if length else 0.0 for length in group] for group in lengths]
+    return [
+        [1.0 / (total * group_count) if total else 0.0] * len(group)
+        for group, total in zip(lengths, totals, strict=True)
+    ]
 
 
 def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str, Array]]:
-    """The gradient g+ + f * g-, with both norms, the factor f and the cosine of g+ and g- (NaN where one is zero).
+    """Combine the gradients as g+ + f * g- (paper §4.3); also returns the metrics.
 
-    f is ||g+|| / (||g-|| + eps) for `equalise`, the paper's; the same but at most 1 for `cap`; 1 for `off`, which is
-    plain GRPO; 0 for `positives`. `settings.maximum` bounds f from above in every mode. Where there are no positive
-    completions `equalise` and `cap` give 0 for it: nothing is suppressed that nothing is reinforced against.
+    The factor f by `settings.mode`: "equalise", the paper's, is ||g+|| / (||g-|| + eps); "cap" is the same but at most
+    1; "off" is 1, which is plain GRPO; "positives" is 0. `settings.maximum` is an upper limit of f in every mode. A
+    step without positive completions has ||g+|| = 0, so that in "equalise" and "cap" it changes nothing.
+
+    Metrics: the norms of g+ and g-, f, and the cosine between g+ and g- (NaN where one of them is zero).
     """
     positive, negative = norm(g_plus), norm(g_minus)
-    fixed = {"off": 1.0, "positives": 0.0}.get(settings.mode)
-    factor = positive / (negative + settings.epsilon) if fixed is None else jnp.full((), fixed)
+    constant = {"off": 1.0, "positives": 0.0}.get(settings.mode)
+    factor = positive / (negative + settings.epsilon) if constant is None else jnp.full((), constant)
     if settings.mode == "cap":
         factor = jnp.minimum(factor, 1.0)
     if settings.maximum is not None:
         factor = jnp.minimum(factor, settings.maximum)
     balanced = g_plus
-    if settings.mode != "positives":  # zero times what is not finite would not be zero
-        balanced = jax.tree.map(lambda up, down: up + factor.astype(down.dtype) * down, g_plus, g_minus)
-    products = jax.tree.map(lambda up, down: jnp.sum(up.astype(jnp.float32) * down), g_plus, g_minus)
+    if settings.mode != "positives":  # not by a factor of zero: g- may have infinities, and 0 * inf is NaN
+        balanced = jax.tree.map(lambda plus, minus: plus + factor.astype(minus.dtype) * minus, g_plus, g_minus)
+    products = jax.tree.map(lambda plus, minus: jnp.sum(plus.astype(jnp.float32) * minus), g_plus, g_minus)
     cosine = jnp.sum(jnp.stack(jax.tree.leaves(products))) / (positive * negative)
     return balanced, {
         "norm_positive": positive,

@@ -1,9 +1,9 @@
-"""Which parameters a policy trains: all of them, or parts by name; splits the tree so that the rest can be shared.
+"""Select the parameters that a policy trains (`policy.train`), and split the parameter tree into trained and frozen.
 
-A name is a path in the tree of parameters, whole or from its beginning: `embedding`, `blocks.attention` (that layer in
-every block), `blocks.7` (all of the last of eight), `blocks.7.attention.q_proj`. Parameters of blocks are stacked, so a
-leaf of which only some blocks train is two arrays, one on either side. The frozen side is one set of arrays for the
-policy and its reference.
+A name is a path in the parameter tree or a prefix of one: `embedding`, `blocks.attention` (that layer of every block),
+`blocks.7` (the whole last block of eight), `blocks.7.attention.q_proj`. Parameters of blocks are stacked along the
+first axis, so a leaf that trains in some blocks only becomes two arrays, one in each tree. The policy and its reference
+share the frozen arrays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ class ParameterSubset:
     def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:
         self._model = model
         leaves = flatten_dict(shapes(model), sep=".")
-        self._chosen: dict[str, tuple[int, ...] | None] = {}  # None: the whole leaf
+        # Path of a trained leaf -> the blocks of it that train; None: the whole leaf.
+        self._trained_blocks: dict[str, tuple[int, ...] | None] = {}
         for name in names or sorted({path.partition(".")[0] for path in leaves}):
             matches = _matches(name, leaves, model.blocks)
             if not matches:
@@ -36,50 +37,52 @@ class ParameterSubset:
                     f"policy.train: no parameter {name!r}; there are {', '.join(parts)}, the parameters in them, and "
                     f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same names inside"
                 )
-            for path, rows in matches.items():
-                before = self._chosen.get(path, ())
-                self._chosen[path] = None if rows is None or before is None else tuple(sorted({*before, *rows}))
-        for path, rows in self._chosen.items():
-            if rows == tuple(range(model.blocks)):
-                self._chosen[path] = None
+            for path, blocks in matches.items():
+                known = self._trained_blocks.get(path, ())
+                merged = None if blocks is None or known is None else tuple(sorted({*known, *blocks}))
+                self._trained_blocks[path] = merged
+        for path, blocks in self._trained_blocks.items():
+            if blocks == tuple(range(model.blocks)):
+                self._trained_blocks[path] = None
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """(trained, frozen). Leaves are the given arrays themselves, except where only some blocks of a leaf train."""
+        """Split a parameter tree into (trained, frozen); arrays are copied only where some blocks of a leaf train."""
         trained, frozen = {}, {}
         for path, leaf in flatten_dict(params, sep=".").items():
-            rows = self._chosen.get(path, ())
-            if rows is None:
+            blocks = self._trained_blocks.get(path, ())
+            if blocks is None:
                 trained[path] = leaf
-            elif not rows:
+            elif not blocks:
                 frozen[path] = leaf
             else:
-                trained[path], frozen[path] = leaf[np.array(rows)], leaf[self._others(rows)]
+                trained[path], frozen[path] = leaf[np.array(blocks)], leaf[self._frozen_blocks(blocks)]
         return unflatten_dict(trained, sep="."), unflatten_dict(frozen, sep=".")
 
     def join(self, trained: Params, frozen: Params) -> Params:
-        """The whole tree, as `split` was given it."""
+        """Join the two trees of `split` into the whole parameter tree."""
         trained_leaves, frozen_leaves = (flatten_dict(tree, sep=".") for tree in (trained, frozen))
         whole = {}
         for path in sorted({*trained_leaves, *frozen_leaves}):
-            rows = self._chosen.get(path, ())
-            if rows and path in frozen_leaves:
-                order = np.argsort(np.concatenate([np.array(rows), self._others(rows)]))
+            blocks = self._trained_blocks.get(path, ())
+            if blocks and path in frozen_leaves:
+                # The concatenation has the trained blocks first: restore the order of the blocks.
+                order = np.argsort(np.concatenate([np.array(blocks), self._frozen_blocks(blocks)]))
                 whole[path] = jnp.concatenate([trained_leaves[path], frozen_leaves[path]])[order]
             else:
                 whole[path] = trained_leaves.get(path, frozen_leaves.get(path))
         return unflatten_dict(whole, sep=".")
 
-    def _others(self, rows: tuple[int, ...]) -> np.ndarray:
-        return np.array([row for row in range(self._model.blocks) if row not in rows])
+    def _frozen_blocks(self, trained: tuple[int, ...]) -> np.ndarray:
+        return np.array([block for block in range(self._model.blocks) if block not in trained])
 
 
-def _matches(name: str, leaves: Mapping[str, Any], blocks: int) -> dict[str, tuple[int, ...] | None]:
-    """The leaves that `name` selects, and which blocks of each (None: all of it); {} for an unknown name."""
-    first, _, rest = name.partition(".")
-    index, _, inside = rest.partition(".")
-    rows: tuple[int, ...] | None = None
+def _matches(name: str, leaves: Mapping[str, Any], block_count: int) -> dict[str, tuple[int, ...] | None]:
+    """The leaves that `name` selects, with the blocks of each (None: all of them); {} for an unknown name."""
+    first, _, remainder = name.partition(".")
+    index, _, inner_path = remainder.partition(".")
+    blocks: tuple[int, ...] | None = None
     if first == BLOCKS and index.isdigit():
-        if int(index) >= blocks:
+        if int(index) >= block_count:
             return {}
-        rows, name = (int(index),), ".".join(filter(None, (BLOCKS, inside)))
-    return {path: rows for path in leaves if path == name or path.startswith(f"{name}.")}
+        blocks, name = (int(index),), ".".join(filter(None, (BLOCKS, inner_path)))
+    return {path: blocks for path in leaves if path == name or path.startswith(f"{name}.")}

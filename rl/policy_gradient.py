@@ -1,9 +1,13 @@
-"""The compiled gradients of an update: g+, g- and the KL term's, over prompts and the completions that continue them.
+"""Compiled policy gradients (paper §4.2 and §4.3) that compute each prompt once for all completions of its group.
 
-A prompt is the same for all completions of a group, so it is computed once a step. `begin` runs the prompts and keeps
-what completions continue from. `pull` gives the gradients of a micro-batch of completions, by the parameters and by
-what they continue from. `finish` takes the sum of the latter back through the prompts. By the chain rule the result is
-the gradient of whole rows, of prompt and completion together.
+Three programs, which the learner calls in this order:
+
+1. `encode_prompts`: the forward pass over the prompts; returns the model's state at the end of each (`PrefixStates`).
+2. `completion_gradients`: for a micro-batch of completions, the gradients with respect to the parameters and to the
+   prompt states that the completions continue from.
+3. `backward_through_prompts`: the vector-Jacobian product of 1. with the summed gradients of the prompt states.
+
+By the chain rule the sum is the gradient of whole rows, prompt and completion together.
 """
 
 from collections.abc import Mapping
@@ -28,21 +32,22 @@ from rl.parameter_subset import ParameterSubset
 from rl.training_rows import RowBatch
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
-PROMPTS_AT_ONCE = 16  # at most, for those of a step are rarely a multiple of more
-CPU_TOKENS = 768  # of a micro-batch on CPU, where more at once is no faster, and more of it is padding
+PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more
+CPU_TOKENS = 768  # tokens of a micro-batch on CPU, where larger ones are no faster and have more padding
 
-# Gradients by the trained parameters and by what the completions continue from.
+# Gradients with respect to (trained parameters, prompt states).
 Pair = tuple[Params, PrefixStates]
 
 
 class LearnerProgram:
-    """The compiled gradients of a run and the shardings of its arrays; `rl.capacity` compiles it without any data.
+    """The compiled programs of a run's updates and the shardings of their arrays.
 
-    `apart`: the KL term's gradient is kept apart from the others'.
+    `separate_kl`: return the KL term's gradient separately, not as part of the policy's. `rl.capacity` compiles the
+    programs from shapes alone, to estimate their memory.
     """
 
     def __init__(
-        self, model: ModelConfig, config: PolicyConfig, rollout: RolloutConfig, apart: bool, mesh: Mesh
+        self, model: ModelConfig, config: PolicyConfig, rollout: RolloutConfig, separate_kl: bool, mesh: Mesh
     ) -> None:
         self.model, self.config, self.rollout, self.mesh = model, config, rollout, mesh
         self.subset = ParameterSubset(model, config.train)
@@ -51,10 +56,11 @@ class LearnerProgram:
         self.kinds, self.frozen_kinds = kinds, frozen_kinds
         self.shardings = parameter_shardings(kinds, mesh)
         self.frozen_shardings = parameter_shardings(frozen_kinds, mesh)
-        self.moments = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
-        self.moments_of = jax.jit(self.tx.init, out_shardings=self.moments)
+        self.state_shardings = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
+        self.initial_state = jax.jit(self.tx.init, out_shardings=self.state_shardings)
         whole = replicated(mesh)
-        self.by_prompts = prompts = NamedSharding(mesh, PartitionSpec(None, *ROWS))
+        # Prompt states are [blocks, prompts, ...]: the second axis is split over the devices.
+        self.prompt_sharding = prompts = NamedSharding(mesh, PartitionSpec(None, *ROWS))
         parameters = (self.shardings, self.frozen_shardings)
         self.prompts_at_once = -(-min(PROMPTS_AT_ONCE, config.micro_rows, rollout.prompts) // mesh.size) * mesh.size
         pair = (self.shardings, prompts)
@@ -62,125 +68,150 @@ class LearnerProgram:
         def on_mesh(function: Any, inputs: Any, outputs: Any, **options: Any) -> OnMesh:
             return OnMesh(mesh, jax.jit(function, in_shardings=inputs, out_shardings=outputs, **options))
 
-        self.begin = on_mesh(self._begin, (*parameters, whole), prompts)
+        self.encode_prompts = on_mesh(self._encode_prompts, (*parameters, whole), prompts)
         batch = dict.fromkeys(BATCH_ARRAYS, row_sharding(mesh))
         references = (self.shardings, prompts) if config.kl else (None, None)
         inputs = (*parameters, prompts, *references, whole, batch)
-        outputs = (pair, pair if apart and config.kl else None, whole)
-        # With and without the ratio to the sampler's recorded log-probabilities.
-        gradients = partial(pull, model, config, apart, self.subset, rollout.temperature)
-        self.pull = {ratio: on_mesh(partial(gradients, ratio), inputs, outputs) for ratio in (True, False)}
-        self.finish = on_mesh(self._finish, (*parameters, whole, pair), self.shardings)
+        outputs = (pair, pair if separate_kl and config.kl else None, whole)
+        # Two versions: with and without the ratio to the log-probabilities that the sampler recorded.
+        gradients = partial(completion_gradients, model, config, separate_kl, self.subset, rollout.temperature)
+        self.completion_gradients = {
+            ratio: on_mesh(partial(gradients, ratio), inputs, outputs) for ratio in (True, False)
+        }
+        self.backward_through_prompts = on_mesh(
+            self._backward_through_prompts, (*parameters, whole, pair), self.shardings
+        )
         self._threads = program_threads(mesh, mesh.devices.flat[0].platform)
-        self._started = 0
+        self._batches_started = 0
+        # Sums of micro-batches; the first argument's memory is reused.
         self.add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=self.shardings)
         self.add_pairs = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=pair)
         self.add_counts = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=whole)
 
-    def placed(self, params: Params) -> tuple[Params, Params]:
-        """(trained, frozen) of parameters on the mesh; without a copy where they are there already."""
+    def place(self, params: Params) -> tuple[Params, Params]:
+        """Put parameters on the mesh as (trained, frozen); those that are there already are not copied."""
         trained, frozen = self.subset.split(params)
         return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
 
     def gradients(self, ratio: bool, *arguments: Any) -> tuple[Pair, Pair | None, dict[str, Array]]:
-        """`pull`, on CPU by one thread and the other in turn, for micro-batches do not wait for each other."""
+        """Start `completion_gradients` for a micro-batch; on CPU on alternating threads, so that two run at a time."""
+        program = self.completion_gradients[ratio]
         if not self._threads:
-            return self.pull[ratio](*arguments)
-        self._started += 1
-        return self._threads[self._started % len(self._threads)].start(self.pull[ratio], *arguments)
+            return program(*arguments)
+        self._batches_started += 1
+        return self._threads[self._batches_started % len(self._threads)].start(program, *arguments)
 
-    def at_once(self, width: int, limit: int | None = None) -> int:
-        """Completions of a micro-batch of `width` columns: `policy.micro_rows` or `limit`, on CPU fewer if wide."""
+    def rows_at(self, width: int, limit: int | None = None) -> int:
+        """Rows of a micro-batch of `width` columns: at most `policy.micro_rows` and `limit`, on CPU fewer if wide.
+
+        Always a multiple of the number of devices.
+        """
         rows, devices = min(self.config.micro_rows, limit or self.config.micro_rows), self.mesh.size
         if self.mesh.devices.flat[0].platform == "cpu":
             rows = min(rows, CPU_TOKENS // width)
         return max(1, rows // devices) * devices
 
-    def _begin(self, trained: Params, frozen: Params, prompts: Mapping[str, Array]) -> PrefixStates:
-        """What completions continue from, of all prompts, a few at a time."""
+    def _encode_prompts(self, trained: Params, frozen: Params, prompts: Mapping[str, Array]) -> PrefixStates:
+        """The states of all prompts, computed in a loop over a few at a time."""
         params = self.subset.join(trained, frozen)
 
-        def some(start: Array | int) -> PrefixStates:
-            return run_prefixes(params, self.model, *self._cut(prompts, start))
+        def encode(start: Array | int) -> PrefixStates:
+            return run_prefixes(params, self.model, *self._prompt_slice(prompts, start))
 
-        def body(number: Array, done: PrefixStates) -> PrefixStates:
-            start = number * self._step(prompts)
-            part_of = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
-            return jax.tree.map(part_of, done, some(start))
+        def body(iteration: Array, states: PrefixStates) -> PrefixStates:
+            start = iteration * self._prompts_per_iteration(prompts)
+            write = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
+            return jax.tree.map(write, states, encode(start))
 
-        kinds, count = jax.eval_shape(some, 0), prompts["tokens"].shape[0]
+        kinds, count = jax.eval_shape(encode, 0), prompts["tokens"].shape[0]
         empty = jax.tree.map(lambda kind: jnp.zeros((kind.shape[0], count, *kind.shape[2:]), kind.dtype), kinds)
-        return lax.fori_loop(0, self._loops(prompts), body, empty)
+        return lax.fori_loop(0, self._iterations(prompts), body, empty)
 
-    def _finish(self, trained: Params, frozen: Params, prompts: Mapping[str, Array], pair: Pair) -> Params:
-        """The gradient by the parameters of completions with their prompts, from the sums of `pull`."""
-        gradient, slopes = pair
+    def _backward_through_prompts(
+        self, trained: Params, frozen: Params, prompts: Mapping[str, Array], pair: Pair
+    ) -> Params:
+        """The gradient with respect to the parameters of whole rows, from the sums of `completion_gradients`.
 
-        def body(number: Array, total: Params) -> Params:
-            start = number * self._step(prompts)
+        The forward pass over the prompts is computed again, a few at a time, instead of keeping its activations.
+        """
+        gradient, state_gradients = pair
 
-            def some(trained: Params) -> PrefixStates:
-                return run_prefixes(self.subset.join(trained, frozen), self.model, *self._cut(prompts, start))
+        def body(iteration: Array, total: Params) -> Params:
+            start = iteration * self._prompts_per_iteration(prompts)
 
-            slope = jax.tree.map(lambda all_U: lax.dynamic_slice_in_dim(all_U, start, self._step(prompts), 1), slopes)
-            return jax.tree.map(jnp.add, total, jax.vjp(some, trained)[1](slope)[0])
+            def encode(trained: Params) -> PrefixStates:
+                return run_prefixes(self.subset.join(trained, frozen), self.model, *self._prompt_slice(prompts, start))
 
-        return lax.fori_loop(0, self._loops(prompts), body, gradient)
+            cotangents = jax.tree.map(
+                lambda all_U: lax.dynamic_slice_in_dim(all_U, start, self._prompts_per_iteration(prompts), 1),
+                state_gradients,
+            )
+            return jax.tree.map(jnp.add, total, jax.vjp(encode, trained)[1](cotangents)[0])
 
-    def _step(self, prompts: Mapping[str, Array]) -> int:
-        """How many prompts are computed at a time; it divides their number."""
+        return lax.fori_loop(0, self._iterations(prompts), body, gradient)
+
+    def _prompts_per_iteration(self, prompts: Mapping[str, Array]) -> int:
+        """How many prompts an iteration computes; it divides their padded number."""
         return self.prompts_at_once if prompts["tokens"].shape[0] % self.prompts_at_once == 0 else self.mesh.size
 
-    def _loops(self, prompts: Mapping[str, Array]) -> Array:
-        step = self._step(prompts)
-        return (prompts["count"] + step - 1) // step
+    def _iterations(self, prompts: Mapping[str, Array]) -> Array:
+        """Iterations over the real prompts, without those that only pad."""
+        size = self._prompts_per_iteration(prompts)
+        return (prompts["count"] + size - 1) // size
 
-    def _cut(self, prompts: Mapping[str, Array], start: Array | int) -> list[Array]:
-        """Tokens and lengths of the prompts computed at a time, from number `start` on."""
-        step = self._step(prompts)
-        return [lax.dynamic_slice_in_dim(prompts[name], start, step) for name in ("tokens", "lengths")]
+    def _prompt_slice(self, prompts: Mapping[str, Array], start: Array | int) -> list[Array]:
+        """Tokens and lengths of the prompts of one iteration, from index `start` on."""
+        size = self._prompts_per_iteration(prompts)
+        return [lax.dynamic_slice_in_dim(prompts[name], start, size) for name in ("tokens", "lengths")]
 
 
-def pull(
+def completion_gradients(
     model: ModelConfig,
     config: PolicyConfig,
-    apart: bool,
+    separate_kl: bool,
     subset: ParameterSubset,
     temperature: float,
     ratio: bool,
     trained: Params,
     frozen: Params,
-    begun: PrefixStates,
+    prompt_states: PrefixStates,
     reference: Params | None,
-    reference_begun: PrefixStates | None,
+    reference_states: PrefixStates | None,
     lengths_U: Array,
     batch: RowBatch | Mapping[str, Array],
 ) -> tuple[Pair, Pair | None, dict[str, Array]]:
-    """Gradients of the weighted sums of one micro-batch: (policy, KL, counts). KL is None unless kept `apart`.
+    """Gradients of the weighted token losses of one micro-batch: (policy, KL, counts).
 
-    They are with respect to `trained` and `begun`, what completions continue from; the prompts have `lengths_U` tokens.
-    `reference` is the start of `trained` (None: no KL term), and shares `frozen`. `ratio` false: the policy is taken to
-    be the one that was sampled (on-policy), else it is weighed by the recorded log-probabilities. The counts are sums
-    over tokens, `*_positive` and `*_negative` over those of completions above and below the mean of their group.
+    Both gradients are with respect to `trained` and `prompt_states`. The KL gradient is None unless `separate_kl`; else
+    it is part of the policy's, times `policy.kl`. `reference`: the policy at the start (None: no KL term), which shares
+    the `frozen` parameters. `lengths_U`: tokens of each prompt. `batch`: see `rl.training_rows.completion_batches`.
+
+    `ratio` false: the update is taken to be on-policy; true: it is weighed by the ratio to the log-probabilities
+    recorded at sampling. The counts are sums over tokens; `*_positive` and `*_negative` are those of the tokens of
+    completions with positive and negative advantage.
     """
     weights_BL = batch["weights"]
 
-    def logprobs(trained: Params, begun: PrefixStates) -> tuple[Array, Array]:
+    def logprobs(trained: Params, prompt_states: PrefixStates) -> tuple[Array, Array]:
         params = subset.join(trained, frozen)
-        hidden_BLD = continue_from(params, model, begun, lengths_U, batch["source"], batch["tokens"], batch["segments"])
+        hidden_BLD = continue_from(
+            params, model, prompt_states, lengths_U, batch["source"], batch["tokens"], batch["segments"]
+        )
         return token_logprobs(params, model, hidden_BLD, batch["targets"], temperature=temperature)
 
     reference_BL = None
-    if reference is not None and reference_begun is not None:
-        reference_BL = lax.stop_gradient(logprobs(reference, reference_begun)[0])
+    if reference is not None and reference_states is not None:
+        reference_BL = lax.stop_gradient(logprobs(reference, reference_states)[0])
 
-    def losses(trained: Params, begun: PrefixStates) -> tuple[tuple[Array, Array], dict[str, Array]]:
-        logprobs_BL, entropy_BL = logprobs(trained, begun)
+    def losses(trained: Params, prompt_states: PrefixStates) -> tuple[tuple[Array, Array], dict[str, Array]]:
+        """The weighted sums of the policy loss and of the KL term over all tokens, and the counts."""
+        logprobs_BL, entropy_BL = logprobs(trained, prompt_states)
         sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
         policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = kl_to_reference(logprobs_BL, reference_BL)
+        # Counts for the metrics, over tokens with weight: no padding and no inserted tokens.
         mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
             "tokens": jnp.sum(mask_BL),
@@ -196,10 +227,11 @@ def pull(
             counts["kl"] = jnp.sum(kl_BL * mask_BL)
         return (jnp.sum(policy_BL * weights_BL), jnp.sum(kl_BL * weights_BL)), counts
 
-    values, backward, counts = jax.vjp(losses, trained, begun, has_aux=True)
+    # One forward pass; a backward pass for each gradient, with the weights of the two losses as cotangents.
+    values, backward, counts = jax.vjp(losses, trained, prompt_states, has_aux=True)
     unit, zero = jnp.ones_like(values[0]), jnp.zeros_like(values[0])
     if reference is None:
         return backward((unit, zero)), None, counts
-    if not apart:
+    if not separate_kl:
         return backward((unit, unit * config.kl)), None, counts
     return backward((unit, zero)), backward((zero, unit)), counts

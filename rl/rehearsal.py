@@ -1,7 +1,7 @@
-"""Rehearsals: a training stage's programs, run once on made-up parameters and rewards.
+"""Ahead-of-time compilation of the reinforcement stages, by running their programs once on random parameters.
 
-So that what JAX compiles is in its cache when the stage begins with a real checkpoint. The programs depend on shapes
-and settings alone, and these are the real ones; a shape that only real completions have is compiled by the stage.
+JAX's compilation cache then has the programs when the stage starts with its checkpoint. They depend only on shapes and
+settings, which are the real ones. A shape that only real completions have is compiled by the stage itself.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,16 @@ def rehearse_reinforcement(
     balance: Balance | None,
     seed: int,
 ) -> None:
-    """Draw the groups of a step, and update by advantages that are made up, on completions of every width."""
+    """Compile the programs of one reinforcement step: sample its groups, and update with invented advantages."""
     mesh = make_mesh(policy.fsdp, part="policy")
     engine = RolloutEngine(model, tokenizer_for(tokenizer), rollout, seed, mesh)
-    learner = Learner(model, policy, rollout, _made_up(model, seed), balance, mesh)
-    groups = _sampled(engine, learner.sampling_params, problems, rollout, seed)
+    learner = Learner(model, policy, rollout, _random_params(model, seed), balance, mesh)
+    groups = _sample_groups(engine, learner.sampling_params, problems, rollout, seed)
+    # Cut the completions so that there are batches of every width, each with positive and negative advantages.
     widths = [inputs + 1 for inputs in length_buckets(max(1, rollout.max_tokens - 1), NARROWEST)]
     for group in groups:
         for member, completion in enumerate(group.rollouts):
-            width = widths[member // 2 % len(widths)]  # either sign with each width
+            width = widths[member // 2 % len(widths)]
             group.rollouts[member] = replace(
                 completion,
                 ids=completion.ids[:width],
@@ -58,37 +59,39 @@ def rehearse_reinforcement(
 def rehearse_self_distillation(
     model: ModelConfig, tokenizer: TokenizerConfig, config: SelfDistillConfig, seed: int
 ) -> None:
-    """Draw the groups of a draw, and train for a step on the first halves of their completions.
+    """Compile the programs of self-distillation: sample a draw, and train for a step on halves of its completions.
 
-    Right completions, which are trained on, are shorter than those of a policy that never stops.
+    Halves, because right completions are shorter than those of a random policy, which never stops.
     """
     rollout = config.rollout
     mesh = make_mesh(config.fsdp, part="self_distill")
-    params = jax.device_put(_made_up(model, seed), parameter_shardings(shapes(model), mesh))
+    params = jax.device_put(_random_params(model, seed), parameter_shardings(shapes(model), mesh))
     engine = RolloutEngine(model, tokenizer_for(tokenizer), rollout, seed, mesh)
     half = -(-rollout.max_tokens // 2)
     rows = [
         TrainingRow(completion.prompt_ids, completion.ids[:half], completion.logprobs[:half], 1.0, 1.0)
-        for group in _sampled(engine, params, config.problems, rollout, seed)
+        for group in _sample_groups(engine, params, config.problems, rollout, seed)
         for completion in group.rollouts
     ]
-    begin, step = programs(model, config.optimizer, mesh)
-    state = begin(params)
+    init_state, step = programs(model, config.optimizer, mesh)
+    state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, 1))(optimizer.applied(state))
     batch = next(batches(rows[: config.batch_rows], config.batch_rows, rollout.prompt_length + rollout.max_tokens))
     jax.block_until_ready(step(params, state, put_shared_rows(batch, mesh), rate))
 
 
-def _made_up(model: ModelConfig, seed: int) -> Params:
-    """Fresh parameters, on the device as a stage puts those of a checkpoint there."""
+def _random_params(model: ModelConfig, seed: int) -> Params:
+    """Initial parameters, put on the device in the same way as those of a checkpoint."""
     return on_device(jax.tree.map(np.asarray, initialise(model, seed)))
 
 
-def _sampled(
+def _sample_groups(
     engine: RolloutEngine, params: Params, problems: ProblemsConfig, rollout: RolloutConfig, seed: int
 ) -> Sequence[Group]:
-    """The groups of one draw of the stage's problems; those of a single problem are drawn too, in a lane as small as
-    that which is left when most samples of a draw have ended."""
+    """Sample the groups of one draw of the stage's problems.
+
+    A single problem is sampled first, to compile the small batch that remains when most samples of a draw have ended.
+    """
     numbered = list(enumerate(load(problems.model_copy(update={"count": rollout.prompts}), seed, unanswered="keep")))
     engine.sample(params, numbered[:1], 1)
     return engine.sample(params, numbered, 0)

@@ -1,7 +1,7 @@
-"""The loop of both reinforcement stages: draw groups, score them, refill those without a signal, update, save.
+"""The training loop of the stages align and reason (paper §4.2 and §4.3): sample groups, score, update, save.
 
-State is (parameters, optimizer, cursor). Problems follow the cursor, samples are seeded by draw and prompt, and scores
-are cached where they cost, so a run that was killed anywhere resumes to the same bytes.
+The state is (parameters, optimizer, cursor). The cursor determines the next problems, samples are seeded by draw and
+prompt, and paid scores are cached. So a run that was killed at any point resumes and ends with the same bytes.
 """
 
 import json
@@ -27,7 +27,7 @@ from rl.learner import Learner
 from rl.objectives import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.problems.load import ProblemOrder
-from rl.rollouts import Group, RolloutEngine, keep_steps
+from rl.rollouts import Group, RolloutEngine, truncate_log
 from rl.stage_inputs import StageInputs, on_device
 
 logger = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 class Reinforcement:
     """Inputs of one reinforcement run.
 
-    `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and of the best policy.
-    `rollouts`: the JSON-lines file that every rollout is appended to; each is also a `sample` event to `emit`.
-    `scorer`: asked on the first of several processes only. `shared_disk`: all of them see `work`.
-    `balance`: of the gradients (paper §4.3); None: their plain sum.
+    `identity`: checkpoints with another identity are not resumed. `work`: folder of the checkpoints and the best
+    policy. `rollouts`: JSON-lines file that every rollout is appended to; each is also emitted as a `sample` event.
+    `scorer`: called by the first process only; the others may pass None. `shared_disk`: every process sees `work`.
+    `balance`: how the gradients of positive and negative advantages are added (paper §4.3); None: their plain sum.
     """
 
     inputs: StageInputs
@@ -57,17 +57,21 @@ class Reinforcement:
 
 
 def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
-    """Raise `ConfigError`, before any compute or call is paid for, if the settings contradict each other."""
+    """Validate the settings and return the mesh and the rollout engine; raises `ConfigError` if they contradict.
+
+    Nothing is compiled or sampled, and no paid request is sent.
+    """
     mesh = make_mesh(config.policy.fsdp, part="policy")
     if config.policy.micro_rows % mesh.size:
         raise ConfigError(
-            f"policy.micro_rows {config.policy.micro_rows} does not divide among the {mesh.size} devices of this run"
+            f"policy.micro_rows is {config.policy.micro_rows}, which is not a multiple of the {mesh.size} devices of "
+            "this run"
         )
     inputs = config.inputs
     if config.policy.guard_every is not None and len(inputs.guard_problems) < SMALLEST_GUARD:
         raise ConfigError(
-            f"policy.guard_every: the guard split has {len(inputs.guard_problems)} problems, and a fall can only show "
-            f"on {SMALLEST_GUARD} or more; give more problems, or leave guard_every out"
+            f"policy.guard_every: the guard split has {len(inputs.guard_problems)} problems, but a significant drop in "
+            f"accuracy needs {SMALLEST_GUARD} or more; add problems, or remove guard_every"
         )
     ParameterSubset(inputs.model, config.policy.train)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.seed, mesh)
@@ -78,12 +82,12 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
 def reinforce(config: Reinforcement, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
-    With `policy.guard_every` the parameters returned are those of the best guard reading. Raises `ConfigError` as
-    `check`, before anything is compiled or sampled.
+    With `policy.guard_every` the returned parameters are those of the best guard reading. Raises the `ConfigError` of
+    `check` before anything is compiled or sampled. On SIGTERM it saves the current step and raises `Retryable`.
 
-    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share of the
-    completions; all get all of them and update together; the first scores, reports and writes. Asked to stop
-    (SIGTERM), several processes save the same step and raise `Retryable`.
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each process samples its share of the
+    completions and receives all of them; all update together; the first one scores, reports and writes. On SIGTERM
+    they agree on the step that they save.
     """
     with joint_termination() as stop_requested:
         return _Run(config, on_device(params)).run(stop_requested)
@@ -108,16 +112,19 @@ class _Run:
         self.step = 0
 
     def run(self, stop_requested: StopRequested) -> tuple[Params, dict[str, Any]]:
-        """The steps that are left: parameters, whole in every process's memory, and facts."""
+        """Run the remaining steps; returns the unsharded parameters, in the memory of every process, and facts."""
         self._resume()
         steps = self.config.policy.steps
         self._read_guard()
         while self.step < steps:
-            if self.guard is not None and self.guard.fell():
+            if self.guard is not None and self.guard.has_fallen():
                 break
-            live, every, metrics = self.groups.step(self.learner.sampling_params, self.config.rollout.prompts)
-            self._record(every)
-            metrics |= self.learner.update(live)
+            # One step: sample and score groups, update on those with a signal, measure, save when due.
+            live_groups, drawn_groups, metrics = self.groups.step(
+                self.learner.sampling_params, self.config.rollout.prompts
+            )
+            self._record(drawn_groups)
+            metrics |= self.learner.update(live_groups)
             self.step += 1
             self._report(metrics)
             self._read_guard()
@@ -133,6 +140,7 @@ class _Run:
         self.checkpoints.close()
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         facts["skipped_updates"] = self.learner.skipped.total
+        # Without a guard the last policy is published, with one the best.
         if self.guard is None:
             return whole_on_hosts(self.learner.params, self.mesh), facts
         best = self.guard.best
@@ -140,27 +148,33 @@ class _Run:
         return self.guard.best_params(), facts
 
     def _save(self) -> None:
+        """Save a checkpoint: the learner's arrays, and as JSON its counters, the draw's state and the guard readings.
+
+        Events are flushed first, so that none of a saved step is lost.
+        """
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
-        arrays, learner = self.learner.saved()
-        drawn = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
+        arrays, learner_state = self.learner.state_to_save()
+        draw_state = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
         flush(self.emit)
-        self.checkpoints.save(self.step, arrays, {**drawn, "guard": readings, "learner": learner})
+        self.checkpoints.save(self.step, arrays, {**draw_state, "guard": readings, "learner": learner_state})
 
     def _record(self, groups: list[Group]) -> None:
         """Append the step's rollouts to the log in one write, and emit them as events."""
         if not self.is_first:
             return
         rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
-        first = self.groups.totals["rollouts"] - len(rows)
+        first_index = self.groups.totals["rollouts"] - len(rows)  # `totals` counts the rows of this step already
         with self.config.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        shown = ("task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
-        for index, row in enumerate(rows, first):
-            # Counted from one, as in the metrics; the log's lines are read by the step that a checkpoint resumes at.
-            fields = {"step": row["step"] + 1, **{name: row[name] for name in shown}}
+        sample_fields = ("task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
+        for index, row in enumerate(rows, first_index):
+            # Events count steps from one, as the metrics do. The log counts from zero, because a resumed run compares
+            # its steps with the number of steps in the checkpoint (`truncate_log`).
+            fields = {"step": row["step"] + 1, **{name: row[name] for name in sample_fields}}
             self.emit("sample", set="rollouts", index=index, **fields)
 
     def _report(self, metrics: dict[str, float]) -> None:
+        """Emit the metrics of a step and its progress; speeds are averages since the start of this process."""
         if self.engine.seconds:
             metrics["rollout_tokens_per_second"] = self.engine.tokens / self.engine.seconds
         if self.learner.seconds:
@@ -171,7 +185,10 @@ class _Run:
         self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
 
     def _read_guard(self) -> None:
-        """Measure the policy when it is due; go back to the best one where it fell and another return is allowed."""
+        """Measure the policy when a reading is due; roll back to the best policy if it has fallen and that is allowed.
+
+        A reading is due before the first step, every `guard_every` steps and after the last step.
+        """
         if self.guard is None or (self.guard.readings and self.guard.readings[-1].step >= self.step):
             return
         if self.step % (self.config.policy.guard_every or 1) and self.step != self.config.policy.steps:
@@ -180,27 +197,27 @@ class _Run:
         self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
         if reading.p is not None:
             self.emit("metric", name="guard_p", step=self.step, value=reading.p)
-        if not self.guard.fell():
+        if not self.guard.has_fallen():
             return
         policy, best = self.config.policy, self.guard.best
-        back = policy.guard_action == "roll_back" and self.guard.returns < policy.guard_returns
+        rolls_back = policy.guard_action == "roll_back" and self.guard.roll_backs < policy.guard_returns
         logger.warning(
             "guard accuracy %.3f: %d readings in a row are worse than that of step %d (%.3f), p < %g each: %s",
             reading.accuracy, IN_A_ROW, best.step, best.accuracy, LEVEL,
-            "restoring that policy" if back else "stopping",
+            "restoring that policy" if rolls_back else "stopping",
         )  # fmt: skip
-        if back:
-            self.learner.set(on_device(self.guard.go_back()))
+        if rolls_back:
+            self.learner.set(on_device(self.guard.roll_back()))
 
     def _resume(self) -> None:
-        """Continue from the newest checkpoint; rollouts of later steps are cut from the log, to be drawn again."""
+        """Restore the newest checkpoint and remove rollouts of later steps from the log; they are sampled again."""
         latest = self.checkpoints.latest()
         if latest is not None:
-            arrays, extra = self.checkpoints.restore(latest, self.learner.saved()[0])
+            arrays, extra = self.checkpoints.restore(latest, self.learner.state_to_save()[0])
             self.learner.restore(arrays, extra["learner"])
             self.groups.cursor, self.groups.draw = extra["cursor"], extra["draw"]
             self.groups.totals, self.step = extra["totals"], latest
             if self.guard:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         if self.is_first:
-            keep_steps(self.config.rollouts, self.step)
+            truncate_log(self.config.rollouts, self.step)

@@ -1,7 +1,7 @@
-"""Rewards of completions and what follows from them in a group: advantages (paper §4.2), signal, mastery.
+"""Rewards, and advantages within a group (paper §4.2): verifiable and judged rewards, signal, mastered groups.
 
-A reward is a number or `None`. `None` means that there is no score, and is never taken for zero: it takes no part in
-the group's mean, and its completion no part in an update.
+A reward is a number or `None`, which means that there is no score. A completion without a score does not count as
+zero: it is left out of the group's mean and of the update.
 """
 
 import math
@@ -17,17 +17,21 @@ from rl.judge import JudgeScore
 
 AdvantageForm = Literal["dr", "std"]
 
-MINIMUM_SCORED = 2  # one score alone compares with nothing
-ROUNDING = 1e-9  # a smaller deviation of rewards is that of equal ones, computed in another order
+MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one equals its mean
+ROUNDING = 1e-9  # a standard deviation below this is the rounding error of equal rewards
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float:
-    """1.0 where the strict grader of the evaluation accepts the reply, else 0.0."""
+    """Verifiable reward (paper §4.3): 1.0 if the strict grader of the evaluations accepts the reply, else 0.0."""
     return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
 
 
 def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> float | None:
-    """r = 1/2 (0.30 reason + 0.55 answer + 0.15 follow)/5 + 1/2 overall/100, less the overlong penalty if cut off."""
+    """Reward from a judge's marks (paper §4.2, reward design); None without marks.
+
+    r = 0.5 * (0.30 reason + 0.55 answer + 0.15 follow) / 5 + 0.5 * overall / 100, less `overlong_penalty` for a
+    completion that was cut off at the token limit. The weights come from `config`.
+    """
     if score is None:
         return None
     criteria = (
@@ -37,11 +41,13 @@ def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> fl
 
 
 def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> list[float | None]:
-    """A_i = r_i - mean(r), over the scored completions of one group (Dr. GRPO, paper §4.2).
+    """Group-relative advantages A_i = r_i - mean(r) over the scored completions of one group (Dr. GRPO, paper §4.2).
 
-    `form` "std": divided by their deviation (that of the group itself: over n, not n - 1), as GRPO has it. All `None`
-    where fewer than two are scored. The mean is taken of the differences from the first score, so that equal rewards
-    give exactly zero; so do, with "std", rewards that differ by rounding alone.
+    `form` "std" divides them by the population standard deviation of the group (over n), as GRPO does. All are `None`
+    if fewer than two completions are scored.
+
+    The mean is computed from the differences to the first score, so that equal rewards give exactly zero. With "std",
+    rewards that differ by rounding errors alone give zero as well.
     """
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < MINIMUM_SCORED:
@@ -61,11 +67,11 @@ def carries_signal(group: Sequence[float | None]) -> bool:
 
 
 def is_mastered(overalls: Sequence[float | None], mean_above: float = 90.0, minimum_above: float = 85.0) -> bool:
-    """The paper's skip rule: overall scores above 90 on average and every one above 85.
+    """Whether a group is skipped as mastered (paper §4.2): overall marks above 90 on average, and each above 85.
 
-    A group with an unscored completion is not mastered: an unknown score may be a low one.
+    A group with an unscored completion is not mastered: an unknown mark may be a low one.
     """
     if not overalls or any(overall is None for overall in overalls):
         return False
-    known = [overall for overall in overalls if overall is not None]
-    return sum(known) / len(known) > mean_above and min(known) > minimum_above
+    marks = [overall for overall in overalls if overall is not None]
+    return sum(marks) / len(marks) > mean_above and min(marks) > minimum_above

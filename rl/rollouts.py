@@ -1,7 +1,8 @@
-"""The rollout engine: groups of completions for a batch of prompts.
+"""The rollout engine: samples groups of completions for a batch of prompts.
 
-The sampled ids and their log-probabilities are the record; text is decoded for graders, judges and readers, and never
-encoded again. A sample is fixed by (seed, draw, prompt, member), so a resumed run draws the same ones.
+Training uses the sampled ids and their log-probabilities. The text is decoded from them for graders, judges and readers
+only, and is never tokenised again. A sample is determined by (seed, draw, position of the problem, member of the
+group), so a resumed run samples the same completions.
 """
 
 import json
@@ -29,10 +30,11 @@ from model.layers.common import Params
 
 @dataclass
 class Rollout:
-    """One completion of a prompt. Reward and advantage are None until set, and stay None where there is no score.
+    """One completion of a prompt. `reward` and `advantage` are None until set, and stay None without a score.
 
-    `parts`: what the reward was computed from. `forced`: the index of an id that the thinking budget inserted, which
-    the policy did not choose.
+    `ids` and `logprobs`: [tokens]; the log-probabilities are those at sampling. `truncated`: cut off at `max_tokens`.
+    `parts`: the values that the reward was computed from. `forced`: index of the id that the thinking budget inserted
+    instead of sampling it.
     """
 
     prompt_ids: list[int]
@@ -49,14 +51,14 @@ class Rollout:
 
 @dataclass
 class Group:
-    """The completions of one problem, and the position of the problem in the run's order."""
+    """The completions of one problem. `position`: of the problem in the run's order."""
 
     position: int
     problem: Problem
     rollouts: list[Rollout]
 
     def row(self, member: int) -> dict[str, Any]:
-        """The stored row of one rollout."""
+        """The row of one rollout in a JSON-lines log."""
         rollout = self.rollouts[member]
         return {
             "task": self.problem.task,
@@ -76,7 +78,7 @@ class Group:
 
 
 def generator(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, mesh: Mesh | None) -> SharedGenerator:
-    """What draws a stage's completions, `prompts` x `group` at a time over all devices, as its configuration says."""
+    """The generator of a stage's completions, `prompts` x `group` at a time over all devices of the mesh."""
     sampling = Sampling(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
@@ -91,9 +93,9 @@ def generator(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, m
 
 
 class RolloutEngine:
-    """Samples groups. Compiles once a run for each of the few shapes of prompts and of lanes (`Generator`).
+    """Samples groups of completions. Compiles once per run for each of a few batch shapes (see `Generator`).
 
-    `tokens` and `seconds` are totals of all sampling, without compilation, for the speed metric.
+    `tokens` and `seconds` are totals over all sampling, without compilation, for the speed metric.
     """
 
     def __init__(
@@ -104,26 +106,26 @@ class RolloutEngine:
         rows = config.prompts * config.group
         if mesh is not None and rows % mesh.size:
             raise ConfigError(
-                f"rollout.prompts x rollout.group is {rows} completions at once, which do not divide among the "
+                f"rollout.prompts x rollout.group is {rows} completions at once, which is not a multiple of the "
                 f"{mesh.size} devices of this run"
             )
         self._generate = generator(model, tokenizer, config, mesh)
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """Raise `ConfigError`, before any compute, for a problem whose prompt exceeds `rollout.prompt_length`."""
+        """Raise `ConfigError` if the prompt of a problem has more than `rollout.prompt_length` tokens."""
         for problem in problems:
             length = len(encode_prompt(self.tokenizer, problem.question))
             if length > self.config.prompt_length:
                 raise ConfigError(
                     f"rollout.prompt_length is {self.config.prompt_length}, but {problem.task} #{problem.index} has a "
-                    f"prompt of {length} tokens; raise it or remove the task"
+                    f"prompt of {length} tokens; raise it, or remove the task"
                 )
 
     def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]:
-        """A group for each (position, problem). `draw` numbers the draw within the run and seeds the samples."""
-        began = working_seconds()
+        """Sample a group for each (position, problem). `draw`: number of the draw in the run; it seeds the samples."""
+        start_time = working_seconds()
         prompts = [encode_prompt(self.tokenizer, problem.question) for _, problem in problems]
-        every = [ids for ids in prompts for _ in range(self.config.group)]
+        rows = [ids for ids in prompts for _ in range(self.config.group)]
         seeds = [(self.seed, draw, position, member) for position, _ in problems for member in range(self.config.group)]
         rollouts = [
             Rollout(
@@ -135,22 +137,23 @@ class RolloutEngine:
                 text=self.tokenizer.decode(completion.ids),
                 forced=completion.forced,
             )
-            for ids, completion in zip(every, self._generate(params, every, seeds), strict=True)
+            for ids, completion in zip(rows, self._generate(params, rows, seeds), strict=True)
         ]
         self.tokens += sum(len(rollout.ids) for rollout in rollouts)
-        self.seconds += working_seconds() - began
+        self.seconds += working_seconds() - start_time
         size = self.config.group
         return [Group(*problem, rollouts[i * size : (i + 1) * size]) for i, problem in enumerate(problems)]
 
 
-def keep_steps(log: Path, before: int) -> None:
-    """Cut a JSON-lines log to its rows of steps under `before`; a torn last line goes too."""
+def truncate_log(log: Path, steps: int) -> None:
+    """Truncate a JSON-lines log to the rows of the first `steps` steps; an incomplete last line is removed too."""
     if not log.exists():
         return
-    kept = []
-    with log.open(encoding="utf-8") as lines:  # not `splitlines`: a completion may hold U+2028 or another separator
+    complete_lines = []
+    # Iterate over the file, not over `splitlines`: a completion may contain U+2028 or another line separator.
+    with log.open(encoding="utf-8") as lines:
         for line in lines:
-            if not line.endswith("\n") or json.loads(line)["step"] >= before:
+            if not line.endswith("\n") or json.loads(line)["step"] >= steps:
                 break
-            kept.append(line)
-    write_text(log, "".join(kept))
+            complete_lines.append(line)
+    write_text(log, "".join(complete_lines))

@@ -1,10 +1,10 @@
-"""What a judge is asked: its rubrics by version, the sections of its message, and the form of its reply.
+"""The judge's prompt: rubrics by version, sections of the message, and the JSON schema and grammar of the reply.
 
-Apart from `rl.judge`, which sends the requests, because the checker reads them.
+Used by `rl.judge`, which sends the requests, and by `rl.checker`, which answers them.
 """
 
 CRITERIA = ("reason", "answer", "follow")
-# The titles of the sections, and how many characters of each are shown at most, of more the beginning and the end.
+# Titles of the sections, and the most characters of each; of a longer text the beginning and the end are sent.
 QUESTION, REASONING, ANSWER, REFERENCE = "question", "reasoning", "answer to grade", "right answer"
 LENGTHS = {QUESTION: 6000, REASONING: 8000, ANSWER: 4000}
 RUBRICS = {

@@ -1,7 +1,9 @@
-"""Stage 3, scored self-distillation (paper §4.4): sample, score, keep A > 0, cross-entropy scaled by the advantage.
+"""Stage 3, on-policy self-distillation (paper §4.4): train on own traces with A > 0, weighted by the advantage A.
 
-Advantages are not normalised, so the few right traces of a hard problem weigh most: a solve rate p gives them 1 - p.
-That is the built-in curriculum, and the traces record it.
+Each round samples completions of every problem, scores them, keeps those with a positive advantage (traces), and
+minimises their cross-entropy times the advantage. Advantages are not divided by the standard deviation, so a right
+trace of a problem with solve rate p has the weight 1 - p: hard problems weigh most, which is the paper's built-in
+curriculum.
 """
 
 import itertools
@@ -46,20 +48,20 @@ from model.training.gathered_checkpoint import open_checkpoints
 from model.training.preemption import joint_termination
 from rl.finite_updates import SkippedUpdates
 from rl.rewards import advantages, verifiable
-from rl.rollouts import Group, RolloutEngine, keep_steps
+from rl.rollouts import Group, RolloutEngine, truncate_log
 from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import RowBatch, TrainingRow, batches
 
 logger = logging.getLogger(__name__)
-SAMPLES = "samples-{}.jsonl"  # the sampled rows of a round, by its number
+SAMPLES = "samples-{}.jsonl"  # the sampled completions of a round, by its number
 
 
 @dataclass(frozen=True)
 class SelfDistillation:
     """Inputs of one self-distillation run.
 
-    `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and samples. `traces`:
-    the JSON-lines file of every trace that was trained on. `shared_disk`: all of several processes see `work`.
+    `identity`: checkpoints with another identity are not resumed. `work`: folder of checkpoints and samples. `traces`:
+    JSON-lines file of all traces that were trained on. `shared_disk`: every process sees `work`.
     """
 
     inputs: StageInputs
@@ -73,12 +75,12 @@ class SelfDistillation:
 
 
 def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
-    """`config.rounds` times: sample every problem, keep the traces with A > 0, train on them.
+    """Run `config.rounds` rounds of self-distillation; returns the new parameters and facts.
 
-    Returns the new parameters and facts. Resumes after the last sampling draw and the last finished round.
+    A rerun resumes after the last finished round and the last complete sampling draw. On SIGTERM it raises `Retryable`.
 
-    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share; the first one
-    scores, reports and writes, and gives the traces to all, which train together.
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each one samples its share; the first
+    one scores, reports, writes, and sends the traces to all, which train together.
     """
     config, work, is_first = run.config, run.work, jax.process_index() == 0
     run = run if is_first else replace(run, emit=silent)
@@ -87,23 +89,23 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
         raise ConfigError(f"self_distill.batch_rows {config.batch_rows} does not divide among the {mesh.size} devices")
     params = jax.device_put(on_device(params), parameter_shardings(shapes(run.inputs.model), mesh))
     checkpoints = open_checkpoints(work / "checkpoints", 2, run.identity, mesh, shared_disk=run.shared_disk)
-    done = checkpoints.latest()
+    rounds_done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}
-    if done is not None:
-        params, facts = checkpoints.restore(done, params)
-    pauses = itertools.count()
+    if rounds_done is not None:
+        params, facts = checkpoints.restore(rounds_done, params)
+    stop_checks = itertools.count()  # numbers the calls, so that all processes stop at the same one
     with joint_termination() as stop_requested:
 
         def check_stop() -> None:
-            if stop_requested(next(pauses)):
+            if stop_requested(next(stop_checks)):
                 raise Retryable("self-distillation was asked to stop; its samples are kept, and a rerun resumes there")
 
-        for number in range(done or 0, config.rounds):
+        for number in range(rounds_done or 0, config.rounds):
             _sample(run, params, number, mesh, check_stop)
-            sampled = _read_rows(work / SAMPLES.format(number)) if is_first else []
-            kept = on_first(partial(_kept, sampled))
-            params, losses, skipped = _train(run, params, kept, number, mesh, check_stop)
-            facts["rounds"].append(on_first(partial(_facts, sampled, kept, losses, skipped)))
+            samples = _read_rows(work / SAMPLES.format(number)) if is_first else []
+            traces = on_first(partial(_traces_of, samples))
+            params, losses, skipped = _train(run, params, traces, number, mesh, check_stop)
+            facts["rounds"].append(on_first(partial(_facts, samples, traces, losses, skipped)))
             flush(run.emit)
             checkpoints.save(number + 1, params, facts)
             checkpoints.wait()
@@ -111,15 +113,19 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     whole = whole_on_hosts(params, mesh)
     if not is_first:
         return whole, facts
+    # Write the traces of all rounds, also of those that an earlier attempt finished.
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
-            for row in _kept(_read_rows(work / SAMPLES.format(number))):
+            for row in _traces_of(_read_rows(work / SAMPLES.format(number))):
                 file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
     return whole, facts
 
 
 def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, check_stop: Callable[[], None]) -> None:
-    """Sample groups for every problem, a batch a draw; each draw is appended to the round's log with its rewards."""
+    """Sample groups for all problems of a round, one batch per draw; each draw is appended to the round's log.
+
+    Draws that are in the log already are not repeated.
+    """
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
     engine.check(inputs.problems)
@@ -127,20 +133,21 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     draws = -(-len(inputs.problems) // size)
 
     def first_draw() -> int:
-        keep_steps(log, draws)
+        """The draw to resume at. The last one in the log may be incomplete: it is removed and sampled again."""
+        truncate_log(log, draws)
         rows = _read_rows(log)
         first = rows[-1]["step"] if rows else 0
-        keep_steps(log, first)  # the last draw may be incomplete: it is drawn again, to the same samples
+        truncate_log(log, first)
         return first
 
     for draw in range(on_first(first_draw), draws):
         problems = list(enumerate(inputs.problems))[draw * size : (draw + 1) * size]
-        step = number * draws + draw  # numbers the draw within the whole run
+        step = number * draws + draw  # number of the draw in the whole run
         check_stop()
         groups = engine.sample(params, problems, step)
         if jax.process_index():
-            continue
-        rows = [{"step": draw, **row} for group in groups for row in _scored(group)]
+            continue  # only the first process scores and writes
+        rows = [{"step": draw, **row} for group in groups for row in _score_rows(group)]
         with log.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         solve_rate = float(np.mean([row["reward"] for row in rows]))
@@ -157,12 +164,13 @@ def _read_rows(log: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def _kept(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows to train on: those with a positive advantage."""
     return [row for row in rows if row["advantage"] > 0]
 
 
-def _scored(group: Group) -> list[dict[str, Any]]:
-    """The group's rows with verifiable rewards, advantages and its solve rate."""
+def _score_rows(group: Group) -> list[dict[str, Any]]:
+    """Score a group: set verifiable rewards and advantages; returns its rows with the group's solve rate."""
     for rollout in group.rollouts:
         rollout.reward = verifiable(group.problem, rollout.reply)
     for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
@@ -174,31 +182,32 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 def _train(
     run: SelfDistillation,
     params: Params,
-    kept: list[dict[str, Any]],
+    traces: list[dict[str, Any]],
     number: int,
     mesh: Mesh,
     check_stop: Callable[[], None],
 ) -> tuple[Params, list[float], int]:
-    """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are.
+    """Train for `config.epochs` epochs over the traces, in a seeded order, with a fresh optimizer state.
 
-    Returns the losses of the updates that were applied, and the number of those that were not finite.
+    Returns the parameters, the losses of the applied updates, and the number of updates that were skipped because they
+    were not finite. Without any trace the parameters stay as they are.
     """
     config, model, emit = run.config, run.inputs.model, run.emit
-    if not kept:
+    if not traces:
         logger.warning("round %d: no completion has a positive advantage, so nothing is trained on", number)
         return params, [], 0
     rows = [
         TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
-        for r in kept
+        for r in traces
     ]
     steps = -(-len(rows) // config.batch_rows) * config.epochs
-    begin, step = programs(model, config.optimizer, mesh)
-    state = begin(params)
+    init_state, step = programs(model, config.optimizer, mesh)
+    state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, steps))
     length = config.rollout.prompt_length + config.rollout.max_tokens
     losses: list[float] = []
     skipped = SkippedUpdates(config.skip_limit, "self_distill")
-    done = 0
+    steps_done = 0
     for epoch in range(config.epochs):
         random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, length):
@@ -206,24 +215,25 @@ def _train(
             learning_rate = rate(optimizer.applied(state))
             params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh), learning_rate)
             loss, measured = jax.device_get((loss, measured))
-            done += 1
-            at = number * steps + done
-            if skipped.record(at, measured, params):
+            steps_done += 1
+            run_step = number * steps + steps_done  # number of the step in the whole run
+            if skipped.record(run_step, measured, params):
                 losses.append(float(loss))
-                emit("metric", name="loss", step=at, value=losses[-1])
-            emit("metric", name="skipped_updates", step=at, value=skipped.total)
-            emit("progress", done=done, total=steps, unit="steps", note=f"loss {loss:.3f}")
+                emit("metric", name="loss", step=run_step, value=losses[-1])
+            emit("metric", name="skipped_updates", step=run_step, value=skipped.total)
+            emit("progress", done=steps_done, total=steps, unit="steps", note=f"loss {loss:.3f}")
     return params, losses, skipped.total
 
 
 @cache
 def programs(model: ModelConfig, config: OptimizerConfig, mesh: Mesh) -> tuple[Callable[[Params], Any], OnMesh]:
-    """What makes the optimizer's fresh state, and the step of `update`: (params, state, batch, learning rate).
+    """The compiled functions `init_state(params)` and `step(params, state, batch, learning_rate)`, see `update`.
 
-    The same for all rounds, however many updates each has: compiling the step takes longer than a round's updates.
+    The learning rate is an argument, so that all rounds share one compiled step, however many updates each has:
+    compiling takes longer than the updates of a round.
     """
     tx_of = partial(optimizer.build_with_rate, config)
-    tx = tx_of(lambda count: jnp.zeros((), jnp.float32))  # the state does not depend on the rate
+    tx = tx_of(lambda count: jnp.zeros((), jnp.float32))  # any rate: the state's shapes do not depend on it
     kinds = shapes(model)
     shardings = parameter_shardings(kinds, mesh)
     moments = optimizer_shardings(tx, kinds, shardings, mesh)
@@ -240,15 +250,16 @@ def update(
     batch: RowBatch,
     rate: Array,
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
-    """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
+    """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): mean over all tokens of A_i * CE.
 
-    `tx_of` makes the optimizer of a learning rate, which is here always `rate`. Returns parameters, state, the loss,
-    and what `finite_update` measured. The cross-entropy is at temperature 1, whatever the traces were sampled at: this
-    is supervised learning (paper §4.4), so the model is fitted as it will be used, and a trace drawn at a lower
-    temperature counts as text of the model at 1, which is what sharpens it.
+    A_i is the advantage of the token's trace. `tx_of` makes the optimizer for a learning-rate schedule, here the
+    constant `rate`. Returns parameters, state, the loss, and what `finite_update` measured.
 
-    Every token counts alike, as in the paper's update rule of stage 1. With the mean over each trace's own tokens the
-    first token of a short trace would weigh most, and a model that may answer at once learns not to think
+    The cross-entropy is computed at temperature 1, whatever the sampling temperature was: this is supervised learning,
+    so the model is fitted as it will be used. Traces sampled at a lower temperature make its distribution sharper.
+
+    Every token has the same weight, as in the paper's update rule of stage 1. With a mean over each trace's own tokens
+    the tokens of short traces would weigh most, and a model that can answer without thinking would learn to do so
     (docs/log.md).
     """
 
@@ -264,29 +275,30 @@ def update(
 
 
 def _facts(
-    sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: list[float], skipped: int
+    samples: list[dict[str, Any]], traces: list[dict[str, Any]], losses: list[float], skipped: int
 ) -> dict[str, Any]:
-    rates = {row["position"]: row["solve_rate"] for row in sampled}
+    """The facts of a round for the manifest."""
+    rates = {row["position"]: row["solve_rate"] for row in samples}
     facts: dict[str, Any] = {
         "problems": len(rates),
-        "completions": len(sampled),
+        "completions": len(samples),
         "solve_rate": float(np.mean(list(rates.values()))),
         "never_solved": sum(rate == 0 for rate in rates.values()),
         "always_solved": sum(rate == 1 for rate in rates.values()),
-        "traces": len(kept),
+        "traces": len(traces),
         "skipped_updates": skipped,
     }
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
-    facts["curriculum"] = curriculum(sampled)
+    facts["curriculum"] = curriculum(samples)
     return facts
 
 
-def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """By solve rate: problems, traces kept, the mean weight of a trace (its advantage) and the total of all of them."""
+def curriculum(samples: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """By solve rate: the numbers of problems and traces, and the mean and total weight (advantage) of the traces."""
     levels = []
-    for rate in sorted({row["solve_rate"] for row in sampled}):
-        rows = [row for row in sampled if row["solve_rate"] == rate]
+    for rate in sorted({row["solve_rate"] for row in samples}):
+        rows = [row for row in samples if row["solve_rate"] == rate]
         weights = [row["advantage"] for row in rows if row["advantage"] > 0]
         levels.append(
             {

@@ -1,4 +1,4 @@
-"""What the stages align, reason and self_distill start from: a checkpoint, their problems and the guard's."""
+"""Inputs of the stages align, reason and self_distill: a checkpoint, the training problems and the guard problems."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rl.problems.load import ProblemScreen, Unanswered, load, load_guard
 
 @dataclass(frozen=True)
 class StageInputs:
-    """The model, its tokenizer and the problems. The parameters are not kept here: training replaces them."""
+    """The model, its tokenizer and the problems. Parameters are passed separately: training replaces them."""
 
     model: ModelConfig
     tokenizer: TokenizerConfig
@@ -35,10 +35,11 @@ def load_inputs(
     seed: int,
     unanswered: Unanswered = "refuse",
 ) -> tuple[Params, StageInputs, ProblemScreen]:
-    """Parameters of `inputs["checkpoint"]`, what else the stage needs, and the screen with what it rejected.
+    """Load a stage's inputs: the parameters of `inputs["checkpoint"]`, the rest, and the screen with its rejections.
 
-    Problems that overlap `inputs["questions"]` (absent: nothing is held out) are left out. `policy` None: no guard.
-    `unanswered`: what to do with problems without an answer key; the guard's always have one.
+    Problems that overlap the benchmarks in `inputs["questions"]` are left out; without that input nothing is. `policy`
+    None: no guard problems. `unanswered`: what to do with training problems without an answer; guard problems always
+    have one.
     """
     params, model, tokenizer = load_weights(inputs["checkpoint"])
     encoder = tokenizer_for(tokenizer)
@@ -53,5 +54,5 @@ def load_inputs(
 
 
 def on_device(params: Params) -> Params:
-    """Parameters as device arrays, however they were loaded."""
+    """Parameters as JAX arrays on the default device."""
     return jax.tree.map(jax.numpy.asarray, params)

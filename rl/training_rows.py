@@ -1,7 +1,7 @@
-"""Completions as arrays of few shapes for the training forward pass.
+"""Padded batches of completions for the training forward pass, in few shapes, because each shape is compiled.
 
-`batches` has whole rows: prompt, then sampled ids, padded on the right. `completion_batches` has the completions alone,
-each with the number of its prompt among those of `prompts_of`, so that a prompt is computed once for all of them.
+`batches` makes whole rows: prompt, then sampled ids, padded on the right. `completion_batches` makes rows of the
+completions alone, each with the index of its prompt in `prompts_of`, so that a prompt is computed once for all of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ RowBatch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One completion and what the loss needs of it; `weight` is that of each token except the one at index `forced`."""
+    """One completion with its loss inputs. `weight`: of each token, except the one at index `forced`, whose is zero."""
 
     prompt_ids: Sequence[int]
     ids: np.ndarray
@@ -29,28 +29,29 @@ class TrainingRow:
         return len(self.prompt_ids) + len(self.ids)
 
 
-NumberedRow = tuple[TrainingRow, int]  # with the number of its prompt
-WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest possible row
+NumberedRow = tuple[TrainingRow, int]  # a row and the index of its prompt
+WIDTHS = 4  # the width of a batch of whole rows is a multiple of a quarter of the longest possible row
 
 
 def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[RowBatch]:
-    """Batches of `size` rows in their order; the last is padded with empty rows, which weigh nothing.
+    """Batches of `size` whole rows in their order; the last is padded with empty rows of zero weight.
 
-    Each is a quarter, a half, three quarters or all of `length` tokens wide, so at most four shapes are compiled.
-    Arrays: tokens, targets, segments, positions (int32 [size, width]), weights, sampled (float32 [size, width]: the
-    weight of each target and the log-probability it was sampled with), advantage (float32 [size]).
+    A batch is a quarter, a half, three quarters or all of `length` tokens wide, so at most four shapes are compiled.
+    Arrays: tokens, targets, segments, positions (int32 [size, width]); weights, sampled (float32 [size, width]: the
+    loss weight of each target and its log-probability at sampling); advantage (float32 [size]).
     """
     for first in range(0, len(rows), size):
-        chosen = rows[first : first + size]
-        longest = max(map(len, chosen))
-        width = next(w for part in range(1, WIDTHS + 1) if (w := -(-length * part // WIDTHS)) >= longest)
+        batch_rows = rows[first : first + size]
+        longest = max(map(len, batch_rows))
+        width = next(w for quarters in range(1, WIDTHS + 1) if (w := -(-length * quarters // WIDTHS)) >= longest)
         batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
         batch["positions"] = np.tile(np.arange(width, dtype=np.int32), (size, 1))
         batch["advantage"] = np.zeros(size, np.float32)
-        for index, row in enumerate(chosen):
+        for index, row in enumerate(batch_rows):
             tokens = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
             start, end = len(row.prompt_ids), len(row)
+            # The target at column i is the token at i + 1, so the completion's targets begin at `start` - 1.
             batch["tokens"][index, :end] = tokens
             batch["segments"][index, :end] = 1
             batch["targets"][index, : end - 1] = tokens[1:]
@@ -62,47 +63,50 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
         yield batch
 
 
-NARROWEST = 32  # inputs of the narrowest batch of completions, unless the longest completion is shorter
+NARROWEST = 32  # input columns of the narrowest batch of completions, unless the longest completion is shorter
 
 
 def prompts_of(
     rows: Sequence[TrainingRow], columns: int, least: int, multiple: int
 ) -> tuple[RowBatch, list[NumberedRow]]:
-    """The distinct prompts, right-aligned, and each row with the number of its own.
+    """The distinct prompts as a right-aligned batch, and each row with the index of its prompt.
 
-    Arrays: tokens [U, columns], lengths [U] and how many there are, `count`; U is at least `least` and a multiple of
-    `multiple`, and those after the last are one token.
+    Arrays: tokens (int32 [U, columns]), lengths (int32 [U]), and count, the number of distinct prompts. U is at least
+    `least` and a multiple of `multiple`; the padding rows have a length of one token.
     """
-    distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(row.prompt_ids) for row in rows))}
-    size = -(-max(least, len(distinct)) // multiple) * multiple
+    index_of = {prompt: index for index, prompt in enumerate(dict.fromkeys(tuple(row.prompt_ids) for row in rows))}
+    size = -(-max(least, len(index_of)) // multiple) * multiple
     tokens_UP, lengths_U = np.zeros((size, columns), np.int32), np.ones(size, np.int32)
-    for prompt, number in distinct.items():
-        tokens_UP[number, -len(prompt) :] = prompt
-        lengths_U[number] = len(prompt)
-    numbered = [(row, distinct[tuple(row.prompt_ids)]) for row in rows]
-    return {"tokens": tokens_UP, "lengths": lengths_U, "count": np.asarray(len(distinct), np.int32)}, numbered
+    for prompt, index in index_of.items():
+        tokens_UP[index, -len(prompt) :] = prompt
+        lengths_U[index] = len(prompt)
+    numbered_rows = [(row, index_of[tuple(row.prompt_ids)]) for row in rows]
+    return {"tokens": tokens_UP, "lengths": lengths_U, "count": np.asarray(len(index_of), np.int32)}, numbered_rows
 
 
-def completion_batches(rows: Sequence[NumberedRow], longest: int, at_once: Callable[[int], int]) -> Iterator[RowBatch]:
-    """Batches of `at_once(width)` completions, from long to short, so that little is padded.
+def completion_batches(rows: Sequence[NumberedRow], longest: int, rows_at: Callable[[int], int]) -> Iterator[RowBatch]:
+    """Batches of `rows_at(width)` completions, from the longest to the shortest, so that there is little padding.
 
-    Each is as wide as its longest needs: 32, 64, 128, … or all inputs of `longest` tokens, whole chunks of the mixing
-    operator, whose remainder would be compiled apart. The last is filled up with empty rows, which weigh nothing.
-    Arrays, T being the width: targets (int32 [size, T]), weights, sampled (float32 [size, T]), tokens and segments
-    (int32 [size, T - 1]: the inputs after the prompt), advantage (float32 [size]), source (int32 [size]: the number of
-    the row's prompt).
+    The number of input columns is 32, 64, 128, … or that of `longest` tokens, so that they are whole chunks of the
+    mixing operator, which compiles a remainder separately. The last batch is padded with empty rows of zero weight.
+
+    Arrays, with T tokens of the widest completion: targets (int32 [size, T]); weights, sampled (float32 [size, T]);
+    tokens, segments (int32 [size, T - 1]: the inputs after the prompt); advantage (float32 [size]); source
+    (int32 [size]: the index of the row's prompt).
     """
-    left = sorted(rows, key=lambda numbered: -len(numbered[0].ids))
-    inputs = length_buckets(max(1, longest - 1), NARROWEST)
-    while left:
-        width = next(count + 1 for count in inputs if count + 1 >= len(left[0][0].ids))
-        size = at_once(width)
-        chosen, left = left[:size], left[size:]
+    remaining = sorted(rows, key=lambda numbered: -len(numbered[0].ids))
+    bucket_lengths = length_buckets(max(1, longest - 1), NARROWEST)
+    while remaining:
+        # The longest remaining completion sets the width. Its first token is predicted from the prompt, so it needs
+        # one input column less than it has tokens.
+        width = next(columns + 1 for columns in bucket_lengths if columns + 1 >= len(remaining[0][0].ids))
+        size = rows_at(width)
+        batch_rows, remaining = remaining[:size], remaining[size:]
         batch: RowBatch = {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
         batch["targets"] = np.zeros((size, width), np.int32)
         batch |= {name: np.zeros((size, width - 1), np.int32) for name in ("tokens", "segments")}
         batch |= {"advantage": np.zeros(size, np.float32), "source": np.zeros(size, np.int32)}
-        for index, (row, source) in enumerate(chosen):
+        for index, (row, source) in enumerate(batch_rows):
             length = len(row.ids)
             batch["targets"][index, :length] = row.ids
             batch["tokens"][index, : length - 1] = row.ids[:-1]

@@ -95,7 +95,7 @@ class Study:
         rollout = cell.rollout.model_copy(update={"temperature": 1.0})
         learner = Learner(self.model, cell.policy, rollout, self.params, cell.balance, make_mesh(1))
         program = self.programs.setdefault((cell.kl, cell.train), learner.program)
-        for name in ("begin", "pull", "finish"):
+        for name in ("encode_prompts", "completion_gradients", "backward_through_prompts"):
             setattr(learner.program, name, getattr(program, name))
         return learner
 
@@ -169,7 +169,7 @@ def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
     measure = jax.jit(partial(balance, settings=Balance("off")))
     rows = []
     for group, parts in zip(live, rows_of(live), strict=True):
-        plus, minus = learner._sides(parts, False, {}, cell.group)
+        plus, minus = learner._signed_gradients(parts, False, {}, cell.group)
         norms = {name: float(value) for name, value in measure(plus, minus)[1].items()}
         right = sum(rollout.reward == 1.0 for rollout in group.rollouts)
         rows.append({"group": cell.group, "right": right, "solve_rate": metrics["solve_rate"], **norms})

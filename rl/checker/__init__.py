@@ -1,1 +1,1 @@
-"""A program that marks arithmetic in place of an LLM judge: what `[endpoints]` of kind "checker" start."""
+"""A deterministic checker of arithmetic that stands in for an LLM judge: the server of endpoints of kind "checker"."""

@@ -1,8 +1,8 @@
-"""Find the equations in a text and compute them: which steps of a calculation are right, and do they use its numbers?
+"""Find the equations in a text and evaluate them: which steps of a calculation are right, and use known numbers?
 
-A step is a pair of sides joined by `=`, at least one with an operator: `3 * 4 = 12`, `2 + 3 = 10 / 2`, `7 = 2 * 3 + 1`;
-a chain `a = b = c` has two. Values are exact fractions. Nothing but numbers, + - * /, brackets and `=` is read, so no
-other text has any effect on a step, and every text takes time in proportion to its length.
+A step is two sides joined by `=`, at least one with an operator: `3 * 4 = 12`, `2 + 3 = 10 / 2`, `7 = 2 * 3 + 1`; a
+chain `a = b = c` has two steps. Values are exact fractions. Only numbers, + - * /, brackets and `=` are read, so other
+text has no effect on a step. The time is linear in the length of the text.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-LONGEST_NUMBER = 30  # digits; longer ones are no part of a step
+LONGEST_NUMBER = 30  # characters; longer numbers are ignored
 LONGEST_SIDE = 200  # numbers and operators of one side of an equation
 _CHARACTERS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "−": "-", "–": "-", "‑": "-"})
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # thousands
@@ -25,8 +25,11 @@ Side = Sequence[str]  # its tokens
 
 @dataclass(frozen=True)
 class CheckedStep:
-    """A computed equation. `known`: it starts from numbers of the question or of steps before it. `value`: its result,
-    the side on the right; None where that cannot be computed."""
+    """An evaluated equation.
+
+    `is_known`: it uses numbers of the question or of earlier steps (see `steps_of`). `value`: of the right side; None
+    where that cannot be computed.
+    """
 
     is_right: bool
     is_known: bool
@@ -34,45 +37,50 @@ class CheckedStep:
 
 
 def numbers_of(text: str) -> set[Fraction]:
-    """The numbers written in digits in a text, a percentage also as it stands."""
+    """The numbers in a text that are written in digits; a percentage gives two, 5% both 0.05 and 5."""
     numbers = [match["number"] for match in _TOKEN.finditer(_plain(text)) if match["number"]]
     whole = [number.rstrip(" %") for number in numbers]
     return {_value(number) for number in [*numbers, *whole] if len(number) <= LONGEST_NUMBER}
 
 
 def steps_of(text: str, question: str) -> list[CheckedStep]:
-    """The steps in `text`, in order, which is about the numbers of `question`.
+    """The steps of `text` in order, checked against the numbers of `question`.
 
-    A step is known if no more than half of the numbers it calculates with are new, none where it only adds and
-    subtracts: a factor may be general knowledge, as a spider's legs, a summand is hardly ever. A step that takes a
-    known number apart (`7 = 2 * 3 + 1`) is known too. The numbers of a step that is right and known are known.
+    A step that multiplies or divides is known if at most half of its operands are new: a factor may be general
+    knowledge, such as the number of a spider's legs. A step that only adds and subtracts must have no new operand. A
+    step that decomposes a known number (`7 = 2 * 3 + 1`) is known too. The numbers of a right and known step become
+    known.
     """
-    known, steps = numbers_of(question), list[CheckedStep]()
+    known_numbers, steps = numbers_of(question), list[CheckedStep]()
     for left, right in _equations(text):
-        first, second = evaluate(left), evaluate(right)
-        operands = [_value(token) for token in (*left, *right) if token[0].isdigit()]
-        calculated = [_value(token) for side in (left, right) if len(side) > 2 for token in side if token[0].isdigit()]
-        new = sum(number not in known for number in calculated)
-        additive = not {"*", "/"} & {*left, *right}
-        apart = len(left) == 1 and first in known
-        is_known = apart or (new == 0 if additive else 2 * new <= len(calculated))
-        # Equal, or one side is the other rounded to the decimals that it has.
-        places = [len(side[-1].partition(".")[2]) for side in (left, right) if len(side) == 1]
-        within = max((Fraction(1, 2 * 10**count) for count in places if count), default=Fraction(0))
-        is_right = first is not None and second is not None and abs(first - second) <= within
-        steps.append(CheckedStep(is_right, is_known, second))
+        left_value, right_value = evaluate(left), evaluate(right)
+        numbers = [_value(token) for token in (*left, *right) if token[0].isdigit()]
+        operands = [_value(token) for side in (left, right) if len(side) > 2 for token in side if token[0].isdigit()]
+        new_count = sum(number not in known_numbers for number in operands)
+        is_additive = not {"*", "/"} & {*left, *right}
+        decomposes = len(left) == 1 and left_value in known_numbers
+        is_known = decomposes or (new_count == 0 if is_additive else 2 * new_count <= len(operands))
+        # The sides are equal, or a side that is one number is the other side rounded to its decimals.
+        decimals = [len(side[-1].partition(".")[2]) for side in (left, right) if len(side) == 1]
+        tolerance = max((Fraction(1, 2 * 10**count) for count in decimals if count), default=Fraction(0))
+        is_right = left_value is not None and right_value is not None and abs(left_value - right_value) <= tolerance
+        steps.append(CheckedStep(is_right, is_known, right_value))
         if is_right and is_known:
-            known |= {*operands, *(value for value in (first, second) if value is not None)}
+            known_numbers |= {*numbers, *(value for value in (left_value, right_value) if value is not None)}
     return steps
 
 
 def evaluate(tokens: Side) -> Fraction | None:
-    """The value of an expression; None if it is none, or divides by zero. Brackets may be nested to any depth."""
+    """Evaluate an expression by operator precedence (shunting yard); None if it is malformed or divides by zero.
+
+    Without recursion, so that brackets may be nested to any depth.
+    """
     values: list[Fraction] = []
     operators: list[str] = []
     sign, expects_number = 1, True
 
     def apply() -> bool:
+        """Apply the last operator to the last two values; False if that is not possible."""
         if operators[-1] == "(" or len(values) < 2:
             return False
         operator, right, left = operators.pop(), values.pop(), values.pop()
@@ -122,23 +130,27 @@ def evaluate(tokens: Side) -> Fraction | None:
 
 
 def _equations(text: str) -> Iterator[tuple[Side, Side]]:
-    """The pairs of neighbouring sides of every equation that has an operator."""
-    for run in _runs(text):
+    """The pairs of adjacent sides of every equation that has an operator."""
+    for tokens in _token_runs(text):
         sides: list[list[str]] = [[]]
-        for token in run:
+        for token in tokens:
             if token == "=":
                 sides.append([])
             else:
                 sides[-1].append(token)
         for left, right in pairwise(sides):
-            calculates = any(token in _PRECEDENCE for side in (left, right) for token in side[1:])  # no mere sign
-            if left and right and calculates and max(len(left), len(right)) <= LONGEST_SIDE:
+            # From the second token on: a leading sign is not an operation.
+            has_operator = any(token in _PRECEDENCE for side in (left, right) for token in side[1:])
+            if left and right and has_operator and max(len(left), len(right)) <= LONGEST_SIDE:
                 yield left, right
 
 
-def _runs(text: str) -> Iterator[list[str]]:
-    """The stretches of numbers and operators. A word between a number and what is done with it (`3 eggs + 4`) is a
-    unit and is passed over; `x` between numbers is a sign of multiplication; all else ends a stretch."""
+def _token_runs(text: str) -> Iterator[list[str]]:
+    """The uninterrupted sequences of numbers, operators and `=` in a text.
+
+    A word between a number and an operator (`3 eggs + 4`) is a unit, which is ignored; `x` between numbers is a
+    multiplication sign; anything else ends a sequence.
+    """
     run: list[str] = []
     unit: str | None = None
     for match in _TOKEN.finditer(_plain(text)):
@@ -149,7 +161,7 @@ def _runs(text: str) -> Iterator[list[str]]:
         if match["number"] and len(token) <= LONGEST_NUMBER:
             if unit in ("x", "X"):
                 run.append("*")
-            elif after_number:  # two numbers beside one another, with or without a word between them
+            elif after_number:  # two numbers without an operator between them
                 yield run
                 run = []
             run.append(token)
@@ -163,8 +175,10 @@ def _runs(text: str) -> Iterator[list[str]]:
 
 
 def _plain(text: str) -> str:
+    """`text` with ASCII operators, and without list bullets and thousands separators."""
     return _GROUPED.sub("", _BULLET.sub("\n", text.translate(_CHARACTERS)))
 
 
 def _value(number: str) -> Fraction:
+    """The value of a number token; `5%` is 1/20."""
     return Fraction(number.rstrip(" %")) / (100 if number.endswith("%") else 1)

@@ -1,7 +1,7 @@
-"""The checker's marks: `rl.judge`'s criteria, computed from what can be verified. The same text gets the same marks.
+"""The checker's marks: the criteria of `rl.judge`, computed deterministically from what can be verified.
 
-Nothing that a text claims or orders has any effect: of the reasoning only the equations are read, of the answer only
-what the graders of the evaluation read.
+Claims and instructions in a text have no effect: only the equations of the reasoning are read, and of the answer only
+what the graders of the evaluations read.
 """
 
 import math
@@ -13,18 +13,20 @@ from evals.benchmarks.stand_ins import problem_item
 from evals.graders.numbers import parse_number
 from rl.checker.arithmetic import CheckedStep, numbers_of, steps_of
 
-UNCHECKED, SKIPPED = 3, 2  # for reasoning without a step: about a question without numbers, or with numbers
-SENTENCE, PARAGRAPH = 6, 40  # words beside the answer itself
+UNCHECKED, SKIPPED = 3, 2  # marks of reasoning without a step, for a question without and with several numbers
+SENTENCE, PARAGRAPH = 6, 40  # most extra words around the answer for a `follow` of 4 and of 3
 
 
 def marks(question: str, reasoning: str, answer: str, reference: str | None) -> dict[str, int]:
-    """The four marks of an answer. An empty `answer` is one that never came.
+    """The four marks of an answer; an empty `answer` means that there is none.
 
-    `reason`: 1 without any reasoning; else from 1 to 5 by the share of steps that are right and start from known
-    numbers, 5 only if all do. `answer`: 5 if it is right, else 1. `follow`: 5 for an answer that is nothing but the
-    answer, less for words around it, 1 for none. `overall`: 100 where nothing is wrong. A right answer gets 89 at most
-    otherwise, less 5 for each mark that the reasoning lacks and 4 for each that the form lacks, so never below 53. A
-    wrong one gets 4 for each mark of the reasoning above the first and 3 for each of the form: never above 28.
+    `reason`: 1 without reasoning; else 1 to 5 by the share of steps that are right and use known numbers, 5 only if all
+    do. `answer`: 5 if right, else 1. `follow`: 5 for nothing but the answer, less with words around it, 1 for no
+    answer.
+
+    `overall` of a right answer: 100 if all other marks are 5; else 89, less 5 for each mark that `reason` is below 5
+    and 4 for each that `follow` is (at least 53). Of a wrong answer: 4 for each mark of `reason` above 1 and 3 for each
+    of `follow` (at most 28).
     """
     steps = steps_of(reasoning, question)
     reason = _reason(question, reasoning, steps)
@@ -48,7 +50,7 @@ def _reason(question: str, reasoning: str, steps: list[CheckedStep]) -> int:
 
 
 def _is_right(question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]) -> bool:
-    """By the strict grader of the evaluations; without a reference, whether it is the result of the last good step."""
+    """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result."""
     if reference:
         item = problem_item("checker", 0, Problem("checker", 0, question, reference, ""))
         return grade(item, ParsedReply(reasoning, answer, finished_thinking=True, finished=True)).verdict.strict
@@ -58,11 +60,11 @@ def _is_right(question: str, reasoning: str, answer: str, reference: str | None,
 
 
 def _follow(answer: str, reference: str | None) -> int:
-    """By the words that an answer has beyond those of the right one, or beyond one where that is not known."""
+    """The mark of the form, by how many words an answer has more than the reference (unknown: more than one word)."""
     words = len(answer.split())
     if not words:
         return 1
-    more = words - max(1, len((reference or "").split()))
-    if more <= 0:
+    extra_words = words - max(1, len((reference or "").split()))
+    if extra_words <= 0:
         return 5
-    return 4 if more <= SENTENCE and len(answer.split("\n")) == 1 else 3 if more <= PARAGRAPH else 2
+    return 4 if extra_words <= SENTENCE and len(answer.split("\n")) == 1 else 3 if extra_words <= PARAGRAPH else 2

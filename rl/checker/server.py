@@ -1,9 +1,8 @@
-"""The checker as a server: OpenAI's chat completions on loopback, for requests as `rl.judge.Judge` makes them.
+"""HTTP server of the checker: OpenAI's chat completions API on loopback, for the requests of `rl.judge.Judge`.
 
-    python -m rl.checker.server --parent PID      writes {"url": ...} as a line once it serves
+    python -m rl.checker.server --parent PID      prints the line {"url": ...} once it accepts requests
 
-Any other request is refused with status 400. Sections of a request are data: what stands in them is marked, never
-obeyed.
+Any other request is refused with status 400. The sections of a request are data to mark, never instructions.
 """
 
 import argparse
@@ -48,21 +47,21 @@ async def _complete(request: Request) -> JSONResponse:
     except ValueError as error:  # JSON's own too
         return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 400)
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    # It has no tokens, which is a count: unknown ones would be reserved from a budget.
+    # Zero tokens, not unknown ones: for unknown usage the client would reserve an estimate from its budget.
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     return JSONResponse({"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
 
 
-async def _models(request: Request) -> JSONResponse:
+async def _list_models(request: Request) -> JSONResponse:
     return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
 
 def main() -> None:
-    """Serve until the parent ends."""
+    """Serve on a free port until the parent process ends."""
     child_arguments(argparse.ArgumentParser(prog="python -m rl.checker.server", description="Serve the checker."))
     routes = [
         Route("/v1/chat/completions", _complete, methods=["POST"]),
-        Route("/v1/models", _models),
+        Route("/v1/models", _list_models),
     ]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     announce(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")

@@ -1,6 +1,6 @@
-"""Problem files: JSON lines of {question, answer} and perhaps {task, rationale, kind, options}; docs/problems.md.
+"""Read and check problem files: JSON lines of {question, answer} and optional {task, rationale, kind, options}.
 
-Rows are checked by hand, so that a message can name the file, the line and the field.
+The format is in docs/problems.md. Rows are checked by hand, so that a message can name the file, line and field.
 """
 
 import json
@@ -21,14 +21,14 @@ KINDS = get_args(ProblemKind)
 
 
 def read_problems(source: ProblemSource) -> Iterator[Problem]:
-    """The problems of a file with distinct questions, in its order; `answer` is empty where a row has none.
+    """Read the problems of a file in order, without repeated questions; `answer` is empty where a row has none.
 
-    Raises `ConfigError` naming the line at fault. A "math" answer is not parsed here, which takes some 20 ms each:
+    Raises `ConfigError` with the line at fault. "math" answers are not parsed here, because that takes some 20 ms each:
     see `check_expressions`.
     """
     if not source.path:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
-    path, seen = Path(source.path), set[str]()
+    path, known_questions = Path(source.path), set[str]()
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: a question may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
@@ -37,13 +37,14 @@ def read_problems(source: ProblemSource) -> Iterator[Problem]:
         if not line.strip():
             continue
         problem = _Row(path, number, line).problem()
-        if (asked := f"{problem.question}\n{problem.options}") not in seen:
-            seen.add(asked)
+        question = f"{problem.question}\n{problem.options}"
+        if question not in known_questions:
+            known_questions.add(question)
             yield problem
 
 
 def refuse_unanswered(source: ProblemSource, problem: Problem) -> NoReturn:
-    """Raise `ConfigError` for a problem without an answer, in a stage that has to check it."""
+    """Raise the `ConfigError` for a problem without an answer, in a stage that has to check answers."""
     raise ConfigError(
         f"problems.path: {source.path}:{problem.index + 1}: no `answer`: this stage rewards right answers "
         f"(only [align], whose judge reads the question alone, takes problems without one)"
@@ -51,7 +52,7 @@ def refuse_unanswered(source: ProblemSource, problem: Problem) -> NoReturn:
 
 
 def check_files(config: ProblemsConfig, stage: str) -> None:
-    """Read the problem files of `[stage]` whole, before anything runs. Raises `ConfigError` for the first bad row."""
+    """Validate the problem files of the section `[stage]` before a run; raises `ConfigError` for the first bad row."""
     for number, source in enumerate(config.sources or (config,)):
         if source.source != "jsonl":
             continue
@@ -66,18 +67,18 @@ def check_files(config: ProblemsConfig, stage: str) -> None:
 
 
 def check_expressions(source: ProblemSource, problems: Sequence[Problem]) -> None:
-    """Raise `ConfigError` for the first "math" answer that math-verify cannot read: no answer would equal it."""
+    """Raise `ConfigError` for the first "math" answer that math-verify cannot parse: no reply could equal it."""
     for problem in problems:
         kind = problem.kind or answer_kind(problem.answer)
         if problem.answer and kind == "math" and not shared().parses(problem.answer):
             raise ConfigError(
-                f"{source.path}:{problem.index + 1}: `answer` {problem.answer!r} is no expression; give the row "
+                f"{source.path}:{problem.index + 1}: `answer` {problem.answer!r} is not an expression; give the row "
                 f'`"kind": "text"` to compare its answer as text'
             )
 
 
 class _Row:
-    """One line of a file."""
+    """One line of a problem file. Its methods raise `ConfigError` with the file and line."""
 
     def __init__(self, path: Path, number: int, line: str) -> None:
         self._where, self._number = f"{path}:{number}", number
@@ -89,6 +90,7 @@ class _Row:
             self._refuse("not an object with `question` and `answer`")
 
     def problem(self) -> Problem:
+        """Check the fields and make the problem."""
         question, answer = self._text("question").strip(), self._text("answer").strip()
         if not question:
             self._refuse("no `question`")
@@ -125,7 +127,7 @@ class _Row:
         return tuple(text.strip() for text in texts)
 
     def _letter(self, answer: str, options: tuple[str, ...]) -> str:
-        """The letter of the right option, which the file names by its letter or by its text; "" without an answer."""
+        """The letter of the right option, which a file gives as the letter or as the text; "" without an answer."""
         letters = dict(zip(map(str.casefold, LETTERS), LETTERS[: len(options)], strict=False))
         texts = {plain(option): letter for option, letter in zip(options, LETTERS, strict=False)}
         stated = plain(answer)
@@ -135,14 +137,14 @@ class _Row:
         return letters.get(stated) or texts.get(stated, "") if answer else ""
 
     def _check(self, kind: ProblemKind, answer: str) -> None:
-        """Refuse an answer that is none of its kind, to which no answer could be equal."""
+        """Refuse an answer that does not parse as its kind, because no reply could equal it."""
         if kind == "number" and parse_number(answer) is None:
             self._refuse(f"`answer` {answer!r} is not one number")
         if kind == "text" and not plain(answer):
             self._refuse(f"`answer` {answer!r} has no word or number to compare")
-        braces = re.sub(r"\\[{}]|[^{}]", "", answer)  # those that LaTeX prints need no partner
+        braces = re.sub(r"\\[{}]|[^{}]", "", answer)  # without escaped ones, which LaTeX prints
         if kind == "math" and braces.count("{") != braces.count("}"):
-            self._refuse(f"`answer` {answer!r} has braces without a partner")
+            self._refuse(f"`answer` {answer!r} has unbalanced braces")
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ConfigError(f"{self._where}: {reason}")

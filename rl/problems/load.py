@@ -1,9 +1,9 @@
-"""The problems of the reinforcement stages: a fixed list by config and seed, and the order in which steps take them.
+"""Load the problems of the reinforcement stages: a fixed list by config and seed, and the order of the steps.
 
-A step's problems depend on a cursor alone, so a resumed run asks the same ones. Only training splits are read, and
-problems that overlap a question of a benchmark are left out (`ProblemScreen`). Problems of one generator share a
-template, so for them the screen compares whole questions, and a hash of the question decides the split
-(`data.sources.reasoning_gym`). Screen and split go by the bare question, without options and a prompt's wording.
+The problems of a step depend on a cursor alone, so a resumed run uses the same ones. Only training splits are read, and
+problems that overlap a benchmark question are left out (`ProblemScreen`). Generated problems share a template, so for
+them the screen compares whole questions, and a hash of the question decides the split (`data.sources.reasoning_gym`).
+Screen and split use the bare question, without options and without the wording of a prompt.
 """
 
 import itertools
@@ -20,16 +20,16 @@ from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
 from rl.problems.files import check_expressions, read_problems, refuse_unanswered
-from rl.problems.sets import TRAINING_SETS, asked, training_problems
+from rl.problems.sets import TRAINING_SETS, prompt_of, training_problems
 
 Unanswered = Literal["refuse", "keep", "skip"]
-SCREENED_AT_ONCE = 256
-SHOWN_HITS = 20  # overlaps listed in the manifest
-READ_AT_MOST = 10  # times as many problems as are wanted: if those are not enough, the rest will overlap as well
+SCREEN_BATCH = 256  # problems screened at a time
+HITS_IN_FACTS = 20  # overlaps listed in the manifest
+MOST_CANDIDATES = 10  # per problem needed: if so many are not enough, further ones will be rejected as well
 
 
 class ProblemScreen:
-    """Leaves out problems that overlap a held-out question, and remembers which."""
+    """Filter out problems that overlap a held-out benchmark question, and record which."""
 
     def __init__(self, contamination: ContaminationIndex | None) -> None:
         self._contamination = contamination
@@ -37,12 +37,12 @@ class ProblemScreen:
         self._sources: list[dict[str, Any]] = []
 
     def clean(self, problems: Iterable[Problem]) -> Iterator[Problem]:
-        """The problems that overlap nothing, in order."""
+        """The problems that overlap no benchmark question, in order."""
         if self._contamination is None:
             yield from problems
             return
-        rest = iter(problems)
-        while batch := list(itertools.islice(rest, SCREENED_AT_ONCE)):
+        iterator = iter(problems)
+        while batch := list(itertools.islice(iterator, SCREEN_BATCH)):
             for problem, hits in zip(batch, self._contamination.screen([p.question for p in batch]), strict=True):
                 if hits:
                     self._hits.append({**asdict(hits[0]), "begins": problem.question[:80]})
@@ -51,24 +51,24 @@ class ProblemScreen:
 
     @property
     def rejected(self) -> int:
-        """How many it left out so far."""
+        """Number of problems filtered out so far."""
         return len(self._hits)
 
     def add_source(
-        self, source: ProblemSource, split: ProblemSplit, problems: list[Problem], left: Counter[str]
+        self, source: ProblemSource, split: ProblemSplit, problems: list[Problem], left_out: Counter[str]
     ) -> None:
-        """Remember for `facts` what a source gave, and how many were left out for which reason."""
+        """Record for `facts` the problems of a source, and how many were left out by reason."""
         name = source.path if source.source == "jsonl" else source.source
         unanswered = sum(not problem.answer for problem in problems)
         row = {"source": name, "split": split, "problems": len(problems), "without_answer": unanswered}
-        self._sources.append(row | {"left_out": dict(sorted(left.items()))})
+        self._sources.append(row | {"left_out": dict(sorted(left_out.items()))})
 
     def facts(self) -> dict[str, Any]:
-        """For a manifest: each source's counts and, where anything is held out, the overlaps by benchmark."""
+        """The counts of each source and, with a screen, the overlaps by benchmark; for the manifest."""
         facts: dict[str, Any] = {"problem_sources": self._sources} if self._sources else {}
         if self._contamination is not None:
             facts["contaminated"] = dict(sorted(Counter(hit["benchmark"] for hit in self._hits).items()))
-            facts["hits"] = self._hits[:SHOWN_HITS]
+            facts["hits"] = self._hits[:HITS_IN_FACTS]
         return facts
 
 
@@ -82,53 +82,58 @@ def load(
     *,
     or_fewer: bool = False,
 ) -> list[Problem]:
-    """`config.count` problems of the split that pass `screen`, with the prompts that their benchmarks ask.
+    """Load `config.count` problems of the split that pass `screen`; `question` of each becomes its whole prompt.
 
-    Several sources give their shares, mixed evenly. `unanswered`: what to do with a problem without an answer key.
-    `fits`: whether a prompt is short enough; a training set's other problems are left out and counted, while one of a
-    generator or of a file is refused later, by the engine. Raises `ConfigError` if a source has fewer than its share
-    (unless `or_fewer`), or for an answer that is missing or cannot be compared.
+    Several sources contribute their shares, evenly mixed. `unanswered`: what to do with a problem without an answer.
+    `fits`: whether a prompt is short enough. Too long ones of a training set are left out and counted; those of a
+    generator or a file are kept, and the rollout engine raises an error for them.
+
+    Raises `ConfigError` if a source has fewer problems than its share (unless `or_fewer`), or for an answer that is
+    missing or cannot be compared.
     """
-    screen, seen = screen or ProblemScreen(None), set[str]()
+    screen, known_questions = screen or ProblemScreen(None), set[str]()
     parts = []
     for number, (source, count) in enumerate(shares(config)):
-        before, left = screen.rejected, Counter[str]()
-        where = f"problems.sources[{number}]" if config.sources else "problems"
-        candidates = itertools.islice(_READERS[source.source](source, seed, split), READ_AT_MOST * count)
-        answered = _answered(source, candidates, unanswered, left)
-        prompts = (replace(problem, question=asked(problem, source)) for problem in screen.clean(answered))
-        usable = _usable(source, prompts, seen, fits, left)
+        rejected_before, left_out = screen.rejected, Counter[str]()
+        field = f"problems.sources[{number}]" if config.sources else "problems"
+        # A chain of generators: read, filter by answer, screen, word the prompt, filter duplicates and lengths.
+        candidates = itertools.islice(_READERS[source.source](source, seed, split), MOST_CANDIDATES * count)
+        answered = _filter_answered(source, candidates, unanswered, left_out)
+        prompts = (replace(problem, question=prompt_of(problem, source)) for problem in screen.clean(answered))
+        usable = _filter_prompts(source, prompts, known_questions, fits, left_out)
         part = list(itertools.islice(usable, count))
-        left["overlap a benchmark"] = screen.rejected - before
+        left_out["overlap a benchmark"] = screen.rejected - rejected_before
         if len(part) < count and not or_fewer:
-            notes = ", ".join(f"{times} more {reason}" for reason, times in sorted(left.items()) if times)
+            notes = ", ".join(f"{times} more {reason}" for reason, times in sorted(left_out.items()) if times)
             hint = "; lower `count` or this source's `weight`" if config.sources else ""
-            what = f"{len(part)} distinct {split} problems{f' ({notes})' if notes else ''}"
-            raise ConfigError(f"{where}: {source.source!r} has {what}, not {count}{hint}")
+            available = f"{len(part)} distinct {split} problems{f' ({notes})' if notes else ''}"
+            raise ConfigError(f"{field}: {source.source!r} has {available}, not {count}{hint}")
         if source.source == "jsonl":
             check_expressions(source, part)
-        screen.add_source(source, split, part, left)
+        screen.add_source(source, split, part, left_out)
         parts.append(part)
-    # Each source spread evenly over the whole list, so that any stretch of it has the same mixture.
+    # Spread each source evenly over the whole list, so that any stretch of it has the same mixture.
     mixed = [
-        ((place + 0.5) / len(part), number, problem)
+        ((index + 0.5) / len(part), number, problem)
         for number, part in enumerate(parts)
-        for place, problem in enumerate(part)
+        for index, problem in enumerate(part)
     ]
     return [problem for _, _, problem in sorted(mixed, key=lambda entry: entry[:2])]
 
 
 def shares(config: ProblemsConfig) -> list[tuple[ProblemSource, int]]:
-    """Each source and how many problems it gives: `count` by weight, the remainders to the largest fractions.
+    """Each source with its number of problems: `count` divided by weight, remainders to the largest fractions.
 
-    Raises `ConfigError` for a source that is left without any.
+    Raises `ConfigError` for a source whose share is zero.
     """
     if config.sources is None:
         return [(config, config.count)]
     weights = {number: source.weight for number, source in enumerate(config.sources)}
     counts = list(whole_shares(config.count, weights).values())
     if 0 in counts:
-        raise ConfigError(f"problems.sources[{counts.index(0)}]: none of {config.count} problems falls to its weight")
+        raise ConfigError(
+            f"problems.sources[{counts.index(0)}]: its weight is too small for a single one of {config.count} problems"
+        )
     return list(zip(config.sources, counts, strict=True))
 
 
@@ -139,7 +144,7 @@ def load_guard(
     screen: ProblemScreen | None = None,
     fits: Callable[[str], bool] | None = None,
 ) -> list[Problem]:
-    """The problems that the guard measures, all with an answer; none where `policy` has no guard. Errors as `load`."""
+    """Load the guard's problems, all of which have an answer; none if `policy` has no guard. Errors as `load`."""
     if policy.guard_every is None:
         return []
     guard = config.model_copy(update={"count": policy.guard_problems or MOST_GUARD})
@@ -150,39 +155,42 @@ def load_guard(
     return problems
 
 
-def _answered(
-    source: ProblemSource, problems: Iterable[Problem], unanswered: Unanswered, left: Counter[str]
+def _filter_answered(
+    source: ProblemSource, problems: Iterable[Problem], unanswered: Unanswered, left_out: Counter[str]
 ) -> Iterator[Problem]:
-    """The problems, without those that have no answer key if they are to be skipped."""
+    """Skip, keep or refuse problems without an answer, by `unanswered`."""
     for problem in problems:
         if not problem.answer and unanswered == "refuse":
             refuse_unanswered(source, problem)
         if problem.answer or unanswered == "keep":
             yield problem
         else:
-            left["have no answer"] += 1
+            left_out["have no answer"] += 1
 
 
-def _usable(
+def _filter_prompts(
     source: ProblemSource,
     problems: Iterable[Problem],
-    seen: set[str],
+    known_questions: set[str],
     fits: Callable[[str], bool] | None,
-    left: Counter[str],
+    left_out: Counter[str],
 ) -> Iterator[Problem]:
-    """The problems whose prompts are new, and short enough where they come from a training set."""
+    """Skip repeated prompts, and prompts of a training set that are too long."""
     for problem in problems:
-        if problem.question in seen:
-            left["are asked already"] += 1
+        if problem.question in known_questions:
+            left_out["are asked already"] += 1
         elif source.source in TRAINING_SETS and fits is not None and not fits(problem.question):
-            left["are longer than rollout.prompt_length"] += 1
+            left_out["are longer than rollout.prompt_length"] += 1
         else:
-            seen.add(problem.question)
+            known_questions.add(problem.question)
             yield problem
 
 
 class ProblemOrder:
-    """An endless shuffled order over `count` problems: every epoch its own permutation, addressed by position."""
+    """An endless shuffled sequence of `count` problem indices, with another permutation in every epoch.
+
+    `order[position]` is the index of a problem; it is computed from the seed, so any position can be resumed at.
+    """
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -197,20 +205,20 @@ class ProblemOrder:
         return self._permutation[offset]
 
 
-def _reasoning(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """Generated problems of reasoning-gym."""
+def _generated(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
+    """Problems generated by reasoning-gym."""
     if not source.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
     return reasoning_gym.problems(source.tasks, seed, split)
 
 
 def _from_file(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """The problems of one split of a file, in its order."""
+    """The problems of one split of a file, in the file's order."""
     return (problem for problem in read_problems(source) if problem_split(problem.question) == split)
 
 
 _READERS: dict[str, Callable[[ProblemSource, int, ProblemSplit], Iterable[Problem]]] = {
-    "reasoning": _reasoning,
+    "reasoning": _generated,
     "jsonl": _from_file,
     **dict.fromkeys(TRAINING_SETS, training_problems),
 }

@@ -1,6 +1,7 @@
-"""Training sets of the Hub that problems come from: number, expression and choice answers.
+"""Training sets of the Hugging Face Hub as problems: answers are numbers, expressions or choices.
 
-Each is asked and graded as the benchmark of its name. Only training splits are read; their test splits are benchmarks.
+Each is prompted and graded like the benchmark of the same name. Only training splits are read; the test splits are
+benchmarks.
 """
 
 import random
@@ -19,22 +20,22 @@ from evals.graders.answer_spans import boxed
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The training split of a repository, in one or several subsets, and the commit at which it is read."""
+    """The training split of a Hub repository, as one or several subsets, and the commit that it is pinned to."""
 
     parts: tuple[Benchmark, ...]
     pinned: str
 
     @property
     def ask(self) -> str:
-        """The prompt of a question without options."""
+        """The prompt template of a question without options."""
         return self.parts[0].ask
 
 
 def _solved(record: BenchmarkRecord) -> Question:
-    r"""Parse MATH: the expected answer is what stands in the last `\boxed{}` of `solution`."""
+    r"""Parse a record of MATH: the expected answer is the content of the last `\boxed{}` in `solution`."""
     answers = boxed(record.text("solution"))
     if not answers or not answers[-1]:
-        record.refuse("field `solution` has no `\\boxed{}` with the answer")
+        record.refuse("field `solution` has no `\\boxed{}` with an answer")
     return Question(record.text("problem"), expected=answers[-1], category=record.optional_text("type"))
 
 
@@ -48,46 +49,47 @@ _TRAIN = {
 }
 _MATH = replace(BENCHMARKS["math_500"], name="math", hub="EleutherAI/hendrycks_math", split="train", read=_solved)
 # Rows of the training splits: gsm8k 7,473, math 7,500, arc_easy 2,251, arc_challenge 1,119, commonsense_qa 9,741,
-# openbookqa 4,957. MATH's commit is one that several public projects pin, recorded without access to the Hub.
+# openbookqa 4,957. MATH's commit is the one that several public projects pin; it was recorded without access to the
+# Hub.
 TRAINING_SETS: dict[str, TrainingSet] = {
     **{name: TrainingSet((part,), part.pinned) for name, part in _TRAIN.items()},
     "math": TrainingSet(
         tuple(replace(_MATH, subset=subject) for subject in _SUBJECTS), "21a5633873b6a120296cce3e2df9d5550074f4a3"
     ),
 }
-BAD_ROWS = 0.01  # of a set's records, that may lack an answer: MATH has a few boxes without braces
+BAD_ROWS = 0.01  # share of a set's records that may lack an answer: MATH has a few boxes without braces
 
 
 def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> list[Problem]:
-    """The problems of a training set, with the bare question; a hash of it sets the guard problems apart.
+    """Read the problems of a training set, with the bare question; a hash of it separates the guard problems.
 
-    Raises `ConfigError` for a revision that is no full commit hash, and as `read_hub` and `items_of`.
+    Raises `ConfigError` for a revision that is not a full commit hash, and the errors of `read_hub` and `items_of`.
     """
-    chosen = TRAINING_SETS[source.source]
-    hub = chosen.parts[0].hub
+    training_set = TRAINING_SETS[source.source]
+    hub = training_set.parts[0].hub
     if source.revision and not COMMIT.fullmatch(source.revision):
         raise ConfigError(
             f"problems.revision: {source.revision!r} is not a full commit hash of {hub}; "
-            f"leave it out to read {chosen.pinned}"
+            f"leave it out to read {training_set.pinned}"
         )
-    problems, first = list[Problem](), 0
-    for part in chosen.parts:
-        rows = list(read_hub(part, source.revision or chosen.pinned))
+    problems, first_index = list[Problem](), 0
+    for part in training_set.parts:
+        rows = list(read_hub(part, source.revision or training_set.pinned))
         for item in items_of(part, rows, seed, BAD_ROWS):
-            # Only GSM8K's records have their worked text apart from the answer.
+            # Only GSM8K's records have a worked solution separate from the answer.
             rationale = rows[item.index]["answer"].rpartition("####")[0].strip() if part.name == "gsm8k" else ""
-            kind = cast(ProblemKind, item.kind)  # no set here is of another
-            index = first + item.index
+            kind = cast(ProblemKind, item.kind)  # these sets have no items of other kinds
+            index = first_index + item.index
             problems.append(Problem(part.name, index, item.question, item.expected, rationale, kind, item.options))
-        first += len(rows)
-    if len(chosen.parts) > 1:  # else the first problems would all be of one subject
+        first_index += len(rows)
+    if len(training_set.parts) > 1:  # mix the subsets, or the first problems would all be of one subject
         random.Random(f"{source.source}/{seed}").shuffle(problems)
     return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
 
 
-def asked(problem: Problem, source: ProblemSource) -> str:
-    """The prompt of a problem: its question, as the benchmark of its source words it, or with its options."""
+def prompt_of(problem: Problem, source: ProblemSource) -> str:
+    """The prompt of a problem: its question as the benchmark of its source words it, with its options if it has any."""
     if problem.options:
         return multiple_choice(problem.question, problem.options)
-    known = TRAINING_SETS.get(source.source)
-    return known.ask.format(question=problem.question) if known else problem.question
+    training_set = TRAINING_SETS.get(source.source)
+    return training_set.ask.format(question=problem.question) if training_set else problem.question

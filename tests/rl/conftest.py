@@ -66,8 +66,8 @@ def shared_programs():
 
     def sharing(learner, *arguments):
         initialise(learner, *arguments)
-        compiled = updates.setdefault((learner.program, learner.balance), (learner._apply, learner._add_group))
-        learner._apply, learner._add_group = compiled
+        compiled = updates.setdefault((learner.program, learner.balance), (learner._apply, learner._add_balanced_group))
+        learner._apply, learner._add_balanced_group = compiled
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl.learner.LearnerProgram", shared)

@@ -9,7 +9,7 @@ import pytest
 from common.errors import ConfigError
 from configs.training import ProblemsConfig
 from evals.scoring.intervals import paired
-from rl.guard import GuardReading, best_of, compared, has_fallen
+from rl.guard import GuardReading, best_of, compare_reading, has_fallen
 from rl.problems.load import load_guard
 from tests.rl.conftest import policy
 
@@ -25,7 +25,7 @@ def readings_of(rng, staying, count, falls_at=None):
         solved = np.where(fixed, base, rng.random(PROBLEMS) < ACCURACY)
         if falls_at is not None and len(readings) >= falls_at:
             solved &= rng.random(PROBLEMS) >= 0.1 / ACCURACY
-        readings.append(compared(len(readings), "".join("1" if right else "0" for right in solved), readings))
+        readings.append(compare_reading(len(readings), "".join("1" if right else "0" for right in solved), readings))
     return readings
 
 
@@ -46,24 +46,30 @@ def test_a_fall_of_ten_points_is_caught_at_the_second_reading(staying, caught):
 
 
 def test_readings_are_compared_with_the_best_on_the_same_problems():
-    first = compared(0, "1" * 10, [])
+    first = compare_reading(0, "1" * 10, [])
     assert (first.correct, first.accuracy, first.p) == (10, 1.0, None)
-    second = compared(1, "0" * 8 + "11", [first])
+    second = compare_reading(1, "0" * 8 + "11", [first])
     assert second.p == paired([1] * 10, [0] * 8 + [1] * 2).p == pytest.approx(2 / 2**8)
-    assert compared(2, "1" * 10, [first, second]).p is None, "as good as the best"
-    assert best_of([first, second, compared(2, "1" * 10, [first, second])]).step == 2
+    assert compare_reading(2, "1" * 10, [first, second]).p is None, "as good as the best"
+    assert best_of([first, second, compare_reading(2, "1" * 10, [first, second])]).step == 2
     assert not has_fallen([first, second]), "once is not enough"
-    third = compared(2, "0" * 9 + "1", [first, second])
+    third = compare_reading(2, "0" * 9 + "1", [first, second])
     assert has_fallen([first, second, third])
-    between = compared(2, "0" * 4 + "1" * 6, [first, second])
-    assert not has_fallen([first, second, between, compared(3, "0" * 10, [first, second, between])]), "not in a row"
+    between = compare_reading(2, "0" * 4 + "1" * 6, [first, second])
+    assert not has_fallen([first, second, between, compare_reading(3, "0" * 10, [first, second, between])]), (
+        "not in a row"
+    )
 
 
 def test_readings_before_a_return_do_not_count_again():
-    readings = [compared(0, "1" * 10, []), GuardReading(1, "0" * 10, 0.002), GuardReading(2, "0" * 10, 0.002, True)]
-    readings.append(compared(3, "0" * 10, readings))
+    readings = [
+        compare_reading(0, "1" * 10, []),
+        GuardReading(1, "0" * 10, 0.002),
+        GuardReading(2, "0" * 10, 0.002, True),
+    ]
+    readings.append(compare_reading(3, "0" * 10, readings))
     assert not has_fallen(readings)
-    readings.append(compared(4, "0" * 10, readings))
+    readings.append(compare_reading(4, "0" * 10, readings))
     assert has_fallen(readings)
     assert [GuardReading(**row) for row in json.loads(json.dumps([asdict(r) for r in readings]))] == readings
 

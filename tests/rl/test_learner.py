@@ -82,7 +82,7 @@ def test_prompts_computed_once_give_the_gradients_of_whole_rows(model, params, g
     """Each side, whatever the order, widths and micro-batches; completions of one group share their prompt."""
     groups = [*with_one_prompt_each(groups[:1]), groups[1], group([0.0, 1.0, 1.0, 0.0], 3)]
     learner = learner_of(model, params)
-    sides = learner._sides(rows_of(groups), False, {})
+    sides = learner._signed_gradients(rows_of(groups), False, {})
     for gradient, sign in zip(sides, (1, -1), strict=True):
         expected = gradients(model, params, groups, sign=sign)
         close(gradient, expected)
@@ -181,8 +181,10 @@ def test_the_learner_has_the_samplers_temperature(model, params, groups):
     )
     prompts, numbered = prompts_of(rows, ROLLOUT.prompt_length, 4, 1)
     (completions,) = completion_batches(numbered, ROLLOUT.max_tokens, lambda width: 4)
-    begun = learner.program.begin(learner.trained, {}, prompts)
-    counts = learner.program.pull[False](params, {}, begun, None, None, prompts["lengths"], completions)[2]
+    prompt_states = learner.program.encode_prompts(learner.trained, {}, prompts)
+    counts = learner.program.completion_gradients[False](
+        params, {}, prompt_states, None, None, prompts["lengths"], completions
+    )[2]
     weighs_BL = batch["weights"] > 0
     for name, side_B in (("positive", batch["advantage"] > 0), ("negative", batch["advantage"] < 0)):
         expected = expected_BL[weighs_BL & side_B[:, None]].mean()
@@ -202,7 +204,10 @@ def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(
     learner = learner_of(model, params, "off", sync_every=2)
     learner.update(groups)
     close(learner.sampling_params, params, 0)
-    arrays, extra = jax.tree.map(np.asarray, learner.saved()[0]), json.loads(json.dumps(learner.saved()[1]))
+    arrays, extra = (
+        jax.tree.map(np.asarray, learner.state_to_save()[0]),
+        json.loads(json.dumps(learner.state_to_save()[1])),
+    )
     assert learner.update(groups)["clip_share"] > 0, "off-policy, for it was sampled before the first update"
     close(learner.sampling_params, learner.params, 0)
     resumed = learner_of(model, params, "off", sync_every=2)

@@ -61,8 +61,8 @@ def test_a_plan_for_eight_needs_less_of_each(results):
 def test_what_does_not_divide_is_refused(model):
     rollout = RolloutConfig(prompts=3, group=3, prompt_length=60, max_tokens=6)
     mesh = make_mesh(1, 2 * make_mesh(1).devices.ravel().tolist())
-    with pytest.raises(ConfigError, match="9 completions at once, which do not divide among the 2 devices"):
+    with pytest.raises(ConfigError, match="9 completions at once, which is not a multiple of the 2 devices"):
         RolloutEngine(model, tokenizer_for(TOKENIZER), rollout, 0, mesh)
     even = rollout.model_copy(update={"group": 4})
-    with pytest.raises(ConfigError, match=r"3 policy\.micro_rows do not divide among 2 chips"):
+    with pytest.raises(ConfigError, match=r"policy\.micro_rows: 3 is not a multiple of the 2 chips"):
         estimate_memory(model, even, policy(micro_rows=3), None, mesh)

@@ -12,7 +12,7 @@ import pytest
 from common.errors import Retryable
 from rl.objectives import token_weights
 from rl.rewards import advantages
-from rl.rollouts import keep_steps
+from rl.rollouts import truncate_log
 from tests.support.processes.reinforcing import JUDGE, run
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
@@ -162,11 +162,11 @@ def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatc
     assert facts["published_step"] == 3 * returns  # the later of equals; the start where nothing came after the fall
 
 
-def test_keep_steps_drops_later_rows_and_a_torn_line(tmp_path):
+def test_truncate_log_drops_later_rows_and_a_torn_line(tmp_path):
     log = tmp_path / "log.jsonl"
     # A completion may hold a line separator other than a line feed, which JSON leaves as it is.
     kept = '{"step": 0}\n{"step": 1, "text": "a\u2028b\x85c"}\n'
     log.write_text(kept + '{"step": 2}\n{"st', encoding="utf-8")
-    keep_steps(log, 2)
+    truncate_log(log, 2)
     assert log.read_text(encoding="utf-8") == kept
-    keep_steps(tmp_path / "absent.jsonl", 2)
+    truncate_log(tmp_path / "absent.jsonl", 2)

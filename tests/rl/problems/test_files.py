@@ -10,7 +10,7 @@ from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem, problem_split
 from rl.problems.files import check_expressions, check_files, read_problems
 from rl.problems.load import load
-from rl.problems.sets import asked
+from rl.problems.sets import prompt_of
 from rl.rewards import verifiable
 
 OPTIONS = ["a fork", "a spoon", "a knife"]
@@ -57,7 +57,7 @@ def test_an_answer_counts_by_its_kind(source, row, right, wrong):
 
 def test_a_choice_is_asked_with_its_options_as_a_benchmark_asks_it(source):
     file = source({"question": "Which?", "answer": "B", "options": OPTIONS}, {"question": "How many?", "answer": "2"})
-    first, second = (asked(problem, file) for problem in read_problems(file))
+    first, second = (prompt_of(problem, file) for problem in read_problems(file))
     assert first == "Which?\n\nA. a fork\nB. a spoon\nC. a knife\n\nAnswer with the letter of the right option alone."
     assert second == "How many?"
 
@@ -92,7 +92,7 @@ def test_optional_fields_and_lines_with_other_separators(source):
         ('{"question": "Q?", ', "not a line of JSON"),
         ({"answer": "3 to 5", "kind": "number"}, "`answer` '3 to 5' is not one number"),
         ({"answer": "??"}, "has no word or number"),
-        ({"answer": r"\frac{1}{2"}, "has braces without a partner"),
+        ({"answer": r"\frac{1}{2"}, "has unbalanced braces"),
         ({"answer": "1", "kind": "exact"}, "`kind` is 'exact', and must be one of number, math, choice, text"),
         ({"answer": "A", "kind": "choice"}, "no `options`"),
         ({"answer": "1", "kind": "number", "options": OPTIONS}, "`options` belong to the kind choice"),
@@ -111,7 +111,7 @@ def test_a_row_at_fault_is_named(source, row, message):
 
 def test_an_expression_that_cannot_be_read_is_named(source):
     file = source({"question": "1?", "answer": "1"}, {"question": "2?", "answer": r"\operatorname{foo}(x)"})
-    with pytest.raises(ConfigError, match=r"mine\.jsonl:2: .* is no expression; give the row `\"kind\": \"text\"`"):
+    with pytest.raises(ConfigError, match=r"mine\.jsonl:2: .* is not an expression; give the row `\"kind\": \"text\"`"):
         check_expressions(file, list(read_problems(file)))
     text = source({"question": "2?", "answer": r"\operatorname{foo}(x)", "kind": "text"})
     check_expressions(text, list(read_problems(text)))

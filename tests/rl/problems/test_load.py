@@ -208,7 +208,7 @@ def test_a_share_that_cannot_be_met_is_refused(problem_file):
     config = ProblemsConfig(count=200, sources=(WeightedSource(tasks=SUMS), file))
     with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: 'jsonl' has \d+ .*, not 100; lower `count` or"):
         load(config, 0, unanswered="keep")
-    with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: none of 10 problems falls to its weight"):
+    with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: its weight is too small"):
         load(ProblemsConfig(count=10, sources=(WeightedSource(tasks=SUMS, weight=99.0), file)), 0)
 
 
