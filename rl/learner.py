@@ -69,14 +69,7 @@ class Learner:
         self.skipped = SkippedUpdates(config.skip_limit, "policy")
         self.tokens, self.seconds = 0, 0.0
         shardings, whole = self.program.shardings, replicated(mesh)
-
-        def add_balanced_group(total: Any, plus: Any, minus: Any) -> tuple[Any, dict[str, Array]]:
-            """Add the balanced gradient of one group to `total` (None: no group yet); also returns its norms."""
-            assert self.balance is not None
-            gradient, norms = balance(plus, minus, self.balance)
-            return (gradient if total is None else jax.tree.map(jnp.add, total, gradient)), norms
-
-        self._add_balanced_group = jax.jit(add_balanced_group, donate_argnums=0, out_shardings=(shardings, whole))
+        self._add_balanced_group = jax.jit(self._add_balanced, donate_argnums=0, out_shardings=(shardings, whole))
         outs = (shardings, self.program.state_shardings, whole)
         self._apply = jax.jit(self._update, donate_argnums=1, out_shardings=outs)
         if not config.ratio and (config.inner_epochs > 1 or config.sync_every > 1):
@@ -214,6 +207,12 @@ class Learner:
         """Add `values` to `sums[name]` in place on the device; None is skipped."""
         if values is not None:
             sums[name] = add(sums[name], values) if name in sums else values
+
+    def _add_balanced(self, total: Any, plus: Any, minus: Any) -> tuple[Any, dict[str, Array]]:
+        """Add the balanced gradient of one group to `total` (None: no group yet); also returns the group's norms."""
+        assert self.balance is not None
+        gradient, norms = balance(plus, minus, self.balance)
+        return (gradient if total is None else jax.tree.map(jnp.add, total, gradient)), norms
 
     def _update(
         self, params: Params, state: Any, plus: Any, minus: Any, kl: Any
