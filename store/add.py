@@ -1,6 +1,6 @@
-"""Bring files that no stage made here, such as an imported checkpoint, into the store as an artifact.
+"""Add files that no stage of this store made, such as an imported checkpoint, to the store as an artifact.
 
-Its key is a digest of the files, so the same files are the same artifact in every store, wherever they came from.
+Its key is a digest of the files, so the same files are the same artifact in every store.
 """
 
 import shutil
@@ -16,10 +16,10 @@ from store.mirror import MirroredStore
 
 
 def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts: dict[str, Any]) -> Artifact:
-    """Copy the files `names` of `folder` into an artifact, or return the one that has them already, whole.
+    """Copy the files `names` of `folder` into an artifact; returns the existing one if it has the same, intact files.
 
-    `facts` of its manifest, with the folder as `origin`. Raises `ConfigError` if a file cannot be read or changes
-    meanwhile, or if the store cannot be written.
+    `facts` go into its manifest, with the folder as `origin`. Raises `ConfigError` if a file cannot be read or changes
+    while it is copied, or if the store cannot be written.
     """
     try:
         digests = {name: sha256_of(folder / name) for name in sorted(names)}
@@ -51,7 +51,7 @@ def _publish(
                 (output / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, output / name)
         if changed := [name for name, digest in digests.items() if sha256_of(output / name) != digest]:
-            raise ConfigError(f"{folder / changed[0]}: has changed while it was copied; add it again")
+            raise ConfigError(f"{folder / changed[0]}: changed while it was copied; add it again")
         return store.publish(
             kind,
             key,

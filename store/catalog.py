@@ -1,12 +1,14 @@
 """The catalog: eight DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
 
-While one process has a DuckDB file open for writing, every other attempt to open it fails, read-only ones too. So no
-process keeps it open: each transaction opens the file, works, and closes it (about 50 ms), and who has several queries
-keeps it open for as long as they take (`CatalogReader`). Before that it takes a lock of ours, because DuckDB's own does
-not protect a process that opens the file while another one closes it: eight processes that committed at once damaged it
-in one of three trials (bench/operation/commits.py). Programs that do not take our lock, such as DuckDB's shell, are
-waited for by polling. The table `ingested` holds how far each file has been read; a position and the rows up to it are
-written in one transaction.
+While a process has a DuckDB file open for writing, no other process can open it, not even read-only. So no process
+keeps it open: each transaction opens the file, works and closes it (about 50 ms); a `CatalogReader` keeps it open for a
+few queries. Before opening the file a process takes a lock of our own, because DuckDB's lock does not protect a process
+that opens the file while another one closes it: eight processes that committed at the same time damaged the file in one
+of three trials (bench/operation/commits.py). Programs that do not take our lock, such as DuckDB's shell, are waited for
+by polling.
+
+The table `ingested` records how far each file has been read. A position and the rows up to it are written in the same
+transaction, so every event is ingested exactly once.
 """
 
 import atexit
@@ -50,16 +52,16 @@ from store.schema import (
     schema_of,
 )
 
-CatalogRow = dict[str, Any]  # of a query: column -> value
+CatalogRow = dict[str, Any]  # a row of a query's result: column -> value
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
-SLICE = 2**20  # bytes of events between two looks at the clock: about half a second
-# Off: looking for extensions on the network. Two threads are enough for transactions this small.
+SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
+# Extensions are not downloaded from the network. Two threads are enough for such small transactions.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
 
-# For a query that a person typed. DuckDB without external access still lets it write beside its own file (`COPY … TO
-# 'catalog.duckdb.wal'`, which the next transaction would take for its own), so its file system is off as well.
+# Settings for queries that users type. Without external access DuckDB still allows writing next to its own file (`COPY
+# … TO 'catalog.duckdb.wal'`, which the next transaction would read as its own), so the file system is disabled as well.
 _LOCKED = (
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",
@@ -67,87 +69,87 @@ _LOCKED = (
     "SET lock_configuration = true",
 )
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-# Any statement with a PIVOT whose columns are not listed has the type MULTI, and only its first word says what it is.
+# A statement with a PIVOT whose columns are not listed has the type MULTI, so it is recognised by its first word.
 _PIVOTS = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/|\()*(PIVOT|SELECT|FROM|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)
 _ONLY_READS = (
     "it may only read the catalog's tables: SELECT, FROM, WITH, VALUES, DESCRIBE, SHOW, SUMMARIZE, PIVOT or EXPLAIN, "
     "and no file and no setting. `nautile store export TABLE OUT.parquet` writes a table to a file"
 )
 
-# DuckDB gives the connections of a process to one file one database, which the last of them closes: none may be opened
-# meanwhile. Held for moments only, and by nobody who waits for another process.
+# All connections of a process to one file share one database, which the last of them closes: no other may be opened
+# while it does. Held only for opening and closing, never while waiting for another process.
 _opening = threading.Lock()
 
 
 @atexit.register
 def _hide_leak_report() -> None:
-    """Keep DuckDB's binding from printing sixty lines about leaks as the interpreter ends.
+    """Suppress the report of sixty lines about leaks that DuckDB's binding prints when the interpreter exits.
 
-    It reports every type that is still referred to once the modules are gone. Prefect keeps a flow, and with it all
-    that the flow's module refers to, to the very end, so each flow run would print that report.
+    It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
+    and so to all that its module refers to, until the end, so every flow run would print that report.
     """
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class CatalogBusy(Retryable):
-    """Another process kept the catalog open for longer than we wait. Nothing is lost: the next ingestion catches up."""
+    """Another process kept the catalog open too long. Nothing is lost: the next `ingest` continues where this ended."""
 
 
 class Catalog:
-    """The catalog of one store. Holds no connection; safe to use from several threads and processes."""
+    """The catalog of a store. Holds no connection; safe to use from several threads and processes."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.path = store.catalog_path
-        self._queue = store.root / "locks" / "catalog.lock"
+        self._lock_path = store.root / "locks" / "catalog.lock"  # its mtime is the end of the last `ingest`
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
 
-        Idempotent, and safe while other processes do the same. After `most_s` seconds a backlog is left to the next
-        call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is not a
-        catalog or the store cannot be written.
+        Idempotent, and safe while other processes do the same. After `most_s` seconds the remaining backlog is left to
+        the next call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is
+        not a catalog or the store cannot be written.
         """
         rows = 0
-        more = True
-        until = time.monotonic() + most_s
-        while more:  # a long backlog takes several short transactions
+        has_more = True
+        deadline = time.monotonic() + most_s
+        while has_more:  # a long backlog takes several short transactions
             with self._transaction(patience) as connection:
-                written, more = self._ingest_some(connection, until)
+                written, has_more = self._ingest_batch(connection, deadline)
                 rows += written
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 break
         with suppress(OSError):
-            os.utime(self._queue)
+            os.utime(self._lock_path)
         return rows
 
     def age_s(self) -> float:
-        """Seconds since any process last ended an `ingest`; infinity if none has, or the clock went back."""
+        """Seconds since the last `ingest` of any process ended; infinity if none, or if the clock was set back."""
         try:
-            age = time.time() - self._queue.stat().st_mtime
+            age = time.time() - self._lock_path.stat().st_mtime
         except OSError:
             return math.inf
         return age if age >= 0 else math.inf
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
-        """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table.
+        """Recreate all tables from manifests and events in one transaction; returns the number of rows by table.
 
-        A file that is damaged is replaced. Raises as `ingest` does.
+        A damaged catalog file is replaced. Raises the errors of `ingest`.
         """
         try:
             return self._rebuild(patience)
         except NewerCatalog:
             raise
         except ConfigError as error:
-            logger.warning("the catalog is replaced by a new one: %s", error)
+            logger.warning("the catalog file is replaced by a new one: %s", error)
         with writing(self.store.root):
             for path in (self.path, self.path.with_name(self.path.name + ".wal")):
                 path.unlink(missing_ok=True)
         return self._rebuild(patience)
 
     def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
-        """The rows of a read-only query as dicts in the order of its columns. See `select` for the errors."""
+        """The rows of a read-only query as dicts. Raises the errors of `select`."""
         return _as_dicts(*self.select(sql, parameters, patience=patience))
 
     def select(
@@ -155,23 +157,23 @@ class Catalog:
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows of a read-only query over everything ingested so far.
 
-        `files`: the query may read and write files, which one that a person typed may not. Raises `ConfigError` if the
-        query is wrong (with DuckDB's message), would write, set something or reach for a file; `CatalogBusy` as
-        `ingest`.
+        `files`: allow access to files; only for queries of our own, never for one that a user typed. Raises
+        `ConfigError` if the query is invalid (with DuckDB's message), writes, changes a setting or accesses a file;
+        `CatalogBusy` as `ingest`.
         """
         with self._readable(patience, locked=not files) as connection:
-            return _answer(connection, sql, parameters, locked=not files)
+            return _execute(connection, sql, parameters, locked=not files)
 
     def reading(self, *, patience: float = PATIENCE_S) -> "CatalogReader":
-        """For a block with several queries of one state; see `CatalogReader`."""
+        """A context manager for several queries over the same state; see `CatalogReader`."""
         return CatalogReader(self, patience)
 
     def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
-        """Write `table` to the Parquet file `out`, whole or not at all; returns the number of rows.
+        """Write `table` atomically to the Parquet file `out`, ordered by its key; returns the number of rows.
 
-        Raises `ConfigError` for an unknown table, a file that exists (without `overwrite`) or cannot be written.
+        Raises `ConfigError` for an unknown table, or if `out` exists (without `overwrite`) or cannot be written.
         """
-        keys = {known.name: ", ".join(known.key) for known in TABLES}
+        keys = {catalog_table.name: ", ".join(catalog_table.key) for catalog_table in TABLES}
         if table not in keys:
             raise ConfigError(f"no table {table!r}: there are {', '.join(keys)}")
         if out.exists() and not overwrite:
@@ -189,12 +191,11 @@ class Catalog:
         return rows[0][0]
 
     def lineage(self, artifact_id: str) -> list[CatalogRow]:
-        """Every artifact that `artifact_id` was made from, itself first.
+        """The artifact `artifact_id` and all artifacts that it was made from, directly or indirectly.
 
-        A row of `artifacts` for each, with `depth`, the `name` under which the artifact `made` read it, and `calls`,
-        the number of endpoint calls of its execution.
-
-        Raises `ConfigError` if there is no such artifact.
+        Each row has the columns of `artifacts` and: `depth`, 0 for the artifact itself; `made`, the artifact that it is
+        an input of, and `name`, the input's name there; `calls`, the number of endpoint calls of its execution. Raises
+        `ConfigError` if there is no such artifact.
         """
         artifact = self.store.get(artifact_id)
         self.ingest()
@@ -202,11 +203,12 @@ class Catalog:
 
     @contextmanager
     def _readable(self, patience: float, *, locked: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The catalog, read-only and of the present schema. `locked`: without files and settings."""
+        """Open the catalog read-only, with the current schema. `locked`: without access to files and settings."""
         if not self.path.exists():
             self.ingest(patience=patience)
         with ExitStack() as stack:
-            # With files alone: those who read beside it would have locked the settings of the process.
+            # A query with access to files takes the lock exclusively: connections of this process share their settings,
+            # and one beside it would have locked them.
             connection = stack.enter_context(self._open(patience, read_only=True, shared=locked))
             if schema_of(connection) != SCHEMA:  # an older one, or none: its first transaction did not finish
                 stack.close()
@@ -219,53 +221,56 @@ class Catalog:
     def _rebuild(self, patience: float) -> dict[str, int]:
         with self._transaction(patience) as connection:
             _create_empty(connection)
-            more = True
-            while more:
-                _, more = self._ingest_some(connection, math.inf)
+            has_more = True
+            while has_more:
+                _, has_more = self._ingest_batch(connection, math.inf)
             counts = {table.name: f"SELECT count(*) FROM {table.name}" for table in TABLES}
             return {name: connection.execute(sql).fetchall()[0][0] for name, sql in counts.items()}
 
-    def _ingest_some(self, connection: duckdb.DuckDBPyConnection, until: float) -> tuple[int, bool]:
-        """Read about `READ_LIMIT` bytes of events, fewer if the time is up; returns the rows written, and whether there
-        is more to read."""
-        known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
-        written = self._ingest_manifests(connection, known)
+    def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float) -> tuple[int, bool]:
+        """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
+
+        Returns the number of rows written, and whether there is more to read.
+        """
+        positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
+        written = self._ingest_manifests(connection, positions)
         budget = READ_LIMIT
-        slice_bytes = READ_LIMIT if until == math.inf else SLICE
-        # Of many files at once: a statement takes milliseconds however few rows it has, and others wait for the lock.
+        slice_bytes = READ_LIMIT if deadline == math.inf else SLICE
+        # Events of many files are inserted together: a statement takes milliseconds however few rows it has, and other
+        # processes wait for the lock.
         batch: list[tuple[str, list[dict[str, Any]]]] = []
-        reached_in: dict[str, int] = {}
-        held = 0
+        new_positions: dict[str, int] = {}
+        batch_bytes = 0
 
         def insert() -> None:
-            nonlocal written, held
+            nonlocal written, batch_bytes
             written += _insert_events(connection, batch)
-            _set_positions(connection, reached_in)
+            _set_positions(connection, new_positions)
             batch.clear()
-            reached_in.clear()
-            held = 0
+            new_positions.clear()
+            batch_bytes = 0
 
         for path in sorted((self.store.root / "events").glob("*.jsonl")):
             name, size = f"events/{path.name}", path.stat().st_size
-            position = known.get(name, 0)
+            position = positions.get(name, 0)
             while position < size:
-                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= until):
+                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= deadline):
                     insert()
                     return written, True
-                events, reached = read_events(path, position, min(budget, slice_bytes))
-                if reached == position:
-                    break  # a line that is still being written
+                events, end = read_events(path, position, min(budget, slice_bytes))
+                if end == position:
+                    break  # the last line is still being written
                 batch.append((name, events))
-                reached_in[name] = reached
-                budget, held = budget - (reached - position), held + (reached - position)
-                position = reached
-                if held >= slice_bytes:
+                new_positions[name] = end
+                budget, batch_bytes = budget - (end - position), batch_bytes + (end - position)
+                position = end
+                if batch_bytes >= slice_bytes:
                     insert()
         insert()
         return written, False
 
-    def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
-        """Write the rows of manifests that are new or have changed, and delete those of manifests that are gone.
+    def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> int:
+        """Write the rows of new and changed manifests, and delete those of manifests that no longer exist.
 
         The position of a manifest in `ingested` is its modification time in nanoseconds.
         """
@@ -277,14 +282,14 @@ class Catalog:
             except OSError:
                 continue
             present.add(name)
-            if known.get(name) == stamp:
+            if positions.get(name) == stamp:
                 continue
             if artifact := self.store.read(kind, key, number, folder):
                 new.append((name, stamp, artifact))
             else:
                 present.discard(name)
-        gone = [name for name in known if name.startswith("artifacts/") and name not in present]
-        for name in (*gone, *(name for name, _, _ in new)):
+        removed = [name for name in positions if name.startswith("artifacts/") and name not in present]
+        for name in (*removed, *(name for name, _, _ in new)):
             _delete_artifact(connection, name)
         if new:
             _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
@@ -294,6 +299,7 @@ class Catalog:
 
     @contextmanager
     def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Run the block in a write transaction on tables of the current schema, which are migrated or created first."""
         with writing(self.store.root):
             (self.store.root / "locks").mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
@@ -311,8 +317,9 @@ class Catalog:
 
     @contextmanager
     def _open(self, patience: float, *, read_only: bool, shared: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Take our lock, then open the file. `shared`: other processes may read at the same time."""
         deadline = time.monotonic() + patience
-        with flock_until(self._queue, deadline, shared=shared) as acquired:
+        with flock_until(self._lock_path, deadline, shared=shared) as acquired:
             if not acquired:
                 raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
             connection = self._connect(deadline, read_only)
@@ -323,6 +330,7 @@ class Catalog:
                     connection.close()
 
     def _connect(self, deadline: float, read_only: bool) -> duckdb.DuckDBPyConnection:
+        """Connect, waiting until `deadline` for programs that do not take our lock."""
         wait = 0.01
         while True:
             try:
@@ -330,7 +338,8 @@ class Catalog:
                     return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
             except duckdb.Error as error:
                 text = first_line(error)
-                # Another process has it open, or, where there are no locks, a thread of this one has it otherwise.
+                # Another process has the file open, or, on a file system without locks, a thread of this process has it
+                # open with other settings.
                 if not re.search("lock|different configuration", text, re.IGNORECASE):
                     raise ConfigError(_unusable(self.path, error)) from None
                 if time.monotonic() > deadline:
@@ -340,9 +349,9 @@ class Catalog:
 
 
 class CatalogReader:
-    """Several queries over one connection, which the first of them opens and the end of the block closes.
+    """Several queries over one connection, which is opened by the first query and closed at the end of the block.
 
-    Nothing is ingested meanwhile, by whichever process, so the block must be short. For a single thread.
+    No process can ingest in the meantime, so the block must be short. For a single thread.
     """
 
     def __init__(self, catalog: Catalog, patience: float = PATIENCE_S) -> None:
@@ -351,13 +360,13 @@ class CatalogReader:
         self._stack = ExitStack()
 
     def __call__(self, sql: str, *parameters: Any) -> list[CatalogRow]:
-        """The rows of a query. Raises as `Catalog.select`."""
+        """The rows of a query. Raises the errors of `Catalog.select`."""
         if self._connection is None:
             self._connection = self._stack.enter_context(self._catalog._readable(self._patience, locked=True))
-        return _as_dicts(*_answer(self._connection, sql, parameters, locked=True))
+        return _as_dicts(*_execute(self._connection, sql, parameters, locked=True))
 
     def close(self) -> None:
-        """Let others write the catalog; the next query opens it again."""
+        """Close the connection, so that others can write the catalog; the next query opens it again."""
         self._connection = None
         self._stack.close()
 
@@ -369,9 +378,9 @@ class CatalogReader:
 
 
 def query_files(sql: str, parameters: Sequence[Any] = ()) -> list[CatalogRow]:
-    """The rows of a query of our own that reads files and no table. Raises `ConfigError` with DuckDB's message."""
+    """The rows of an internal query over files instead of tables. Raises `ConfigError` with DuckDB's message."""
     with duckdb.connect(config=_SETTINGS) as connection:
-        return _as_dicts(*_answer(connection, sql, parameters, locked=False))
+        return _as_dicts(*_execute(connection, sql, parameters, locked=False))
 
 
 def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[CatalogRow]:
@@ -379,7 +388,7 @@ def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[C
 
 
 def _lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
-    """Keep queries from files and settings. The connections of a process share these, so the first of them does it."""
+    """Disable access to files and settings. All connections of a process share them, so only the first has to do it."""
     with _opening:
         row = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
         if row != (True,):
@@ -387,10 +396,10 @@ def _lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
                 connection.execute(setting)
 
 
-def _answer(
+def _execute(
     connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any], *, locked: bool
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of a query, over a catalog that is `_readable` like that."""
+    """Execute a query; returns column names and rows. `locked`: as the connection was opened by `Catalog._readable`."""
     try:
         if locked:
             _refuse_writing(connection, sql)
@@ -403,11 +412,11 @@ def _answer(
 
 
 def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raise `ConfigError` unless all statements of a query read, or if there is none."""
+    """Raise `ConfigError` if a statement of the query is not read-only, or if there is no statement."""
     kinds: list[tuple[duckdb.StatementType | None, str]]
     try:
         kinds = [(statement.type, statement.query) for statement in connection.extract_statements(sql)]
-    except ValueError:  # a type that the binding has no name for: UPDATE EXTENSIONS
+    except ValueError:  # a statement type that the binding does not know, such as UPDATE EXTENSIONS
         kinds = [(None, "")]
     if not kinds:
         raise ConfigError('the query is empty: `nautile sql "SELECT * FROM runs"` is an example')
@@ -434,11 +443,12 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _insert_events(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, list[dict[str, Any]]]]) -> int:
-    """Insert the events of files; one that does not fit its table is logged and skipped, as a torn line is.
+    """Insert the events of several files; returns the number of rows.
 
-    Returns the number of rows.
+    An event that does not fit its table is logged and skipped, like an incomplete line.
     """
-    by_table: dict[str, dict[str, dict[str, Any]]] = {}  # kind -> id -> row: a statement may set a row only once
+    # Kind -> id -> row. Of several events with one id only one is inserted: a statement may set a row only once.
+    by_table: dict[str, dict[str, dict[str, Any]]] = {}
     for name, event in ((name, event) for name, events in batch for event in events):
         if event["kind"] not in TABLE_OF_EVENT:
             logger.warning("%s: an event of unknown kind %r is skipped", name, event["kind"])
@@ -463,8 +473,8 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: li
 
 def _set_positions(connection: duckdb.DuckDBPyConnection, positions: dict[str, int]) -> None:
     if positions:
-        both = [list(positions), list(positions.values())]
-        connection.execute("INSERT OR REPLACE INTO ingested SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])", both)
+        columns = [list(positions), list(positions.values())]
+        connection.execute("INSERT OR REPLACE INTO ingested SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])", columns)
 
 
 def _delete_artifact(connection: duckdb.DuckDBPyConnection, name: str) -> None:

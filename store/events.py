@@ -1,8 +1,9 @@
-"""Event files: what a process reports, one JSON object a line, in a file of its own. The catalog is built from them.
+"""Event files: metrics, samples, endpoint calls and states of a process, one JSON object per line.
 
-A line is written by one system call, so a killed process loses no event that `EventWriter` has accepted; lines of
-`call` are fsynced too, because what a paid reply cost cannot be measured again. Ids of metrics and samples are derived
-from what they measure: a stage that resumes and measures a step twice yields one row.
+Each process writes its own file, and the catalog is built from all of them. A line is written by one system call, so a
+killed process loses no event that `EventWriter` has accepted. Events of kind `call` are fsynced too, because the cost
+of a paid reply cannot be measured again. The ids of metrics and samples are derived from what they measure, so a stage
+that resumes and repeats a step yields one row.
 """
 
 import json
@@ -23,17 +24,17 @@ from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 logger = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 0.3
-LARGEST_FILE = 256 * 10**6  # bytes: then the next file begins, so that a mirror need not send old events again
-NAMED_BY_FIELD = ("run", "plan", "note")  # events whose field `id` is the id of a row, which a later event replaces
+LARGEST_FILE = 256 * 10**6  # bytes; then a new file begins, because a mirror sends a changed file whole
+NAMED_BY_FIELD = ("run", "plan", "note")  # kinds whose field `id` is the row's id: a later event replaces the row
 READ_LIMIT = 8 * 2**20  # bytes read at a time
 
 
 class EventWriter:
-    """The `common.events.Emit` of one process. Safe to call from several threads.
+    """Writes the events of a process, as its `common.events.Emit`. Safe to call from several threads.
 
-    The file `path` is followed by `<its stem>.2.jsonl` and so on as it grows. `live`: a small JSON file with the newest
-    progress and metric values, for displays; it is replaced at most every 0.3 s. Raises `ValueError` on an event
-    without its required fields, and `OSError` if the disk is full.
+    When `path` has reached `LARGEST_FILE`, `<stem>.2.jsonl` follows, and so on. `live`: a small JSON file with the
+    newest progress and metric values, for displays; it is replaced at most every 0.3 s. Raises `ValueError` for an
+    event without its required fields, and `OSError` if the disk is full.
     """
 
     def __init__(self, path: Path, execution: str, *, stage: str = "", live: Path | None = None) -> None:
@@ -60,24 +61,23 @@ class EventWriter:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.path.with_name(self._file_name(self._part)), flags, 0o666)
         self._size = os.fstat(descriptor).st_size
-        # A crash cut the last line if it has no newline.
+        # A last line without a newline is incomplete, because of a crash.
         self._torn = self._size > 0 and os.pread(descriptor, 1, self._size - 1) != b"\n"
         return descriptor
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Write one event: `metric`, `sample`, `call`, `run`, `plan`, `note` or `progress` (which only updates the live
-        file)."""
+        """Write an event: metric, sample, call, run, plan or note; `progress` only updates the live file."""
         if kind == "progress":
             with self._lock:
                 self._live.update(fields)
                 self._update_live(now=fields.get("done") is not None and fields.get("done") == fields.get("total"))
             return
         if kind == "metric" and fields.get("value", 0) is None:
-            return  # not measured, so there is no row
+            return  # not measured: no row
         self.many(kind, [fields])
 
     def many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write several events of one kind; calls are on disk when this returns, after a single fsync."""
+        """Write several events of one kind; calls are synced to disk by one fsync before this returns."""
         identities = [self._identity(kind, fields) for fields in rows]
         with self._lock:
             if self._descriptor is None:
@@ -85,12 +85,12 @@ class EventWriter:
             for fields, identity in zip(rows, identities, strict=True):
                 self._append(kind, fields, identity)
         if kind == "call":
-            self.sync()  # outside the lock: endpoints answer in many threads, which can share one wait for the disk
+            self.sync()  # outside the lock, so that threads of several endpoints can wait for the disk together
 
     def _append(self, kind: str, fields: Mapping[str, Any], identity: list[Any] | None) -> None:
         """Write one event as a line. The caller holds the lock."""
         self._count += 1
-        # Strictly increasing within a writer, so that the newer of two events with one id is always known.
+        # Strictly increasing within a writer, so that of two events with the same id the newer one is known.
         self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
         event = {
             "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
@@ -109,13 +109,13 @@ class EventWriter:
         if self._size + len(line) > LARGEST_FILE and self._size:
             self._begin_next_part()
         assert self._descriptor is not None
-        # If the disk takes only a part of the line, the next event begins a new one.
-        rest = b"\n" + line if self._torn else line
-        while rest:
+        # If only a part of the line is written (the disk is full), the next event begins a new line.
+        unwritten = b"\n" + line if self._torn else line
+        while unwritten:
             self._torn = True
-            written = os.write(self._descriptor, rest)
+            written = os.write(self._descriptor, unwritten)
             self._size += written
-            rest = rest[written:]
+            unwritten = unwritten[written:]
         self._torn = False
         if kind == "metric":
             self._live["metrics"][str(fields["name"])] = float(fields["value"])
@@ -127,8 +127,8 @@ class EventWriter:
         assert self._descriptor is not None
         os.fsync(self._descriptor)
         self._part += 1
-        full, self._descriptor = self._descriptor, self._open_part()
-        os.close(full)
+        previous, self._descriptor = self._descriptor, self._open_part()
+        os.close(previous)
 
     def sync(self) -> None:
         """Wait until every event written so far is on disk."""
@@ -141,7 +141,7 @@ class EventWriter:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Write the last live values, fsync and close. Later events are refused."""
+        """Write the last live values, fsync and close the file. Later events raise `ValueError`."""
         with self._lock:
             if self._descriptor is not None:
                 self._update_live(now=True)
@@ -150,7 +150,7 @@ class EventWriter:
                 self._descriptor = None
 
     def _identity(self, kind: str, fields: Mapping[str, Any]) -> list[Any] | None:
-        """The fields that identify what an event measures; None for a call, of which every event counts."""
+        """The values that identify what an event measures; None for calls, which are all separate rows."""
         try:
             if kind == "metric":
                 float(fields["value"])
@@ -164,9 +164,7 @@ class EventWriter:
         except (KeyError, TypeError) as error:
             raise ValueError(f"event {kind!r} of {self.stage or 'a stage'}: {error!r} in {sorted(fields)}") from None
         if kind != "call":
-            raise ValueError(
-                f"event of unknown kind {kind!r}: there are metric, sample, call, progress, run, plan and note"
-            )
+            raise ValueError(f"event of unknown kind {kind!r}: use metric, sample, call, progress, run, plan or note")
         return None
 
     def _update_live(self, *, now: bool) -> None:
@@ -183,39 +181,39 @@ class EventWriter:
 
 
 def read_live(path: Path) -> dict[str, Any]:
-    """The newest progress and metric values of a child process, empty if it has not written any yet."""
+    """Read the newest progress and metric values of a child process; empty if it has not written any."""
     live = read_json(path)
     return live if isinstance(live, dict) else {}
 
 
 def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[dict[str, Any]], int]:
-    """The events from byte `offset` on, in about `limit` bytes, and the offset to continue from.
+    """Read about `limit` bytes of events from byte `offset` on; returns them and the offset to continue from.
 
-    A last line without its newline is left for the next call, because it is still being written. A line that is not an
-    event (torn by a crash, nested too deep, over 32 MiB) is skipped and logged; one that is longer than a block is
-    skipped block by block.
+    A last line without a newline is left for the next call, because it may still be being written. A line that is not a
+    valid event (incomplete after a crash, nested too deep, over 32 MiB) is skipped with a warning; a line that is
+    longer than a block is skipped block by block.
     """
     with path.open("rb") as file:
         file.seek(offset)
         block = bytearray(file.read(limit))
         while block and b"\n" not in block[-limit:] and len(block) <= LARGEST_EVENT and (more := file.read(limit)):
-            block += more  # a line longer than the limit
+            block += more  # the line is longer than `limit`
     if len(block) > LARGEST_EVENT and b"\n" not in block:
         logger.warning("%s: a line of over %d bytes at byte %d is skipped", path, LARGEST_EVENT, offset)
         return [], offset + len(block)
-    whole = bytes(block[: block.rfind(b"\n") + 1])
+    complete_lines = bytes(block[: block.rfind(b"\n") + 1])
     events = []
-    for line in whole.splitlines():
+    for line in complete_lines.splitlines():
         event = _parse(line) if len(line) <= LARGEST_EVENT else None
         if event is not None:
             events.append(event)
         elif line.strip():
             logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is skipped", path, len(line))
-    return events, offset + len(whole)
+    return events, offset + len(complete_lines)
 
 
 def to_json(value: Any) -> str:
-    """One line of strict JSON. Arrays of numpy and jax become lists, their scalars numbers; NaN becomes "nan"."""
+    """Serialise as one line of strict JSON. Arrays of numpy and JAX become lists, scalars numbers, NaN "nan"."""
     try:
         return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -223,7 +221,7 @@ def to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value`, which json cannot write, as plain data."""
+    """Convert a value that `json` does not support into plain data."""
     for name in ("tolist", "model_dump"):
         if hasattr(value, name):
             return getattr(value, name)()
@@ -248,7 +246,7 @@ def with_finite(value: Any) -> Any:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The event in a line, None if it is none."""
+    """Parse a line; None if it is not a valid event."""
     event = parse_json(line)
     if not isinstance(event, dict) or not isinstance(event.get("fields"), dict):
         return None

@@ -1,10 +1,9 @@
-"""What the store no longer needs: abandoned staging folders, replaced artifacts that nothing depends on, leftovers.
+"""Garbage collection of the store: abandoned staging folders, superseded artifacts without dependants, leftovers.
 
-A replaced artifact stays as long as a live one, or another that stays, was made from it: lineage never breaks. Live
-artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use, and
-those that retention rules (configs/operation.py) let go. What is removed is removed from the remote too. Unfinished
-work stays, whatever its age, while it holds checkpoints, replies or open batch jobs, until somebody names it. So do the
-paid replies of a model.
+A superseded artifact is kept as long as a kept artifact was made from it, so lineage never breaks. Live artifacts are
+never garbage, even if damaged, except those that retention rules (configs/operation.py) retire, and folders without a
+manifest, which nothing can use. Unfinished work with checkpoints, paid replies or open batch jobs is kept whatever its
+age, until the operator names it; so are the paid replies of a model. What is removed is removed from the remote too.
 """
 
 import time
@@ -29,19 +28,19 @@ STALE_DAYS = 7.0
 NAMED = "unfinished, and named"
 DAY_S = 86400
 
-Published = tuple[str, str]  # (key, execution): everything that one execution published
+Published = tuple[str, str]  # (key, execution) of all artifacts that one execution published
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """A folder or file that can be removed, the space it takes, and why."""
+    """A folder or file that can be removed, its size, and the reason."""
 
-    path: Path  # of something that only the remote has: where it would be here
+    path: Path  # of something that only the remote has: where it would be in the local folder
     bytes: int
     reason: str
-    key: str | None = None  # its lock must be free for the removal
-    artifact: Artifact | None = None  # one that the remote may have too
-    remote: tuple[str, ...] = ()  # names of objects at the remote
+    key: str | None = None  # the lock of this key must be free for the removal
+    artifact: Artifact | None = None  # the artifact to remove at the remote as well
+    remote: tuple[str, ...] = ()  # names of the objects to remove at the remote
 
 
 def find_garbage(
@@ -52,29 +51,31 @@ def find_garbage(
     unfinished: Sequence[str] = (),
     replies: Sequence[str] = (),
 ) -> list[Garbage]:
-    """What `collect` would remove. Unfinished work counts once it is untouched for `stale_days`, unless it is
-    `precious`; that whose key begins with one of `unfinished` counts at once. So do the `replies` of a model.
+    """Find everything that `collect` may remove.
 
-    Raises `ConfigError` for a pin that names no artifact, a prefix that names no staging folder, or a model that has no
-    replies or is asked now.
+    Unfinished work is garbage if it has been untouched for `stale_days` and holds nothing `precious`. `unfinished`:
+    prefixes of keys whose unfinished work is garbage in any case. `replies`: models whose paid replies are garbage.
+
+    Raises `ConfigError` for a pin that matches no artifact, a prefix that matches no staging folder, or a model that
+    has no replies or is being used by a run.
     """
     folders = [folder.name for folder in (store.root / "staging").glob("*") if KEY.fullmatch(folder.name)]
     for prefix in unfinished:
         if not prefix or not any(name.startswith(prefix) for name in folders):
-            raise ConfigError(f"no unfinished work begins with {prefix!r}: `nautile reconcile` lists what there is")
+            raise ConfigError(f"no unfinished work has a key that begins with {prefix!r}: see `nautile reconcile`")
     garbage = [*_staging(store, stale_days, tuple(unfinished)), *_artifacts(store, rules), *_digest_records(store)]
     for model in replies:
         garbage += _replies(store, model)
     if isinstance(store, MirroredStore):
         for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
             path = store.root / "artifacts" / name
-            garbage.append(Garbage(path, size, "an upload that was cut short", remote=tuple(objects)))
+            garbage.append(Garbage(path, size, "an interrupted upload", remote=tuple(objects)))
         garbage += _published_at_remote(store, time.time() - DAY_S * stale_days)
     return garbage
 
 
 def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Remove `garbage`; returns what was removed. Anything that a run has locked in the meantime stays."""
+    """Remove `garbage`; returns what was removed. Keys that a run has locked in the meantime are skipped."""
     removed = []
     with writing(store.root):
         for item in garbage:
@@ -100,7 +101,7 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
 
 
 def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Garbage]:
-    """Unfinished work at the remote that was not removed when it was published, written before `older_than`."""
+    """Staging data at the remote that was not removed when its key was published, written before `older_than`."""
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
     for name, entry in store.remote.names("staging").items():
         by_key[name.partition("/")[0]][f"staging/{name}"] = entry
@@ -112,14 +113,14 @@ def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Ga
 
 
 def unfinished_work(store: Store) -> Iterator[tuple[Garbage, list[str]]]:
-    """The staging folders that nobody has touched for `STALE_DAYS`, each with what is `precious` in it."""
+    """The staging folders that have been untouched for `STALE_DAYS`, each with what is `precious` in it."""
     for item in _staging(store, STALE_DAYS, None):
         if item.reason.startswith("unfinished"):
             yield item, precious(item.path)
 
 
 def precious(folder: Path) -> list[str]:
-    """What a staging folder holds that took days or money and cannot be had again: in words, empty if nothing."""
+    """Names of contents of a staging folder that took days or money to make, such as "checkpoints"; may be empty."""
     patterns = {"checkpoints": "checkpoints/*", "replies": "replies*.jsonl", "open batch jobs": "*.batches/*"}
     return [
         name for name, pattern in patterns.items() if any(p.is_dir() or p.stat().st_size for p in folder.rglob(pattern))
@@ -127,11 +128,13 @@ def precious(folder: Path) -> list[str]:
 
 
 def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> Iterator[Garbage]:
-    """Staging folders of work that is published, that nobody has touched for `stale_days`, or that is named by a prefix
-    of its key. `named` None: also those with something precious."""
+    """Staging folders that are published, untouched for `stale_days`, or named by a prefix of their key.
+
+    `named` None: include untouched folders with precious contents.
+    """
     for folder in sorted((store.root / "staging").glob("*")):
         if not KEY.fullmatch(folder.name):
-            yield Garbage(folder, _size(folder), "left by a removal that was cut short")
+            yield Garbage(folder, _size(folder), "left by an interrupted removal")
         elif not store.lock(folder.name).held_elsewhere():
             written = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
             days = (time.time() - written) / DAY_S
@@ -144,7 +147,7 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
 
 
 def _replies(store: Store, model: str) -> list[Garbage]:
-    """All paid replies of a model (data/endpoints/reply_cache.py), here and at the remote."""
+    """All paid replies of a model (data/endpoints/reply_cache.py), local and at the remote."""
     name = as_file_name(model)
     folder, remote = store.root / "replies" / name, tuple[str, ...]()
     if isinstance(store, MirroredStore):
@@ -152,14 +155,14 @@ def _replies(store: Store, model: str) -> list[Garbage]:
     if not folder.is_dir() and not remote:
         raise ConfigError(f"{store.location} has no replies of a model {model!r}")
     if any(KeyLock(path).held_elsewhere() for path in folder.glob("*.jsonl")):
-        raise ConfigError(f"a run is asking {model!r} now: wait until it has ended")
+        raise ConfigError(f"a run is using {model!r} now: wait until it has ended")
     reason = f"paid replies of {model}, named"
     at_remote = [Garbage(folder, 0, f"{reason}, at the remote", remote=remote)] if remote else []
     return [Garbage(folder, _size(folder), reason), *at_remote]
 
 
 def _is_published(store: Store, folder: Path) -> bool:
-    """True if the execution that worked in `folder` has published all its outputs."""
+    """Whether the execution that worked in `folder` has published all its outputs."""
     record, done = read_json(folder / "execution.json"), read_json(folder / "done.json")
     if not isinstance(record, dict) or not isinstance(done, dict):
         return False
@@ -168,9 +171,9 @@ def _is_published(store: Store, folder: Path) -> bool:
 
 
 def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
-    """Artifact folders that nothing needs or can use."""
+    """Artifact folders that are not needed, or that nothing can use."""
     artifacts = store.list(superseded=True)
-    needed = _with_inputs(artifacts, _kept_by_rules(store, artifacts, rules))
+    needed = _with_inputs(artifacts, _versions_to_keep(store, artifacts, rules))
     by_folder = {artifact.folder: artifact for artifact in artifacts}
     for _, key, number, folder in store.folders():
         artifact = by_folder.get(folder)
@@ -187,19 +190,23 @@ def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
             yield Garbage(folder, size, reason, key, artifact)
 
 
-def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
-    """The versions that stay for their own sake. Raises `ConfigError` for a pin that names no artifact, or several."""
+def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
+    """The versions that the rules keep, without their inputs; all live ones if no rule retires any.
+
+    Raises `ConfigError` for a pin that matches no artifact or several.
+    """
     pinned = {store.get(name).version_id for name in rules.pins}
     live = [artifact for artifact in artifacts if not artifact.superseded]
     if not rules.retires:
         return {artifact.version_id for artifact in live} | pinned
-    # The artifacts that a staging folder's execution reads.
+    # Inputs of unfinished work are in use.
     records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
     inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
-    digests = {digest for named in inputs for digest in named.values()}
+    digests = {digest for named_digests in inputs for digest in named_digests.values()}
+    # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
     newest = _newest_of_each_label(live, rules.newest or 0)
-    kept = {
+    kept_executions = {
         (artifact.key, artifact.execution)
         for artifact in live
         if artifact.kind in rules.kinds
@@ -208,19 +215,21 @@ def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConf
         or artifact.version_id in pinned
         or store.lock(artifact.key).held_elsewhere()
     }
-    kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept}
+    kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept_executions}
     in_use = {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in digests}
     return kept_live | pinned | in_use
 
 
-def _with_inputs(artifacts: Iterable[Artifact], kept: set[VersionId]) -> set[VersionId]:
-    """`kept`, everything it was made from, and what the same executions published: a step is reused only if all its
-    outputs are there."""
+def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set[VersionId]:
+    """The versions, their direct and indirect inputs, and all other outputs of the same executions.
+
+    The other outputs are needed because a step is reused only if all its outputs exist.
+    """
     by_version = {artifact.version_id: artifact for artifact in artifacts}
     siblings: dict[Published, list[VersionId]] = defaultdict(list)
     for version in by_version:
         siblings[version.key, version.execution].append(version)
-    pending = list(kept)
+    pending = list(versions)
     needed: set[VersionId] = set()
     while pending:
         version = pending.pop()
@@ -245,15 +254,15 @@ def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:
-    """Records of verified files (store/verify.py) whose artifact is gone."""
+    """Records of verified files (store/verify.py) whose artifact no longer exists."""
     artifacts = {f"{kind}-{folder.name}" for kind, _, _, folder in store.folders()}
     for path in sorted((store.root / "verified").glob("*.json")):
         if path.stem not in artifacts:
-            yield Garbage(path, path.stat().st_size, "digests of files that are gone")
+            yield Garbage(path, path.stat().st_size, "digests of files that no longer exist")
 
 
 def _created(artifact: Artifact) -> float:
-    """Seconds since 1970."""
+    """When an artifact was created, in seconds since 1970."""
     return creation_order(artifact.manifest)[0].timestamp()
 
 

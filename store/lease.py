@@ -1,11 +1,12 @@
-"""A lease of a key at the remote: of several machines that share no disk, one at a time makes a key.
+"""A lease of a key at the remote, so that of several machines without a shared disk one at a time makes a key.
 
     <url>/leases/<key>/<fence>.json     {"holder", "host", "machine", "state": "held" or "released", "renewed": a count}
 
-Who takes a lease creates the object of the next fence, on the condition that there is none: one of several succeeds.
-The holder writes it anew now and then. One that stays the same for five minutes, by the clock of the machine that
-looks, has expired: its holder's machine is gone or cut off. Whoever holds the greatest fence holds the lease, so a
-holder that comes back sees that it has lost it, and stops. Clocks are never compared.
+A machine acquires the lease by creating the object with the next fence number, on the condition that it does not exist:
+of several machines one succeeds. The holder rewrites the object regularly. If it has not changed for five minutes, by
+the clock of the waiting machine, the lease has expired: the holder has died or lost its connection. The holder of the
+greatest fence holds the lease, so a holder that returns sees that it was replaced, and stops. Clocks of different
+machines are never compared.
 """
 
 import json
@@ -31,9 +32,9 @@ LARGEST_LEASE = 2**16  # bytes
 
 
 class Lease:
-    """The lease of `key`, for one process at a time of the machine: the caller holds the key's lock.
+    """The lease of `key`. The caller holds the key's lock, so one process of a machine at a time uses it.
 
-    Methods that reach the remote raise `ConfigError` or `Retryable` naming it.
+    Methods that access the remote raise `ConfigError` or `Retryable`.
     """
 
     def __init__(self, remote: Remote, root: Path, key: str) -> None:
@@ -46,16 +47,20 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def acquire(self, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> None:
-        """Take the lease, once its holder has released it or is gone. `on_wait(host)` is called first if it is held;
-        `wait(seconds)` between two looks, and an exception out of it ends the waiting."""
-        seen, since, announced = None, time.monotonic(), False
+        """Acquire the lease, waiting until its holder has released it or it has expired; then renew it in a thread.
+
+        `on_wait(host)` is called once if the lease is held; `wait(seconds)` between two polls, and an exception from it
+        ends the waiting.
+        """
+        last_lease, unchanged_since, announced = None, time.monotonic(), False
         while True:
             fence, state = self._newest()
-            if (fence, state) != seen:
-                seen, since = (fence, state), time.monotonic()
-            # The lock of the key is ours: another process of this machine that held the lease is gone.
+            if (fence, state) != last_lease:
+                last_lease, unchanged_since = (fence, state), time.monotonic()
+            # We hold the lock of the key, so another process of this machine that held the lease has ended.
             own = state.get("machine") == self._state["machine"]
-            free = fence == 0 or own or state.get("state") == "released" or time.monotonic() - since > EXPIRES_S
+            expired = time.monotonic() - unchanged_since > EXPIRES_S
+            free = fence == 0 or own or state.get("state") == "released" or expired
             if free and self._create(fence + 1):
                 break
             if not announced:
@@ -66,14 +71,14 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise `Retryable` if the lease is lost. Makes no request: the thread that renews it does."""
+        """Raise `Retryable` if the lease is lost. It makes no request itself: the renewing thread does."""
         if self._taken_by:
             raise Retryable(f"the lease of this key was taken over by {self._taken_by}")
         if time.monotonic() - self._renewed_at > EXPIRES_S - RENEW_S:
             raise Retryable(f"the lease of this key could not be renewed at {self._remote.url} and expires")
 
     def release(self) -> None:
-        """Give the lease up, and remove what earlier holders left. A remote that does not answer is only logged."""
+        """Release the lease and remove the objects of earlier holders; an unreachable remote is only logged."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -84,33 +89,35 @@ class Lease:
             names = [name for name in self._remote.names(self._folder) if _fence_of(name) < self.fence]
             self._remote.delete(f"{self._folder}/{name}" for name in names)
         except (ConfigError, Retryable) as error:
-            logger.warning("a lease cannot be released, and expires: %s", error)
+            logger.warning("the lease cannot be released; it will expire: %s", error)
 
     def _newest(self) -> tuple[int, dict[str, Any]]:
-        """The greatest fence, 0 if there is none, and its state."""
+        """The greatest fence (0: none) and its state."""
         fence = max(map(_fence_of, self._remote.names(self._folder)), default=0)
         state = self._remote.read_json(self._name(fence), LARGEST_LEASE) if fence else None
         return fence, state if isinstance(state, dict) else {}
 
     def _create(self, fence: int) -> bool:
-        """Become the holder of `fence`; False if another has."""
-        began = time.monotonic()
+        """Create the object of `fence`; False if another machine has created it."""
+        request_time = time.monotonic()
         content = json.dumps({**self._state, "state": "held", "renewed": 0}).encode()
         if not self._remote.create(self._name(fence), content):
-            # It may have been us, by a request whose answer was lost.
+            # We may have created it by a request whose response was lost.
             state = self._remote.read_json(self._name(fence), LARGEST_LEASE)
             if not isinstance(state, dict) or state.get("holder") != self._state["holder"]:
                 return False
-        self.fence, self._renewed_at = fence, began
+        self.fence, self._renewed_at = fence, request_time
         return True
 
     def _write(self, state: str) -> None:
-        began = time.monotonic()
+        """Rewrite the object with a new count. The renewal counts from before the request, which may take long."""
+        request_time = time.monotonic()
         self._state["renewed"] = self._state.get("renewed", 0) + 1
         self._remote.write(self._name(self.fence), json.dumps({**self._state, "state": state}).encode())
-        self._renewed_at = began
+        self._renewed_at = request_time
 
     def _renew(self) -> None:
+        """Body of the thread: renew the lease until it is released or another machine has taken it over."""
         while not self._stop.wait(RENEW_S):
             try:
                 fence, state = self._newest()
@@ -126,7 +133,7 @@ class Lease:
 
 
 def machine_id(root: Path) -> str:
-    """An id of the store's folder on this machine: hosts in containers may share a name and a path."""
+    """The id of a store folder on this machine, created on first use: containers may share host names and paths."""
     path = root / "machine.json"
     if not isinstance(record := read_json(path), dict):
         record = {"id": uuid.uuid4().hex}

@@ -1,10 +1,10 @@
-"""Locks of the store: flocks on files under `locks/`, which the kernel releases when the process that holds them dies.
+"""File locks of the store: flocks on files under `locks/`, which the kernel releases when their process ends.
 
-`KeyLock` is exclusive: one process makes a key; a run's process holds `locks/run-<id>.lock` as long as it lives, so
-that whoever can take that lock knows the process to be gone. `flock_until` is shared or exclusive, with a deadline:
-readers and writers of the catalog queue at it.
+`KeyLock` is exclusive: one process at a time makes a key. The process of a run holds `locks/run-<id>.lock` as long as
+it lives, so whoever can acquire that lock knows that the process has ended. `flock_until` is shared or exclusive and
+has a deadline: readers and writers of the catalog use it.
 
-Files are opened for writing: over NFS an exclusive flock becomes a lock of a range of bytes, which needs that.
+Lock files are opened for writing, because NFS implements an exclusive flock as a byte-range lock, which requires it.
 """
 
 import os
@@ -21,14 +21,14 @@ from common.files import writing
 
 
 class KeyLock:
-    """An exclusive lock: `with lock:` waits for it. Not reentrant, and not inherited by child processes."""
+    """An exclusive lock; `with lock:` waits for it. Not reentrant, and not inherited by child processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
-        """Take the lock if it is free. Raises `ConfigError` if the store cannot be written."""
+        """Acquire the lock if it is free; False if not. Raises `ConfigError` if the store cannot be written."""
         with writing(self.path.parent.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -40,32 +40,33 @@ class KeyLock:
                 os.close(descriptor)
         if not acquired:
             return False
-        if not self._is_the_file(descriptor):
+        if not self._is_current_file(descriptor):
+            # `remove` deleted the file between `open` and `flock`: a lock on it would exclude nobody.
             os.close(descriptor)
-            return self.try_acquire()  # `remove` deleted the file between the two calls
+            return self.try_acquire()
         self._descriptor = descriptor
         return True
 
     def acquire(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """Take the lock, calling `wait(seconds)` between attempts; an exception out of `wait` ends the waiting."""
+        """Acquire the lock, calling `wait(seconds)` between attempts; an exception from `wait` ends the waiting."""
         while not self.try_acquire():
             wait(0.2)
 
     def release(self) -> None:
-        """Give the lock up, if this object holds it."""
+        """Release the lock if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def remove(self) -> None:
-        """Delete the lock's file and release the lock, if this object holds it."""
+        """Delete the lock file and release the lock, if this object holds it."""
         if self._descriptor is not None:
             self.path.unlink(missing_ok=True)
             self.release()
 
     @contextmanager
     def for_life(self) -> Iterator[None]:
-        """Hold the lock during the block, then delete its file: a file that is left means a killed process."""
+        """Hold the lock during the block, then delete its file: a file without a holder means a killed process."""
         self.acquire()
         os.utime(self.path)
         try:
@@ -74,8 +75,10 @@ class KeyLock:
             self.remove()
 
     def held_elsewhere(self) -> bool:
-        """True while some process (or another lock object of this one) holds it, or may: where there are no locks, a
-        lock file is all that can be known."""
+        """Whether another process, or another lock object of this one, holds the lock.
+
+        True also where the file system has no locks but the lock file exists, because then nothing more is known.
+        """
         if not self.path.exists():
             return False
         if self.try_acquire():
@@ -83,7 +86,8 @@ class KeyLock:
             return not has_locks(self.path.parent)
         return True
 
-    def _is_the_file(self, descriptor: int) -> bool:
+    def _is_current_file(self, descriptor: int) -> bool:
+        """Whether the open file is still the one at `path`."""
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat())
         except FileNotFoundError:
@@ -101,10 +105,11 @@ class KeyLock:
 
 @contextmanager
 def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
-    """Hold an flock on `path` during the block; False if it was not free until `deadline` (monotonic seconds).
+    """Hold an flock on `path` during the block; yields False if it was not free by `deadline` (monotonic seconds).
 
-    An attempt costs microseconds, so it is polled every few milliseconds. Where the file cannot be opened for writing
-    (a store that may only be read) readers still share the lock with those who may; without any file all get True.
+    The lock is polled every few milliseconds; an attempt takes microseconds. If the file cannot be opened for writing
+    (a read-only store), a shared lock is still taken on it; if it cannot be opened at all, the block runs without a
+    lock and gets True.
     """
     descriptor = None
     for flags in (os.O_RDWR | os.O_CREAT, *([os.O_RDONLY] if shared else [])):
@@ -123,8 +128,10 @@ def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
 
 
 def locks_work(folder: Path) -> bool:
-    """Whether the file system of `folder`, which can be written, has locks. Without them no process is known to be
-    gone, so nothing may be tidied up after it."""
+    """Whether the file system of the writable `folder` supports locks.
+
+    Without locks it is unknown whether another process has ended, so nothing of it may be cleaned up.
+    """
     lock = KeyLock(folder / f".probe-{uuid.uuid4().hex}.lock")
     lock.try_acquire()
     lock.remove()

@@ -1,11 +1,11 @@
-"""The manifest: what an artifact is, which files it has by digest, and what it was made from.
+"""The manifest of an artifact: its files with their digests, its configuration and inputs, and who made it when.
 
-It is written last, inside the folder that is then renamed into place, and carries a seal (a digest of itself), so
-that a flipped byte in the manifest is noticed as one in any other file. It holds no secrets: a configuration names
-the environment variables of keys, never their values.
+The manifest is the last file written into the folder that is then renamed into place. Its seal is a digest of itself,
+so that damage to the manifest is detected like damage to any other file. It contains no secrets: configurations name
+the environment variables of API keys, never their values.
 
-Manifests and events may come from a shared folder or bucket, so they are read as untrusted data: bounded in size and
-depth, every field checked, no file name that leads out of the artifact's folder.
+Manifests and events may come from a shared folder or bucket, so they are read as untrusted data: size and nesting are
+limited, every field is validated, and no file name may lead out of the artifact's folder.
 """
 
 import hashlib
@@ -31,15 +31,16 @@ from configs.base import fingerprint
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-ADDED = "add"  # in place of a stage's name: `nautile store add` brought the artifact in
+ADDED = "add"  # the `stage` of artifacts that were added by `nautile store add`
 MANIFEST = "manifest.json"
-MIRRORED = ".mirrored"  # files in an artifact's folder, holding its execution: the remote has this version too,
-ABSENT = ".absent"  # or the remote alone has its files
+# Marker files in an artifact's folder that contain the id of its execution.
+MIRRORED = ".mirrored"  # the remote has this version too
+ABSENT = ".absent"  # only the remote has the files
 RESERVED = frozenset({MANIFEST, MIRRORED, ABSENT})
 
 LARGEST_MANIFEST = 32 * 2**20  # bytes
-LARGEST_EVENT = 32 * 2**20  # bytes of one line
-DEEPEST = 64  # levels of nested lists and objects
+LARGEST_EVENT = 32 * 2**20  # bytes of a line
+DEEPEST = 64  # nesting levels of lists and objects
 
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
@@ -50,7 +51,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def is_safe_name(name: str) -> bool:
-    """True if `name` is a plain relative path in POSIX form, which cannot lead out of the folder it is put in."""
+    """Whether `name` is a relative POSIX path that stays inside the folder it is joined to."""
     parts = name.split("/")
     return name not in RESERVED and all(
         part not in ("", ".", "..") and len(part.encode(errors="replace")) <= 255 and part.isprintable()
@@ -59,7 +60,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def nests_too_deep(value: Any, limit: int = DEEPEST) -> bool:
-    """True if JSON data nests more than `limit` levels. Works level by level: a recursion could exhaust the stack."""
+    """Whether JSON data has more than `limit` nesting levels. Iterative, because recursion could exhaust the stack."""
     level = [value]
     for _ in range(limit):
         level = [
@@ -82,7 +83,7 @@ class _File(BaseModel):
 
 
 class _Manifest(BaseModel):
-    """The fields of a manifest and their types; further fields are allowed."""
+    """The schema of a manifest; further fields are allowed."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -128,7 +129,7 @@ class _Manifest(BaseModel):
 
 
 def schema_error(manifest: Any) -> str | None:
-    """What is wrong with the fields of a manifest, in a line; None if nothing is."""
+    """The first invalid field of a manifest as one line of text; None if all are valid."""
     if nests_too_deep(manifest):
         return f"nested deeper than {DEEPEST} levels"
     try:
@@ -142,8 +143,8 @@ def schema_error(manifest: Any) -> str | None:
 def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[str, str]) -> str:
     """The content key of a stage's outputs: 64 hexadecimal digits, the same on every machine and in every process.
 
-    `section` is plain JSON data, `inputs` maps a name to `kind/<full key>`. Raises `ConfigError` on a short id: a key
-    must not depend on how an id was abbreviated.
+    `section`: the stage's configuration as JSON data. `inputs`: name -> `kind/<full key>`; raises `ConfigError` for a
+    short id, because a key must not depend on how an id was abbreviated.
     """
     for name, full_id in inputs.items():
         kind, _, key = full_id.partition("/")
@@ -153,12 +154,11 @@ def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[st
 
 
 def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders.
+    """Size and sha256 of every file under `source` except the manifest; files and folders are fsynced.
 
-    `digests`: relative path -> sha256 of files that need not be read, because it was taken as they were written.
-
-    Hidden `.*.tmp` files, left by a write that a crash cut short, are removed. Raises `ValueError` if there is no file,
-    something that is neither a file nor a folder, or a name that a reader of the manifest would refuse.
+    Returns relative path -> {bytes, sha256}. `digests`: known sha256 by relative path, for files that need not be read.
+    Hidden `.*.tmp` files, which a crash left, are removed. Raises `ValueError` if there is no file, something that is
+    neither a file nor a folder, or a name that readers of the manifest would refuse.
     """
     paths = []
     for path in sorted(source.rglob("*")):
@@ -176,24 +176,24 @@ def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> di
     def describe(path: str) -> dict[str, Any]:
         with (source / path).open("rb") as file:
             os.fsync(file.fileno())
-            known = (digests or {}).get(path)
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest() if known is None else known
+            known_digest = (digests or {}).get(path)
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest() if known_digest is None else known_digest
             return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
 
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        described = dict(zip(paths, pool.map(describe, paths), strict=True))
+        descriptions = dict(zip(paths, pool.map(describe, paths), strict=True))
     for folder, _, _ in os.walk(source):
         sync_folder(Path(folder))
-    return described
+    return descriptions
 
 
 def with_seal(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with a digest of itself, by which `checked_manifest` notices any change."""
+    """Add the seal to a manifest: a digest of itself, by which `checked_manifest` detects any change."""
     return {**manifest, "seal": fingerprint(manifest)}
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in `folder`; None if it is missing, no plain file, or damaged (`checked_manifest`)."""
+    """Read the manifest in `folder`; None if it is missing, not a regular file, or damaged (`checked_manifest`)."""
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
         return None
@@ -201,7 +201,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
-    """`manifest` if its seal fits and its fields are valid, else None; `where` names it in the log."""
+    """`manifest` if its seal matches and its fields are valid, else None. `where`: its path for the log message."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     try:
@@ -216,12 +216,12 @@ def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
 
 
 def creation_order(manifest: Mapping[str, Any]) -> tuple[datetime, str]:
-    """A sort key of the versions of one key, the same on every machine: when they were created, then by execution."""
+    """A sort key for the versions of a key, the same on every machine: by time of creation, then by execution id."""
     return datetime.fromisoformat(manifest["created"]), manifest["execution"]
 
 
 def now() -> str:
-    """This moment in UTC, to the microsecond, as ISO 8601."""
+    """The current time in UTC as ISO 8601 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -233,7 +233,7 @@ def host() -> str:
 
 @cache
 def code_commit() -> str | None:
-    """The commit of the running code, with `-dirty` when tracked files differ from it; None outside a checkout."""
+    """The git commit of the running code, with `-dirty` if tracked files differ from it; None outside a checkout."""
     root = Path(configs.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None

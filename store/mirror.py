@@ -1,18 +1,18 @@
-"""A store with a remote: an object store that holds its artifacts and event files for every machine.
+"""A store with a remote: an object store for the artifacts and event files of all machines, with a local folder.
 
     <url>/store.json                                    {"format": 1}
-    <url>/payload/<kind>/<key>/<execution>/<file>       first
-    <url>/manifests/<kind>/<key>/<execution>.json       last: with it the artifact is there, whole
+    <url>/payload/<kind>/<key>/<execution>/<file>       written first
+    <url>/manifests/<kind>/<key>/<execution>.json       written last: it publishes the artifact
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
-    <url>/staging/<key>/                                its work so far (store/staging_mirror.py)
-    <url>/hosts/<key>/                                  what several hosts that make it tell each other
+    <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
+    <url>/hosts/<key>/                                  messages between several hosts that make a key together
 
-An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
-newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
-manifest hold the execution's id: `.mirrored` if the remote has that version too, `.absent` if the remote alone has the
-files, which are fetched when they are first needed.
+An object store has no rename, so each version of an artifact has its own names: nothing is overwritten, and the newest
+version of a key is the live one. The local folder has the layout of any store. In an artifact's folder a marker file
+with the execution's id says where its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from
+which they are fetched when they are first needed.
 """
 
 import json
@@ -55,9 +55,10 @@ _EVENT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
 
 
 def open_store(location: str | Path | None = None) -> Store:
-    """The store at a folder or URL; None means `$NAUTILE_STORE`, else `./.nautile`. Raises `ConfigError`.
+    """Open the store at a folder or URL; None means `$NAUTILE_STORE`, else `./.nautile`.
 
-    A folder that is the local copy of a remote store is opened as such.
+    A folder that is the local copy of a remote store is opened with its remote. Raises `ConfigError` for a location
+    that cannot be a store.
     """
     name = str(location if location is not None else os.environ.get("NAUTILE_STORE") or ".nautile")
     root, url = resolve_location(name)
@@ -65,8 +66,11 @@ def open_store(location: str | Path | None = None) -> Store:
 
 
 class MirroredStore(Store):
-    """A store whose artifacts and events are also at a URL. Every method may be called again after a crash, and then
-    does what is left to do. Methods that reach the remote raise `ConfigError` or `Retryable` naming the URL."""
+    """A store whose artifacts and events are also at a URL.
+
+    Every method is idempotent: called again after a crash, it does what remains to be done. Methods that access the
+    remote raise `ConfigError` or `Retryable` with the URL.
+    """
 
     def __init__(self, root: Path, url: str) -> None:
         super().__init__(root)
@@ -75,7 +79,7 @@ class MirroredStore(Store):
 
     @cached_property
     def machine(self) -> str:
-        """An id of this machine's folder."""
+        """The id of the local folder on this machine."""
         return machine_id(self.root)
 
     def prepare(self) -> None:
@@ -84,21 +88,23 @@ class MirroredStore(Store):
             record_remote(self.root, self.remote.url)
 
     def refresh(self, *, events: bool = False, held: str | None = None) -> None:
-        """Learn what other machines have published, with `events` their event files too, and forget what they removed.
+        """Add the manifests that other machines have published, and remove artifacts that they removed.
 
-        Only manifests are read; the files of an artifact come with `fetch`. What is being made here, by whoever holds
-        its key's lock, is left for the next time, unless the caller holds the lock, of the key `held`.
+        `events`: download their event files too. The files of an artifact are downloaded by `fetch`. Keys that a
+        process of this machine is making are skipped until the next refresh; `held` is the key whose lock the caller
+        holds.
         """
         self.prepare()
         self._check_format()
-        at_remote = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
-        local = dict(self._local_versions())
-        new = [at_remote[version] for version in at_remote.keys() - local.keys()]
+        remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
+        local_versions = dict(self._local_versions())
+        new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
             self._add_without_files(manifest, held)
-        for version in local.keys() - at_remote.keys():
-            if (local[version] / ABSENT).exists():
-                self.discard(local[version])
+        # Versions without local files that the remote no longer has.
+        for version in local_versions.keys() - remote_versions.keys():
+            if (local_versions[version] / ABSENT).exists():
+                self.discard(local_versions[version])
         if events:
             self.pull_events()
 
@@ -128,104 +134,106 @@ class MirroredStore(Store):
             mirror.stop(published=published)
 
     def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
-        """Send artifacts that the remote lacks: their files, then their manifests. Returns those that were sent.
+        """Upload artifacts that the remote lacks, first the files, then the manifest; returns the uploaded ones.
 
-        Files that an interrupted push has sent are not sent twice; `again` sends every file, whatever is there. Raises
+        Files that an interrupted push has uploaded are not sent again; `again` sends every file in any case. Raises
         `ConfigError` for a damaged artifact, so that damage does not spread.
         """
-        sent = []
+        pushed = []
         for artifact in artifacts:
             if self.has_files(artifact) and (again or not self.is_mirrored(artifact)):
                 self._send(artifact, again)
-                sent.append(artifact)
-        return sent
+                pushed.append(artifact)
+        return pushed
 
     def push_all(self) -> list[Artifact]:
-        """Send every version that the remote lacks, oldest first, and the event files. Returns what was sent."""
+        """Upload all versions that the remote lacks, oldest first, and event and reply files; returns the versions."""
         self.refresh()
-        sent = self.push(self.list(superseded=True))
+        pushed = self.push(self.list(superseded=True))
         self.push_events()
         self.push_replies()
-        return sent
+        return pushed
 
     def push_events(self) -> int:
-        """Send each event file that is longer here than at the remote; returns how many."""
+        """Upload each event file that is longer here than at the remote; returns how many."""
         paths = [path for path in sorted((self.root / "events").glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
-        return self._push_grown("events", paths)
+        return self._push_longer("events", paths)
 
     def push_replies(self) -> int:
-        """Send each file of paid replies that is longer here than at the remote; returns how many."""
-        return self._push_grown("replies", sorted((self.root / "replies").glob("*/*.jsonl")))
+        """Upload each file of paid replies that is longer here than at the remote; returns how many."""
+        return self._push_longer("replies", sorted((self.root / "replies").glob("*/*.jsonl")))
 
     def pull_replies(self, models: Iterable[str]) -> None:
-        """Fetch the paid replies of these models that other machines have sent.
+        """Download the paid replies of these models that other machines have uploaded.
 
-        They lie beside this machine's own, which alone are continued and sent.
+        They go to a folder `pulled` beside this machine's own files, because only the latter are appended to and sent.
         """
         for model in map(as_file_name, models):
             folder = self.root / "replies" / model
-            wanted = []
+            outdated = []
             for name, entry in self.remote.names(f"replies/{model}").items():
                 path = folder / "pulled" / name
                 is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
                 if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
-                    wanted.append(name)
+                    outdated.append(name)
 
             def fetch(name: str, model: str = model, folder: Path = folder) -> None:
                 self._download(f"replies/{model}/{name}", folder / "pulled" / name)
 
-            if wanted:
+            if outdated:
                 (folder / "pulled").mkdir(parents=True, exist_ok=True)
-                self.remote.map(fetch, wanted)
+                self.remote.map(fetch, outdated)
 
-    def _push_grown(self, folder: str, paths: Iterable[Path]) -> int:
-        """Send those of the files, somewhere in a folder of the store, that are longer than at the remote."""
-        at_remote = {name: entry.bytes for name, entry in self.remote.names(folder).items()}
+    def _push_longer(self, folder: str, paths: Iterable[Path]) -> int:
+        """Upload the files of a folder of the store that are longer than at the remote; returns how many."""
+        remote_sizes = {name: entry.bytes for name, entry in self.remote.names(folder).items()}
         sizes = {path: path.stat().st_size for path in paths}
         names = {path: path.relative_to(self.root / folder).as_posix() for path in sizes}
-        grown = [path for path, size in sizes.items() if size > at_remote.get(names[path], 0)]
-        self.remote.map(lambda path: self.remote.put(path, f"{folder}/{names[path]}"), grown)
-        return len(grown)
+        longer = [path for path, size in sizes.items() if size > remote_sizes.get(names[path], 0)]
+        self.remote.map(lambda path: self.remote.put(path, f"{folder}/{names[path]}"), longer)
+        return len(longer)
 
     def has_files(self, artifact: Artifact) -> bool:
         return not (artifact.folder / ABSENT).exists()
 
     def is_mirrored(self, artifact: Artifact) -> bool:
-        """Whether this machine knows the remote to have `artifact`, without a request."""
+        """Whether the remote has `artifact`, by the marker files, without a request."""
         return (artifact.folder / ABSENT).exists() or (artifact.folder / MIRRORED).exists()
 
     def fetch(self, artifact: Artifact, *, without: str | None = None) -> None:
-        """Bring the files of `artifact` to this machine, each verified by its digest before it gets its name.
+        """Download the files of `artifact`, each verified by its digest before it is renamed into place.
 
-        Files that are here and whole are kept, so this also repairs a damaged copy. `without`: names that begin so stay
-        at the remote, for `store.file_cache`. Raises `ConfigError` naming the files if the remote's are damaged, or if
-        the disk is too small.
+        Intact local files are kept, so this also repairs a damaged copy. `without`: files whose names start with it are
+        not downloaded (`store.file_cache` reads them). Raises `ConfigError` if files at the remote are damaged, with
+        their names, or if the disk is too small.
         """
         folder = artifact.folder
         files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
         with self.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(self.root):
             if read_manifest(folder) != artifact.manifest:
                 raise Retryable(f"artifact {artifact.id} was moved by another run while it was fetched")
-            for leftover in folder.rglob(".*.tmp"):
+            for leftover in folder.rglob(".*.tmp"):  # of an interrupted download
                 leftover.unlink()
-            wanted = [name for name, entry in files.items() if not _is_whole(folder / name, entry)]
-            if misfits := self._misfits_at_remote(artifact, wanted):
-                raise ConfigError(self._remote_damage_message(artifact, misfits))
-            needed, free = sum(files[name]["bytes"] for name in wanted), shutil.disk_usage(self.root).free
+            # Check before the download that the remote has the files and that they fit on the disk.
+            missing = [name for name, entry in files.items() if not _is_intact(folder / name, entry)]
+            if mismatches := self._remote_mismatches(artifact, missing):
+                raise ConfigError(self._remote_damage_message(artifact, mismatches))
+            needed, free = sum(files[name]["bytes"] for name in missing), shutil.disk_usage(self.root).free
             if needed > free:
                 raise ConfigError(
                     f"{artifact.id} needs {needed} bytes in {self.root}, where {free} are free: make space"
                 )
-            for name in wanted:
+            for name in missing:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
             prefix = payload_prefix(artifact.manifest)
             faults = self.remote.map(
-                lambda name: self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"]), wanted
+                lambda name: self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"]), missing
             )
-            if damaged := [f"{name} ({fault})" for name, fault in zip(wanted, faults, strict=True) if fault]:
+            if damaged := [f"{name} ({fault})" for name, fault in zip(missing, faults, strict=True) if fault]:
                 raise ConfigError(self._remote_damage_message(artifact, damaged))
-            for parent in {(folder / name).parent for name in wanted}:
+            for parent in {(folder / name).parent for name in missing}:
                 sync_folder(parent)
+            # All files are here: change the marker.
             if without is None and not self.has_files(artifact):
                 (folder / ABSENT).rename(folder / MIRRORED)
                 sync_folder(folder)
@@ -233,8 +241,10 @@ class MirroredStore(Store):
                 trust_files(self.root, folder, files)
 
     def verify(self, artifact: Artifact, *, remote: bool = True) -> list[str]:
-        """The damaged files by name: those of this machine's copy and, with `remote`, those at the remote, where every
-        byte is read and nothing kept."""
+        """Read every file and return the names of damaged ones: of the local copy and, with `remote`, at the remote.
+
+        Files at the remote are streamed, not stored.
+        """
         if read_manifest(artifact.folder) is None:
             return [MANIFEST]
         damaged = super().verify(artifact) if self.has_files(artifact) else []
@@ -243,21 +253,25 @@ class MirroredStore(Store):
         return damaged
 
     def unusable_manifests(self) -> list[str]:
-        """Names at the remote that should be manifests of artifacts and are damaged. No machine sees their files."""
-        known = dict(self._local_versions())
-        unknown = {name: _version_of(name) for name in self.remote.names("manifests") if _version_of(name) not in known}
+        """URLs of damaged manifests at the remote. Without a manifest no machine can use the artifact's files."""
+        local_versions = dict(self._local_versions())
+        unknown = {
+            name: _version_of(name)
+            for name in self.remote.names("manifests")
+            if _version_of(name) not in local_versions
+        }
         unusable = [name for name, version in unknown.items() if version is None or self._remote_manifest(name) is None]
         return [f"{self.remote.url}/manifests/{name}" for name in unusable]
 
     def remove_from_remote(self, artifact: Artifact) -> None:
-        """Remove a version from the remote: its manifest first, so that nobody sees half of it."""
+        """Remove a version from the remote, its manifest first, so that no machine sees an incomplete artifact."""
         self.remote.delete([_manifest_name(artifact)])
         self.remote.delete_folder(payload_prefix(artifact.manifest))
 
     def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
-        """Files at the remote without a manifest, all written before `older_than` (seconds since 1970).
+        """Payload files at the remote without a manifest, if all of the version were written before `older_than`.
 
-        The version's folder (`kind/key/execution`) -> bytes, and the names of its objects.
+        `older_than`: seconds since 1970. Returns folder of the version (`kind/key/execution`) -> (bytes, object names).
         """
         published = {version for name in self.remote.names("manifests") if (version := _version_of(name))}
         uploads: dict[str, tuple[int, list[str]]] = {}
@@ -276,7 +290,7 @@ class MirroredStore(Store):
     def _damage(self, artifact: Artifact) -> list[str]:
         if self.has_files(artifact):
             return super()._damage(artifact)
-        return self._misfits_at_remote(artifact, list(artifact.manifest["files"]))
+        return self._remote_mismatches(artifact, list(artifact.manifest["files"]))
 
     def _damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
         message = super()._damage_message(artifact, damaged)
@@ -286,19 +300,20 @@ class MirroredStore(Store):
         return damage_message(f"{artifact.id} at {self.remote.url}", damaged, artifact.manifest["label"])
 
     def _send(self, artifact: Artifact, again: bool) -> None:
+        """Upload the files that the remote lacks, check their sizes there, then upload the manifest."""
         self.check(artifact)
         prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
-        sent = {} if again else self.remote.names(prefix)
-        missing = [name for name in files if name not in sent or sent[name].bytes != files[name]["bytes"]]
+        remote_files = {} if again else self.remote.names(prefix)
+        missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
         self.remote.map(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
-        if misfits := self._misfits_at_remote(artifact, list(files)):
-            raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {misfits[0]}")
+        if mismatches := self._remote_mismatches(artifact, list(files)):
+            raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
         text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
         self.remote.write(_manifest_name(artifact), text.encode())
         write_text(artifact.folder / MIRRORED, artifact.execution)
 
     def _check_format(self) -> None:
-        """Write `store.json` to a new remote; raise `ConfigError` if the remote is of another format."""
+        """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
         raw = self.remote.read("store.json", 2**16)
         if raw is None:
             self.remote.write("store.json", json.dumps({"format": FORMAT}).encode())
@@ -310,8 +325,10 @@ class MirroredStore(Store):
             )
 
     def _local_versions(self) -> Iterator[tuple[VersionId, Path]]:
-        """The versions that this machine knows, with their folders. The small files are read first: they are cheaper
-        than a manifest, and are there while the manifest is damaged."""
+        """The versions in the local folder, with their folders.
+
+        Marker files are read first: they are smaller than a manifest, and exist even if the manifest is damaged.
+        """
         for kind, key, _, folder in self.folders():
             markers = (path for path in (folder / ABSENT, folder / MIRRORED) if path.is_file())
             execution = next((path.read_text()[:64] for path in markers), None)
@@ -321,11 +338,11 @@ class MirroredStore(Store):
                 yield VersionId(kind, key, execution), folder
 
     def _remote_manifest(self, name: str) -> dict[str, Any] | None:
-        """The manifest at `name`; None, logged, if it is damaged or not the one that belongs there."""
+        """Read the manifest `name` at the remote; None, with a warning, if it is damaged or of another version."""
         try:
             raw = self.remote.read(f"manifests/{name}", LARGEST_MANIFEST)
         except ConfigError as error:
-            if "bytes" not in str(error):
+            if "bytes" not in str(error):  # not the error for an object that is too large
                 raise
             raw = b""
             logger.warning("%s", error)
@@ -338,14 +355,14 @@ class MirroredStore(Store):
         return manifest
 
     def _add_without_files(self, manifest: dict[str, Any], held: str | None) -> None:
-        """Add a version whose files stay at the remote for now; the newest version of a key is the live one."""
+        """Add a version without downloading its files; the newest version of a key becomes the live one."""
         version = VersionId(manifest["kind"], manifest["key"], manifest["execution"])
         lock = self.lock(version.key)
         if version.key != held and not lock.try_acquire():
-            return  # it is being made here at this moment; the next refresh sees both
+            return  # a process of this machine is making the key; the next refresh adds this version
         try:
             if version in dict(self._local_versions()):
-                return  # another process of this machine was quicker
+                return  # another process of this machine has added it
             with writing(self.root):
                 source = self.root / "staging" / f".pull-{uuid.uuid4().hex}"
                 source.mkdir(parents=True)
@@ -355,8 +372,8 @@ class MirroredStore(Store):
         finally:
             lock.release()
 
-    def _misfits_at_remote(self, artifact: Artifact, names: list[str]) -> list[str]:
-        """Those of the files `names` that the remote lacks or has in another size, by one listing."""
+    def _remote_mismatches(self, artifact: Artifact, names: list[str]) -> list[str]:
+        """The files of `names` that are missing at the remote or have another size there, by one listing."""
         objects, files = self.remote.names(payload_prefix(artifact.manifest)), artifact.manifest["files"]
         missing = [f"{name} (missing)" for name in sorted(names) if name not in objects]
         resized = [n for n in sorted(names) if n in objects and objects[n].bytes != files[n]["bytes"]]
@@ -364,19 +381,18 @@ class MirroredStore(Store):
 
     def _verify_at_remote(self, artifact: Artifact) -> list[str]:
         files = artifact.manifest["files"]
-        misfits = self._misfits_at_remote(artifact, list(files))
-        others = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in misfits)]
-        digests = self.remote.map(
-            lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), others
-        )
-        changed = [name for name, digest in zip(others, digests, strict=True) if digest != files[name]["sha256"]]
-        intact = self.remote.read_json(_manifest_name(artifact), LARGEST_MANIFEST) == artifact.manifest
-        faults = [] if intact else [f"{MANIFEST} (missing or changed)"]
-        faults += [*misfits, *(f"{name} (its digest differs)" for name in changed)]
+        mismatches = self._remote_mismatches(artifact, list(files))
+        # Read all files that are there with the right size.
+        names = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in mismatches)]
+        digests = self.remote.map(lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), names)
+        changed = [name for name, digest in zip(names, digests, strict=True) if digest != files[name]["sha256"]]
+        is_manifest_intact = self.remote.read_json(_manifest_name(artifact), LARGEST_MANIFEST) == artifact.manifest
+        faults = [] if is_manifest_intact else [f"{MANIFEST} (missing or changed)"]
+        faults += [*mismatches, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]
 
     def _download(self, name: str, target: Path, sha256: str | None = None) -> str | None:
-        """Fetch an object into `target`; what is wrong with it, None if nothing is."""
+        """Download an object to `target` atomically; returns None, or what is wrong with it."""
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             if not self.remote.get(name, temporary):
@@ -389,29 +405,30 @@ class MirroredStore(Store):
         return None
 
     def pull_events(self) -> None:
-        """Fetch each event file that is longer at the remote than here."""
+        """Download each event file that is longer at the remote than here."""
         folder = self.root / "events"
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = []
+        outdated = []
         for name, entry in self.remote.names("events").items():
             path = folder / name
             if not _EVENT_FILE.fullmatch(name):
-                logger.warning("%s/events/%s is no event file of this project and is ignored", self.remote.url, name)
+                logger.warning("%s/events/%s is not an event file and is ignored", self.remote.url, name)
             elif not path.exists() or path.stat().st_size < entry.bytes:
-                wanted.append(name)
-        self.remote.map(lambda name: self._download(f"events/{name}", folder / name), wanted)
-        if wanted:
+                outdated.append(name)
+        self.remote.map(lambda name: self._download(f"events/{name}", folder / name), outdated)
+        if outdated:
             sync_folder(folder)
 
 
-def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
+def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether a local file has the size and digest of its entry in the manifest."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["bytes"]:
         return False
     return sha256_of(path) == entry["sha256"]
 
 
 def payload_prefix(manifest: Mapping[str, Any]) -> str:
-    """What the names of an artifact's files at the remote begin with."""
+    """The prefix of the names of an artifact's files at the remote."""
     return f"payload/{manifest['kind']}/{manifest['key']}/{manifest['execution']}"
 
 
@@ -420,6 +437,6 @@ def _manifest_name(artifact: Artifact) -> str:
 
 
 def _version_of(name: str) -> VersionId | None:
-    """The version that `kind/key/execution.json` names; None for any other object."""
+    """Parse the version from an object name `kind/key/execution.json`; None for any other name."""
     match = _MANIFEST_FILE.fullmatch(name)
     return VersionId(*match.groups()) if match else None

@@ -1,8 +1,8 @@
-"""An object store behind any fsspec URL: list, put, get and delete by name, retried when the connection fails.
+"""Client of an object store at any fsspec URL: list, put, get and delete by name, with retries.
 
 All requests go through here, and the many errors of the backends become two: `ConfigError` for what the operator must
-change (no such bucket, no permission, no credentials) and `StoreUnreachable` for the rest. The libraries take
-credentials from the environment; nothing here reads, holds or shows them.
+change (no such bucket, no permission, no credentials) and `StoreUnreachable` for everything else. The libraries take
+credentials from the environment; this module never reads, stores or logs them.
 """
 
 import errno
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 BACKOFF = Backoff(attempts=4, first_s=0.6, longest_s=3.0)
 PARALLEL_REQUESTS = 8
 BLOCK = 8 * 2**20  # bytes
-# Seconds to wait for a silent server. botocore does not retry: s3fs does, five times, and so do we.
+# Timeouts in seconds. botocore's own retries are off, because s3fs retries five times and so do we.
 _OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}}}
 _PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -45,7 +45,7 @@ class StoreUnreachable(Retryable):
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """An object: its size in bytes, and when it was written (seconds since 1970; None if the server does not tell)."""
+    """An object: its size in bytes, and when it was written (seconds since 1970; None if the server does not say)."""
 
     bytes: int
     written: float | None
@@ -70,7 +70,7 @@ class Remote:
         return filesystem, base.rstrip("/")
 
     def names(self, folder: str) -> dict[str, RemoteObject]:
-        """Every object under `folder`, by its name relative to it. Empty where there is none."""
+        """List all objects under `folder`, by their names relative to it."""
 
         def find(filesystem: Any, base: str) -> dict[str, RemoteObject]:
             prefix = f"{base}/{folder}/"
@@ -87,7 +87,7 @@ class Remote:
         return self._request(find, f"listing {folder}")
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a small object, None if there is none. Raises `ConfigError` if it has more than `limit`."""
+        """Read a small object; None if it does not exist. Raises `ConfigError` if it has more than `limit` bytes."""
 
         def get(filesystem: Any, base: str) -> bytes | None:
             try:
@@ -101,16 +101,19 @@ class Remote:
         return self._request(get, f"reading {name}")
 
     def read_json(self, name: str, limit: int) -> Any | None:
-        """The JSON in a small object, None if there is none or it is not JSON; raises as `read`."""
+        """Read a small JSON object; None if it does not exist or is not JSON. Raises the errors of `read`."""
         return parse_json(self.read(name, limit) or b"null")
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a small object, whole or not at all."""
+        """Write a small object atomically."""
         self._request(lambda filesystem, base: filesystem.pipe_file(f"{base}/{name}", data), f"writing {name}")
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put a small object unless there is one; False if there is. Of several at once one succeeds where the server
-        knows that condition, as S3 does; elsewhere two may that ask in the same moment."""
+        """Create a small object; False if it exists.
+
+        Of several concurrent requests exactly one succeeds if the server supports conditional writes, as S3 does; on
+        other servers two simultaneous requests may both succeed.
+        """
 
         def put(filesystem: Any, base: str) -> bool:
             path = f"{base}/{name}"
@@ -127,7 +130,7 @@ class Remote:
         return self._request(put, f"creating {name}")
 
     def put(self, source: Path, name: str) -> None:
-        """Put a file, whole or not at all. Raises `Retryable` if `source` has been moved away meanwhile."""
+        """Upload a file atomically. Raises `Retryable` if `source` has been moved away in the meantime."""
 
         def send(filesystem: Any, base: str) -> None:
             if not source.is_file():
@@ -137,7 +140,7 @@ class Remote:
         self._request(send, f"writing {name}")
 
     def get(self, name: str, target: Path) -> bool:
-        """Download an object into the file `target`; False if there is no such object."""
+        """Download an object to the file `target`; False if it does not exist."""
 
         def receive(filesystem: Any, base: str) -> bool:
             try:
@@ -149,7 +152,7 @@ class Remote:
         return self._request(receive, f"reading {name}", local=target)
 
     def digest(self, name: str) -> str:
-        """sha256 of an object, streamed: nothing is kept on disk."""
+        """The sha256 of an object, which is streamed and not stored."""
 
         def stream(filesystem: Any, base: str) -> str:
             digest = hashlib.sha256()
@@ -161,32 +164,35 @@ class Remote:
         return self._request(stream, f"reading {name}")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects. One that does not exist is no error."""
-        doomed = list(names)
+        """Delete objects; one that does not exist is not an error."""
+        object_names = list(names)
 
         def remove(filesystem: Any, base: str) -> None:
-            paths = [f"{base}/{name}" for name in doomed]
+            paths = [f"{base}/{name}" for name in object_names]
             try:
                 filesystem.rm(paths)
-            except FileNotFoundError:  # one of them is gone already: the others one by one
+            except FileNotFoundError:  # at least one does not exist: delete the others one by one
                 for path in paths:
                     if filesystem.exists(path):
                         filesystem.rm_file(path)
 
-        if doomed:
+        if object_names:
             self._request(remove, "deleting")
 
     def delete_folder(self, folder: str) -> None:
-        """Remove every object under `folder`."""
+        """Delete all objects under `folder`."""
         self.delete(f"{folder}/{name}" for name in self.names(folder))
 
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """`function` of each item, in parallel; results in order, the first error raised."""
+        """Apply `function` to the items in parallel; returns the results in order, raises the first error."""
         with ThreadPoolExecutor(max_workers=PARALLEL_REQUESTS) as pool:
             return list(pool.map(function, items))
 
-    def _request(self, request: Callable[[Any, str], T], doing: str, local: Path | None = None) -> T:
-        """The result of `request(filesystem, base)`, which is tried again after an error of the connection."""
+    def _request(self, request: Callable[[Any, str], T], action: str, local: Path | None = None) -> T:
+        """Call `request(filesystem, base)` with retries after connection errors.
+
+        `action` describes the request in messages. `local`: the file that it writes, if any.
+        """
 
         def attempt() -> T:
             try:
@@ -194,7 +200,7 @@ class Remote:
             except (ConfigError, Retryable):
                 raise
             except Exception as error:
-                raise self._translated(error, doing, local) from None
+                raise self._translate_error(error, action, local) from None
 
         return retry(
             attempt,
@@ -203,22 +209,22 @@ class Remote:
             before_pause=lambda error, attempt, pause_s: logger.info("%s; again in %.1f s", error, pause_s),
         )
 
-    def _translated(self, error: Exception, doing: str, local: Path | None) -> ConfigError | Retryable:
-        """The error as the operator reads it: something to change, or an outage."""
+    def _translate_error(self, error: Exception, action: str, local: Path | None) -> ConfigError | Retryable:
+        """Translate a backend's error: `ConfigError` for what the operator must change, else `StoreUnreachable`."""
         if local is not None and isinstance(error, OSError) and error.errno in _FULL:
             return ConfigError(not_writable(local.parent, error))
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
         if isinstance(error, _NOT_RETRIED) or "Credentials" in type(error).__name__:
             return ConfigError(
-                f"the store {self.url} refuses ({doing}; {text}): check the bucket, and the credentials and endpoint "
+                f"the store {self.url} refuses ({action}; {text}): check the bucket, and the credentials and endpoint "
                 "in the environment"
             )
-        return StoreUnreachable(f"the store {self.url} cannot be reached ({doing}; {text})")
+        return StoreUnreachable(f"the store {self.url} cannot be reached ({action}; {text})")
 
 
 def _written(entry: dict[str, Any]) -> float | None:
-    """When a listed object was written. Every backend of fsspec has its own name for it."""
+    """When a listed object was written, in seconds since 1970. Backends of fsspec have different names for it."""
     names = ("LastModified", "mtime", "last_modified", "updated")
     written = next((entry[name] for name in names if entry.get(name)), None)
     if isinstance(written, str):
@@ -227,13 +233,16 @@ def _written(entry: dict[str, Any]) -> float | None:
 
 
 RECORD = "remote.json"  # in the local folder: the URL that it mirrors
-# Schemes that take no writes, end with the process, or are no object store: no other machine could read them.
+# Schemes that are read-only, end with the process, or are not a store that other machines can read.
 _NO_STORE = {"memory", "http", "https", "data", "zip", "tar", "github", "git", "blockcache", "filecache", "simplecache"}
 
 
 def resolve_location(root: str) -> tuple[Path, str | None]:
-    """The folder of a store given as a path or URL, and the URL it mirrors, if any. Raises `ConfigError` for a URL that
-    cannot hold a store. A URL's local folder is `$NAUTILE_STORE_CACHE`, else one in the user's cache folder."""
+    """The local folder of a store given as a path or URL, and the URL of its remote, if any.
+
+    The local folder of a URL is `$NAUTILE_STORE_CACHE`, else one in the user's cache folder. Raises `ConfigError` for a
+    URL that cannot be a store.
+    """
     parts = urlsplit(root)
     if "://" not in root or parts.scheme == "file":
         if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
@@ -253,7 +262,7 @@ def resolve_location(root: str) -> tuple[Path, str | None]:
 
 
 def record_remote(root: Path, url: str) -> None:
-    """Note in the local folder which remote it mirrors, so that the folder alone opens the same store."""
+    """Record the remote's URL in the local folder, so that opening the folder opens the same store."""
     if _recorded_url(root) != url:
         write_json(root / RECORD, {"url": url})
 
@@ -264,7 +273,7 @@ def _recorded_url(root: Path) -> str | None:
 
 
 def _checked_url(url: str) -> str:
-    """`url` itself. Raises `ConfigError` if it holds a secret or cannot hold a store."""
+    """`url` if it is valid. Raises `ConfigError` if it contains a secret or cannot be a store."""
     parts = urlsplit(url)
     if parts.password or parts.query or parts.fragment:
         raise ConfigError(

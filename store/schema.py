@@ -1,8 +1,8 @@
-"""The catalog's tables, how manifests and events become rows of them, the lineage macros, and migrations.
+"""The catalog's schema: tables, conversion of manifests and events into rows, lineage macros, and migrations.
 
-Times are UTC. A column whose value is not known is NULL. Rows are keyed by ids that manifests and events carry, so that
-ingesting a file twice changes nothing; of two events with one id the newer becomes the row. A run that has ended stays
-ended, whichever event is newer: a clock may have been set back since it began, or be another host's.
+Times are UTC; unknown values are NULL. Rows are keyed by the ids in manifests and events, so that ingesting a file
+twice changes nothing; of two events with the same id the newer one becomes the row. A run that has ended stays ended
+even if a "running" event has a later time, because a clock may have been set back, or be another host's.
 """
 
 import json
@@ -28,7 +28,7 @@ SCHEMA = 3  # a new version needs an entry in MIGRATIONS
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """One table of the catalog: its name, its columns as SQL defines them, and its primary key."""
+    """A table of the catalog: its name, its column definitions in SQL, and its primary key."""
 
     name: str
     definition: str
@@ -37,21 +37,24 @@ class CatalogTable:
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """Name -> type, in the order of the table."""
+        """Column name -> SQL type, in the order of the table."""
         text = " ".join(line.partition("--")[0] for line in self.definition.splitlines())
         return {name: kind for name, kind in map(str.split, text.split(","))}
 
     def precedence(self, row: dict[str, Any]) -> tuple[bool, datetime]:
-        """A sort key of rows with one id: the greatest is kept."""
+        """A sort key for rows with the same id: the greatest one is stored."""
         return bool(self.open_state) and row["state"] != self.open_state, row["time"]
 
     def create(self) -> str:
-        """The statement that creates the table."""
+        """The CREATE TABLE statement."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
     def upsert(self) -> str:
-        """The statement that inserts rows, given as one list per column. An older event never replaces a newer one."""
+        """The statement that inserts or updates rows, with one list per column as parameters.
+
+        An older event never replaces a newer one (see `precedence`).
+        """
         names = list(self.columns)
         values = ", ".join(f"unnest(?::{self.columns[name]}[])" for name in names)
         newer = ""
@@ -154,7 +157,7 @@ TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPL
 
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
-    """The row of an artifact in `artifacts`."""
+    """The row of an artifact in the table `artifacts`."""
     manifest = artifact.manifest
     return {
         **{
@@ -165,7 +168,7 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
         "kind": artifact.kind,
         "key": artifact.key,
         "superseded": artifact.superseded,
-        "created": _iso(manifest["created"]),
+        "created": _utc(manifest["created"]),
         "bytes": artifact.bytes,
         "file_count": len(manifest["files"]),
         **{name: _json(manifest[name]) for name in ("config", "facts", "files")},
@@ -173,7 +176,7 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
 
 
 def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
-    """The rows of an artifact's inputs in `inputs`."""
+    """The rows of an artifact's inputs in the table `inputs`."""
     executions = artifact.manifest["input_executions"]
     return [
         {"artifact": artifact.id, "name": name, "kind": kind, "key": key, "execution": executions.get(name)}
@@ -183,7 +186,7 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
 
 
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    """The row of an event. Raises `ValueError` or `TypeError` if a value does not fit."""
+    """The row of an event in its table. Raises `ValueError` or `TypeError` if a value does not fit its column."""
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
     seconds, us = divmod(int(event["time"]), 10**6)
@@ -191,17 +194,18 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     common = {"id": str(event["id"]), "time": time}
     if kind not in NAMED_BY_FIELD:
         common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
-    named = [name for name in table.columns if name not in common and name != "fields" and name in fields]
-    cast = {name: _CASTS[table.columns[name]](fields[name]) for name in named if fields[name] is not None}
-    row = dict.fromkeys(table.columns) | cast | common
+    # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
+    own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
+    values = {name: _CASTS[table.columns[name]](fields[name]) for name in own_columns if fields[name] is not None}
+    row = dict.fromkeys(table.columns) | values | common
     if "fields" in table.columns:
-        row["fields"] = _json({name: value for name, value in fields.items() if name not in named})
+        row["fields"] = _json({name: value for name, value in fields.items() if name not in own_columns})
     return row
 
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode("utf-8", "replace").decode()  # DuckDB refuses half a surrogate pair
+    return text.encode("utf-8", "replace").decode()  # DuckDB refuses a lone surrogate
 
 
 def _json(value: Any) -> str:
@@ -212,7 +216,8 @@ def _json(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _iso(value: str) -> datetime:
+def _utc(value: str) -> datetime:
+    """An ISO 8601 time in UTC without a zone, as DuckDB's TIMESTAMP."""
     return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
 
 
@@ -233,7 +238,7 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
     "BIGINT": _integer(64),
     "DOUBLE": float,
     "BOOLEAN": bool,
-    "TIMESTAMP": _iso,
+    "TIMESTAMP": _utc,
 }
 
 
@@ -268,8 +273,8 @@ SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(arti
 
 MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 
-# `Catalog.lineage`: one row for each artifact and use, with the number of calls that its execution made, and of those
-# that were answered from the store.
+# For `Catalog.lineage`: a row for each artifact and use, with the number of endpoint calls of its execution, and the
+# number of those that were answered from the reply cache.
 LINEAGE_WITH_CALLS = """
 WITH made AS (
     SELECT execution, count(*) AS calls, count(*) FILTER (cached) AS cached_calls FROM calls GROUP BY execution)
@@ -278,8 +283,8 @@ FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l
 """
 
 
-# Version -> the statements that lead to the next one. Where a table of manifests gains a column, the position of every
-# manifest is deleted, so that it is read again.
+# Version -> the statements that migrate to the next one. If a table of manifests gains a column, the positions of all
+# manifests are deleted, so that they are read again.
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
     2: (PLANS.create(), NOTES.create()),
@@ -287,11 +292,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
 
 
 class NewerCatalog(ConfigError):
-    """The catalog has a schema that this version of the code does not know."""
+    """The catalog was written by a newer version of the code, with a schema that this one does not know."""
 
 
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
-    """The version of the tables in the file, 0 if there are none."""
+    """The schema version of the file; 0 if it has no tables."""
     try:
         row = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
     except duckdb.CatalogException:
@@ -304,13 +309,15 @@ def refuse_newer(path: Path, version: int) -> None:
     if version > SCHEMA:
         raise NewerCatalog(
             f"the catalog {path} has schema {version}, and this nautile knows {SCHEMA} at most: use the newer nautile "
-            "that wrote it, or move the file away: it is then rebuilt from manifests and events"
+            "that wrote it, or move the file away, and it will be rebuilt from manifests and events"
         )
 
 
 def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> bool:
-    """Migrate the catalog from `version` to `SCHEMA` in one transaction, after a backup of its tables; False if that is
-    not possible and the catalog must be rebuilt."""
+    """Migrate the catalog from `version` to `SCHEMA` in one transaction, after a backup of its tables.
+
+    False if that is not possible and the catalog must be rebuilt.
+    """
     _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
     if not all(number in MIGRATIONS for number in range(version, SCHEMA)):
         logger.warning("%s: schema %d cannot be migrated; the catalog is rebuilt", path, version)
@@ -333,10 +340,10 @@ def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> 
 
 
 def _back_up(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
-    """Copy the tables to `target`, through DuckDB.
+    """Copy the tables to the DuckDB file `target`, by SQL.
 
-    Copying the file's bytes would drop the lock that DuckDB holds on it: a process loses its POSIX locks on a file when
-    it closes any descriptor of that file.
+    Copying the bytes of the file would release DuckDB's lock on it: a process loses its POSIX locks on a file when it
+    closes any descriptor of that file.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)

@@ -1,13 +1,12 @@
-"""Unfinished work at the remote: what another machine needs to go on from where one that is lost had got.
+"""Mirror of a staging folder at the remote, so that another machine can resume the work of one that is lost.
 
     <url>/staging/<key>/<file>            the files of the staging folder
-    <url>/staging/<key>/snapshot.json     last: {"id", "progress", "files": name -> bytes}
+    <url>/staging/<key>/snapshot.json     written last: {"id", "progress", "files": name -> bytes}
 
-Sent whenever something was finished: a checkpoint (`checkpoints/steps/<n>/`), or a work item (its marker under
-`rounds/`); and every few minutes whatever else has changed. A snapshot holds the files that were there at one moment,
-so that a marker in it never lacks what it marks. Files that grow or are written anew may be newer than that moment, as
-they may be after a crash on one machine; a stage that resumes expects it. The files of a checkpoint never change, and
-it holds their digests.
+A snapshot is sent whenever something is finished: a checkpoint (`checkpoints/steps/<n>/`) or a work item (its marker
+under `rounds/`). Other changes are sent every few minutes. A snapshot lists the files that existed at one moment, so a
+marker never lacks the results that it marks. Files that are appended to or rewritten may be newer than that moment;
+stages expect the same after a crash on one machine. The files of a checkpoint never change, and it has their digests.
 """
 
 import json
@@ -32,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 20.0
 PUSH_CHANGES_EVERY_S = 300.0
-CLOCK_TICK_S = 0.01  # the times of files are as old as the kernel's last tick
-LISTINGS = 20  # of a folder in which files are removed all the time, before the next push tries again
+CLOCK_TICK_S = 0.01  # resolution of file times: the kernel takes them from its last clock tick
+LISTINGS = 20  # attempts to list a folder in which files keep being removed, until the next push tries again
 SNAPSHOT, LOG = "snapshot.json", "log.txt"
-SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} as they were last sent
+SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
@@ -43,31 +42,30 @@ _OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.j
 _OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
 
 Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
-Progress = list[int]  # finished steps and items, then bytes: of two states the greater is the later
+Progress = list[int]  # [finished steps and items, bytes]: of two states the greater one is more advanced
 
 
 class StagingMirror:
-    """Sends the staging folder of one key in a thread, and fetches it. The caller holds the key's lock and lease.
+    """Sends the staging folder of a key in a thread, and restores it. The caller holds the key's lock and lease.
 
-    `before`: called before each snapshot, to send what must not be older than it.
+    `before`: called before each snapshot, to send data that must not be older than the snapshot.
     """
 
     def __init__(self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None) -> None:
         self._remote, self._folder, self._before = remote, folder, before
         self._prefix = f"staging/{folder.name}"
-        self._finished: int | None = None  # what the last snapshot has, as `_finished` counts
+        self._finished: int | None = None  # count of finished steps and items in the last snapshot, see `_finished`
         self._sent: Stamps = {}
         self._pushed_at = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._push_often, name="staging-mirror", daemon=True)
 
     def start(self) -> None:
-        """Send the folder from now on, whenever something in it is finished."""
+        """Start the thread that sends a snapshot whenever something is finished."""
         self._thread.start()
 
     def stop(self, *, published: bool) -> None:
-        """Send what is new for the last time, if anything was sent at all, or remove everything at the remote if the
-        work is `published` there."""
+        """Stop the thread and send a last snapshot; if the work is `published`, remove everything at the remote."""
         self._stop.set()
         is_sender = self._thread.ident is not None
         if is_sender:
@@ -81,18 +79,22 @@ class StagingMirror:
             logger.warning("the unfinished work at the remote cannot be changed: %s", error)
 
     def push(self, *, changes: bool = False) -> bool:
-        """Send a snapshot if more is finished than in the last one, with `changes` also otherwise; whether one was."""
-        files = _files_of_one_moment(self._folder)
+        """Send a snapshot if more is finished than in the last one; with `changes` also if any file has changed.
+
+        Returns whether a snapshot was sent.
+        """
+        files = _list_consistently(self._folder)
         if _finished(files) == self._finished and not (changes and files != self._sent):
             return False
         self._before()
-        at_remote = self._remote.names(self._prefix)
-        sent = {name: stamp for name, stamp in self._sent_before().items() if name in at_remote}
-        steps = {name: stamp for name, stamp in files.items() if _STEP.fullmatch(name) and name in at_remote}
-        sent |= {name: stamp for name, stamp in steps.items() if at_remote[name].bytes == stamp[0]}
+        # Files that are at the remote already: unchanged ones, and those of checkpoints, which never change.
+        remote_files = self._remote.names(self._prefix)
+        sent = {name: stamp for name, stamp in self._last_sent().items() if name in remote_files}
+        steps = {name: stamp for name, stamp in files.items() if _STEP.fullmatch(name) and name in remote_files}
+        sent |= {name: stamp for name, stamp in steps.items() if remote_files[name].bytes == stamp[0]}
         while not self._send(files, sent):
-            # An item has used a file up, so it may have finished: the snapshot must have its result.
-            files = _files_of_one_moment(self._folder)
+            # An item removed a file that it had used, so it may have finished: the snapshot must include its result.
+            files = _list_consistently(self._folder)
         snapshot = uuid.uuid4().hex
         content = {
             "id": snapshot,
@@ -101,12 +103,12 @@ class StagingMirror:
         }
         self._remote.write(f"{self._prefix}/{SNAPSHOT}", json.dumps(content, sort_keys=True).encode())
         self._pushed_at = time.monotonic()
-        self._note_sent(snapshot, files)
-        self._remote.delete(f"{self._prefix}/{name}" for name in at_remote.keys() - files.keys() - {SNAPSHOT})
+        self._record_sent(snapshot, files)
+        self._remote.delete(f"{self._prefix}/{name}" for name in remote_files.keys() - files.keys() - {SNAPSHOT})
         return True
 
     def _send(self, files: Stamps, sent: Stamps) -> bool:
-        """Send those of the files that are not in `sent`, checkpoints last; False if one was removed meanwhile."""
+        """Send the files that are not in `sent`, checkpoints last; False if a file was removed in the meantime."""
 
         def put(name: str) -> None:
             try:
@@ -123,12 +125,13 @@ class StagingMirror:
         return all((self._folder / name).exists() for name in files)
 
     def pull(self) -> bool:
-        """Replace the folder by the snapshot, if that is farther; whether it was replaced."""
+        """Replace the folder by the snapshot if that is more advanced; returns whether it was replaced."""
         snapshot = self._snapshot()
         if not _is_valid(snapshot):
             return False
-        if self._folder.is_dir() and _progress(_files_of_one_moment(self._folder)) >= snapshot["progress"]:
+        if self._folder.is_dir() and _progress(_list_consistently(self._folder)) >= snapshot["progress"]:
             return False
+        # Download into a new folder, then rename it.
         target = self._folder.with_name(f".pull-{uuid.uuid4().hex}")
         with writing(self._folder.parents[1]):
             for name in snapshot["files"]:
@@ -141,14 +144,14 @@ class StagingMirror:
                 shutil.rmtree(target)
                 return False
             if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
-                (self._folder / LOG).rename(target / LOG)  # somebody may be writing it
+                (self._folder / LOG).rename(target / LOG)  # a process may have the log open
             shutil.rmtree(self._folder, ignore_errors=True)
             target.rename(self._folder)
-        self._note_sent(snapshot["id"], _stamps(self._folder))
+        self._record_sent(snapshot["id"], _stamps(self._folder))
         return True
 
     def remove(self) -> None:
-        """Remove the work from the remote, the snapshot first."""
+        """Remove the key's unfinished work from the remote, the snapshot first."""
         names = self._remote.names(self._prefix)
         if SNAPSHOT in names:
             self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
@@ -158,14 +161,14 @@ class StagingMirror:
     def _snapshot(self) -> Any:
         return self._remote.read_json(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
 
-    def _sent_before(self) -> Stamps:
-        """What this machine has sent, unless another one has sent a snapshot since."""
+    def _last_sent(self) -> Stamps:
+        """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""
         sent, snapshot = read_json(self._folder / SENT), self._snapshot()
         if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
             return sent["files"]
         return {}
 
-    def _note_sent(self, snapshot: str, files: Stamps) -> None:
+    def _record_sent(self, snapshot: str, files: Stamps) -> None:
         self._finished, self._sent = _finished(files), files
         if self._folder.is_dir():
             write_json(self._folder / SENT, {"snapshot": snapshot, "files": files}, durable=False)
@@ -180,15 +183,15 @@ class StagingMirror:
 
 
 def host_files(key: str) -> str:
-    """The folder at the remote through which the hosts of a stage and the launching machine know of each other."""
+    """The folder at the remote in which the hosts of a stage and the launching machine exchange messages."""
     return f"hosts/{key}"
 
 
-def _files_of_one_moment(folder: Path) -> Stamps:
-    """The files that another machine needs, as they were together at one moment.
+def _list_consistently(folder: Path) -> Stamps:
+    """List the files that another machine needs, as they existed together at one moment.
 
-    A file that came after that moment is left out, so no marker is there without what was written before it. A file
-    that was removed after it (its item had used it up) makes the listing begin anew.
+    A file created after that moment is left out, so no marker is listed without what was written before it. If a file
+    was removed after that moment (its item has used it), the listing is repeated.
     """
     for _ in range(LISTINGS):
         before = _stamps(folder)
@@ -201,7 +204,7 @@ def _files_of_one_moment(folder: Path) -> Stamps:
 
 
 def _stamps(folder: Path) -> Stamps:
-    """The files without what is still being written, with their bytes and times."""
+    """Size and ctime of all files in the folder except temporary ones and those that only concern this machine."""
     stamps = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -216,7 +219,7 @@ def _stamps(folder: Path) -> Stamps:
 
 
 def _finished(files: Stamps) -> int | None:
-    """The newest checkpoint and the number of markers, together; None if there is neither."""
+    """The step of the newest checkpoint plus the number of markers; None if there is neither."""
     step = max((int(match[1]) for name in files if (match := _STEP.fullmatch(name))), default=None)
     markers = sum(bool(_MARKER.fullmatch(name)) for name in files)
     return None if step is None and not markers else (step or 0) + markers
@@ -228,7 +231,7 @@ def _progress(files: Stamps) -> Progress:
 
 
 def _is_valid(snapshot: Any) -> bool:
-    """Whether a snapshot that somebody wrote can be used; no name in it leads out of the folder."""
+    """Whether an untrusted snapshot has the right fields, and no name in it leads out of the folder."""
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("id"), str):
         return False
     progress, files = snapshot.get("progress"), snapshot.get("files")

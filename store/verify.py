@@ -1,9 +1,10 @@
-"""Which files of an artifact differ from its manifest, reading each byte once per process.
+"""Verify the files of an artifact against its manifest, reading each file once per process.
 
-A pipeline checks one artifact several times (reused, then the input of two stages). A file that was digested is known
-again by (size, mtime, ctime, inode); a write through the file system changes ctime, which no tool can set back. Files
-of 1 MiB and more are remembered across processes too, in one file an artifact under `<store>/verified/`, so that a run
-over terabytes of shards does not begin by reading them; `nautile store verify` trusts nothing and reads everything.
+A pipeline checks an artifact several times, for example when it is reused and as an input of two stages. A file that
+was hashed before is recognised by its stamp (size, mtime, ctime, inode): any write through the file system changes
+ctime, which no tool can set back. Stamps of files from 1 MiB on are also saved for other processes, in one file per
+artifact under `<store>/verified/`, so that a run over terabytes of shards need not read them first. `nautile store
+verify` ignores all stamps and reads everything.
 """
 
 import os
@@ -17,21 +18,21 @@ from typing import Any
 from common.files import read_json, sha256_of, write_json
 from store.manifest import MANIFEST
 
-LARGE = 2**20  # bytes; a smaller file is read again sooner than its record
+LARGE = 2**20  # bytes; reading a smaller file is as fast as reading its saved stamp
 
-_seen: dict[tuple[str, str], list[int]] = {}  # (path, sha256) -> stamp of the file that had this digest
-_seen_lock = threading.Lock()
+_verified_stamps: dict[tuple[str, str], list[int]] = {}  # (path, sha256) -> stamp of the file that had this digest
+_stamps_lock = threading.Lock()
 
 
 def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *, trust: bool) -> list[str]:
-    """Names of the files in `folder` that are missing, unexpected, or differ from `files`, each with the reason.
+    """Names of the files in `folder` that are missing, unexpected or differ from `files`, each with the reason.
 
-    `trust`: believe an earlier digest of a file whose size, times and inode have not changed.
+    `trust`: do not read a file whose stamp is the same as when it was last verified.
     """
+    # Unexpected files. Hidden ones are ignored: file browsers and NFS create them.
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    # File browsers and NFS leave hidden files behind.
-    shown = (path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
-    damaged = [f"{name} (not in the manifest)" for name in sorted(shown) if name not in files and name != MANIFEST]
+    visible = (path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+    damaged = [f"{name} (not in the manifest)" for name in sorted(visible) if name not in files and name != MANIFEST]
     # A file behind a symbolic link is not part of the artifact, whatever its bytes.
     links = [
         os.path.relpath(path, folder)
@@ -39,8 +40,9 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
         for path in (os.path.join(parent, name) for name in (*folders, *names))
         if os.path.islink(path)
     ]
+    # Compare sizes, and collect the files that have to be read.
     record = _record_path(root, folder)
-    recorded = read_json(record) or {}
+    recorded_stamps = read_json(record) or {}
     stamps: dict[str, list[int]] = {}
     unread: list[str] = []
     for name, entry in sorted(files.items()):
@@ -53,8 +55,8 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
             damaged.append(f"{name} ({stamp[0]} bytes, not {entry['bytes']})")
         else:
             stamps[name] = stamp
-            known = _seen.get((str(folder / name), entry["sha256"])) or recorded.get(name)
-            if not (trust and known == stamp):
+            verified_stamp = _verified_stamps.get((str(folder / name), entry["sha256"])) or recorded_stamps.get(name)
+            if not (trust and verified_stamp == stamp):
                 unread.append(name)
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         digests = list(pool.map(lambda name: _digest(folder / name), unread))
@@ -62,33 +64,33 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
         if digest != files[name]["sha256"]:
             damaged.append(f"{name} ({digest})" if digest.startswith("cannot") else f"{name} (its digest differs)")
             stamps.pop(name)
-    _remember(record, folder, files, stamps, recorded)
+    _save_stamps(record, folder, files, stamps, recorded_stamps)
     return damaged
 
 
 def trust_files(root: Path, folder: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Count `files`, whose digests were taken as they were written or fetched, as verified in `folder`."""
+    """Mark `files` in `folder` as verified, because they were hashed while they were written or fetched."""
     stamps = {name: stamp for name in files if (stamp := _stamp(folder / name))}
-    _remember(_record_path(root, folder), folder, files, stamps, {})
+    _save_stamps(_record_path(root, folder), folder, files, stamps, {})
 
 
 def _record_path(root: Path, folder: Path) -> Path:
-    """The record for other processes of the large files in `folder` that were digested: name -> stamp."""
+    """The file with the stamps (name -> stamp) of the large files in `folder` that were verified."""
     return root / "verified" / f"{folder.parent.name}-{folder.name}.json"
 
 
-def _remember(
-    record: Path, folder: Path, files: dict[str, dict[str, Any]], stamps: dict[str, list[int]], before: dict[str, Any]
+def _save_stamps(
+    record: Path, folder: Path, files: dict[str, dict[str, Any]], stamps: dict[str, list[int]], recorded: dict[str, Any]
 ) -> None:
-    """Remember `stamps` as those of whole files, and of the other `files` nothing."""
-    with _seen_lock:
+    """Save the stamps of intact files, and forget those of all other `files`. `recorded`: the content of `record`."""
+    with _stamps_lock:
         for name, entry in files.items():
-            _seen.pop((str(folder / name), entry["sha256"]), None)
-        _seen.update({(str(folder / name), files[name]["sha256"]): stamp for name, stamp in stamps.items()})
+            _verified_stamps.pop((str(folder / name), entry["sha256"]), None)
+        _verified_stamps.update({(str(folder / name), files[name]["sha256"]): stamp for name, stamp in stamps.items()})
     large = {name: stamp for name, stamp in stamps.items() if stamp[0] >= LARGE}
-    if large == before:
+    if large == recorded:
         return
-    with suppress(OSError):  # it only saves time: a read-only store can still be verified
+    with suppress(OSError):  # the record only saves time: a read-only store can still be verified
         record.parent.mkdir(exist_ok=True)
         write_json(record, large)
 
@@ -101,7 +103,7 @@ def _digest(path: Path) -> str:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """[size, mtime, ctime, inode] of a plain file; None for anything else."""
+    """[size, mtime, ctime, inode] of a regular file; None for anything else."""
     try:
         status = path.lstat()
     except OSError:

@@ -115,7 +115,7 @@ def test_an_ambiguous_prefix_is_refused_with_the_candidates(toy, store):
     first = {key[0]: key for kind, key, *_ in store.folders("checkpoint")}
     twins = next(iter(first.values()))
     (store.root / "artifacts" / "checkpoint" / (twins[0] + "0" * 63)).mkdir()
-    with pytest.raises(ConfigError, match=rf"align\.start: .*{twins[0]}' means more than one .*give more digits"):
+    with pytest.raises(ConfigError, match=rf"align\.start: .*{twins[0]}' is ambiguous .*give more digits"):
         resolve_starts(starting(toy, align=f"checkpoint/{twins[0]}"), store)
 
 

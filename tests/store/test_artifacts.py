@@ -47,7 +47,7 @@ def test_get_takes_any_unambiguous_prefix(store):
     published(store, "exemplars", "one")
     for name in (tokens.id, tokens.full_id, f"tokens/{tokens.key[:3]}"):
         assert store.get(name) == tokens
-    with pytest.raises(ConfigError, match=r"means more than one .*give more digits, or the kind"):
+    with pytest.raises(ConfigError, match=r"is ambiguous .*give more digits, or the kind"):
         store.get(tokens.key[:12])
     for unknown in (
         "tokens/ffff",

@@ -70,7 +70,7 @@ def test_unfinished_work_that_took_days_or_money_is_removed_by_name_alone(store,
         os.utime(path, (time.time() - 400 * 86400,) * 2)
     assert list(reasons(store)) == [f"staging/{key_of('plain')}"]
     assert {item.path: held for item, held in unfinished_work(store)} == {folder: words, plain: []}
-    with pytest.raises(ConfigError, match="no unfinished work begins with 'ffff'"):
+    with pytest.raises(ConfigError, match="no unfinished work has a key that begins with 'ffff'"):
         find_garbage(store, unfinished=["ffff"])
     named = find_garbage(store, stale_days=1000, unfinished=[key_of("begun")[:12]])
     with store.lock(key_of("begun")):

@@ -34,7 +34,7 @@ def test_replies_are_removed_by_the_name_of_their_model_alone(store):
     keep(store, 1, 2)
     assert find_garbage(store, stale_days=0) == []
     opened = cache(store)
-    with pytest.raises(ConfigError, match=f"a run is asking '{MODEL}' now"):
+    with pytest.raises(ConfigError, match=f"a run is using '{MODEL}' now"):
         find_garbage(store, replies=[MODEL])
     opened.close()
     with pytest.raises(ConfigError, match="has no replies of a model 'other'"):

@@ -26,7 +26,7 @@ def hashed(monkeypatch):
 
 def forget():
     """Begin as a new process, which has digested nothing."""
-    verification._seen.clear()
+    verification._verified_stamps.clear()
 
 
 def test_a_process_reads_each_file_once(tmp_path, hashed):

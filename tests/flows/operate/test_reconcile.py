@@ -82,7 +82,7 @@ def test_rests_of_staging_go_and_unfinished_work_is_named_and_kept(store):
     old = time.time() - 8 * 86400
     for path in (begun / "request.json", begun):
         os.utime(path, (old, old))
-    assert [result.outcome for result in staging(store)] == ["left by a removal that was cut short; 3 B removed"]
+    assert [result.outcome for result in staging(store)] == ["left by an interrupted removal; 3 B removed"]
     (result,) = unfinished(store)
     assert "of pretrain, unfinished, untouched for 8 days; kept" in result.line()
     assert begun.is_dir()
