@@ -1,4 +1,4 @@
-"""What a run changed against its base configuration: computed here for the terminal, the dashboard and sweeps."""
+"""Differences between a run's configuration and its base, for the terminal, the dashboard and sweeps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 from common.text import amount, visible
 from configs.schema import RunConfig
 
-MOST_SHOWN = 3  # changes in a line of text
-LONGEST = 24  # characters of a value in it
+MOST_SHOWN = 3  # changes in a one-line description
+LONGEST = 24  # characters of a value in the description
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field whose value differs: its path, as `--set` takes it, and both values as JSON has them."""
+    """A field whose value differs: its path as for `--set`, and both values as JSON data."""
 
     field: str
     before: Any
@@ -21,18 +21,18 @@ class Change:
 
 
 def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
-    """Every field in which `config` differs from `base`, in the order of the sections; the name is no setting.
+    """All fields in which `config` differs from `base`, in the order of the sections; `name` is not compared.
 
-    Lists of one length are compared entry by entry, others as a whole.
+    Lists of equal length are compared entry by entry, other lists as a whole.
     """
     before, after = (settings.model_dump(mode="json", exclude={"name"}) for settings in (base, config))
     return list(differences(before, after))
 
 
 def describe_changes(changes: Sequence[Change], most: int | None = MOST_SHOWN) -> str:
-    """The changes in one line, as `steps 30 -> 3, seed 0 -> 1`; empty without any. `most`: None shows all.
+    """Describe changes in one line, such as `steps 30 -> 3, seed 0 -> 1`; "" without changes. `most` None: all.
 
-    A field is named by the last parts of its path that no other changed field ends in.
+    Field names are shortened to the last parts of their path, as far as they stay unique among the changed fields.
     """
     shown = changes if most is None else changes[:most]
     names = short_names([change.field for change in changes])
@@ -42,7 +42,7 @@ def describe_changes(changes: Sequence[Change], most: int | None = MOST_SHOWN) -
 
 
 def short_names(fields: Sequence[str]) -> dict[str, str]:
-    """Path -> the fewest last parts of it that tell it from the other paths; an entry of a list has its list's name."""
+    """Path -> its shortest unique ending; the ending of a list's entry begins at the list's name."""
     paths = {field: field.split(".") for field in fields}
     names = {}
     for field, parts in paths.items():
@@ -57,22 +57,23 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[Change]:
-    """Every value in which two nested settings differ, as JSON has them; `path` is where they stand."""
-    places: Sequence[str | int] | None = None
+    """All differences between two nested JSON values. `path`: the path of the values themselves."""
+    keys: Sequence[str | int] | None = None  # None: not compared entry by entry
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        places = [*before, *(name for name in after if name not in before)]
-        before, after = ({name: side.get(name) for name in places} for side in (before, after))
+        keys = [*before, *(name for name in after if name not in before)]
+        before, after = ({name: side.get(name) for name in keys} for side in (before, after))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        places = range(len(before))
-    if places is None:
+        keys = range(len(before))
+    if keys is None:
         if before != after:
             yield Change(path, before, after)
         return
-    for place in places:
-        yield from differences(before[place], after[place], f"{path}.{place}" if path else str(place))
+    for key in keys:
+        yield from differences(before[key], after[key], f"{path}.{key}" if path else str(key))
 
 
 def _value(value: Any) -> str:
+    """A value as short text."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -9,18 +9,18 @@ from configs.endpoint import refuse_secrets
 
 
 class EmbeddingConfig(Section):
-    """The embedding model for exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
+    """The embedding model of exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
 
     kind: Literal["minilm", "openai"] = "minilm"
     model: str = "all-MiniLM-L6-v2-int8"
-    width: PositiveInt = 384  # numbers in a vector; a reply of any other width is refused
+    width: PositiveInt = 384  # dimensions of a vector; an endpoint's vector of another width is an error
     url: Operational[str] = ""  # openai: the base URL, ending in /v1
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
     batch: Operational[PositiveInt] = 128  # texts in a request
-    longest: PositiveInt = 16_000  # characters; longer texts are cut, because servers refuse them
-    concurrency: Operational[PositiveInt] = 4  # requests under way together
+    longest: PositiveInt = 16_000  # characters; longer texts are truncated, because servers refuse them
+    concurrency: Operational[PositiveInt] = 4  # concurrent requests
     timeout_s: Operational[PositiveFloat] = 60.0  # of one request
-    attempts: Operational[PositiveInt] = 6  # at one request
+    attempts: Operational[PositiveInt] = 6  # of one request
     dollars_per_million: Operational[NonNegativeFloat] = 0.0  # tokens
 
     @model_validator(mode="after")
@@ -29,19 +29,19 @@ class EmbeddingConfig(Section):
         if self.kind == "openai" and not self.url:
             raise ValueError(f"index.embedding: kind 'openai' needs `url` for model {self.model!r}")
         if self.kind == "minilm" and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):
-            raise ValueError("index.embedding: kind 'minilm' is all-MiniLM-L6-v2-int8 of 384 numbers and no other")
+            raise ValueError("index.embedding: kind 'minilm' supports only all-MiniLM-L6-v2-int8 with 384 dimensions")
         return self
 
 
 class IndexConfig(Section):
-    """The index over the exemplars' vectors. "auto": exact below `exact_below` vectors, IVF-PQ from there on."""
+    """The vector index of the exemplars. "auto": exact search below `exact_below` vectors, else IVF-PQ."""
 
     embedding: EmbeddingConfig = EmbeddingConfig()
     kind: Literal["auto", "exact", "ivf_pq"] = "auto"
     exact_below: PositiveInt = 200_000  # vectors
     lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
-    code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; a byte a dimension refines it
-    recall: Share = 0.95  # least recall@5 against exact, on a sample; more cells are probed until it is reached
+    code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; one byte per dimension refines it
+    recall: Share = 0.95  # minimum recall@5 against exact search, on a sample: enough cells are probed to reach it
 
     @model_validator(mode="before")
     @classmethod
@@ -54,12 +54,13 @@ class IndexConfig(Section):
 
 
 class PromptSetConfig(Section):
-    """A source of prompts, and how many of the run's prompts it gives: `count`, or a share by `weight` of those that
-    the counts of other sets leave.
+    """A source of prompts, and how many of the run's prompts it provides.
 
-    `form` says where a row's prompt is: "any" takes the first usual column or conversation, "instruction" joins
-    `instruction` and `input`, "messages" takes the first user turn, "columns" uses the names in `columns`: of the
-    `query`, of a `context` that follows it, and of a `passage` that the teacher alone is shown.
+    That is `count`, or a share by `weight` of the prompts that are left after all counts.
+
+    `form` says where the prompt of a row is: "any" takes the first common column or conversation; "instruction" joins
+    `instruction` and `input`; "messages" takes the first user turn; "columns" uses the column names in `columns`: of
+    the `query`, of a `context` that follows it, and of a `passage` that only the teacher sees.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -69,8 +70,8 @@ class PromptSetConfig(Section):
     split: str = "train"
     revision: str = ""  # a commit of the Hub; no set of the Hub is read without one
     form: Literal["any", "instruction", "messages", "columns"] = "any"
-    columns: dict[Literal["query", "context", "id", "passage", "reference"], str] = {}  # what it is -> column's name
-    frame: str | None = None  # what the query is put into, where it says {query}: "Write a short story: {query}"
+    columns: dict[Literal["query", "context", "id", "passage", "reference"], str] = {}  # role -> name of the column
+    frame: str | None = None  # a template around the query: "Write a short story: {query}"
     detokenise: bool | None = None  # undo a tokeniser's spaces and the marks of WritingPrompts: "[ WP ] It 's late ."
     weight: PositiveFloat = 1.0
     count: PositiveInt | None = None
@@ -80,34 +81,34 @@ class PromptSetConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> "PromptSetConfig":
         if (self.form == "columns") != ("query" in self.columns):
-            raise ValueError(f"{self.label}: `columns` with a `query` belongs to form 'columns' alone")
+            raise ValueError(f"{self.label}: form 'columns' needs `columns` with a `query`; no other form has one")
         if self.frame is not None and self.frame.count("{query}") != 1:
-            raise ValueError(f"{self.label}: `frame` {self.frame!r} must say {{query}} once, where the query belongs")
+            raise ValueError(f"{self.label}: `frame` {self.frame!r} must contain {{query}} exactly once")
         return self
 
     @property
     def label(self) -> str:
-        """The section, for messages."""
+        """The name of the section in messages."""
         return f"prompt set {self.name!r}"
 
 
 class TeacherConfig(Section):
-    """A teacher (paper §3.3): a prompt goes to the first whose `up_to` is at least the prompt's difficulty."""
+    """A teacher (paper §3.3): a prompt goes to the first teacher whose `up_to` is at least the prompt's difficulty."""
 
     endpoint: str
     up_to: Share = 1.0  # difficulty, 0 to 1
-    template: str = ""  # of its prompt; empty: the compact one for the embedded model, the full one for others
+    template: str = ""  # prompt template; empty: "compact" for the embedded model, "full" for others
 
 
 class ProbeConfig(Section):
-    """Cheap endpoints that answer first: how far their answers disagree, or miss the reference, adds to the difficulty.
+    """Cheap endpoints that answer first, to estimate difficulty from how far they disagree or miss the reference.
 
-    If an endpoint of the probe is then chosen as teacher, its first reply becomes the document.
+    If an endpoint of the probe is then chosen as the teacher, its first reply becomes the document.
     """
 
     endpoints: tuple[str, ...] = Field(min_length=1)
     samples: PositiveInt = 1  # answers of each endpoint
-    weight: Share = 0.5  # of the probe in the difficulty; the rest is estimated from the prompt
+    weight: Share = 0.5  # of the probe in the difficulty; the remaining weight is the estimate from the prompt
 
     @model_validator(mode="after")
     def _compares(self) -> "ProbeConfig":
@@ -129,13 +130,13 @@ class DistillConfig(Section):
     max_tokens: PositiveInt = 160  # of a reply
     temperature: NonNegativeFloat = 0.0
     budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit; 0: none
-    budget_tokens: Operational[NonNegativeInt] = 0  # the same, of prompts and replies together
-    max_rejected_share: Operational[Share] = 1.0  # of the replies; more than this fails the stage
-    overlap_limit: Share = 0.5  # of a reply's 8-grams that may also be in its exemplars; more is copying
+    budget_tokens: Operational[NonNegativeInt] = 0  # a hard limit of prompts and replies together; 0: none
+    max_rejected_share: Operational[Share] = 1.0  # of the replies; a larger share fails the stage
+    overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also be in its exemplars; more counts as copying
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
-    same_language: bool = True  # reject a document in another language than its query, where both are certain
+    same_language: bool = True  # reject a document in another language than its query, if both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
-    chunk: Operational[PositiveInt] = 1024  # prompts in a file; a kill repeats the checks of unfinished files
+    chunk: Operational[PositiveInt] = 1024  # prompts in a file; a resumed run repeats the checks of unfinished files
 
     @model_validator(mode="before")
     @classmethod
@@ -146,10 +147,10 @@ class DistillConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> "DistillConfig":
         if self.probe is not None and self.probe.samples > 1 and not self.temperature:
-            raise ValueError("distill.temperature is 0: one question asked several times would get one reply")
+            raise ValueError("distill.temperature is 0, so all samples of the probe would be equal: set it above 0")
         names = [prompt_set.name for prompt_set in self.prompt_sets]
         if len(set(names)) < len(names) or not names:
-            raise ValueError("distill.prompt_sets: at least one is needed, and no two may have the same name")
+            raise ValueError("distill.prompt_sets: at least one is needed, with different names")
         counted = sum(prompt_set.count or 0 for prompt_set in self.prompt_sets)
         has_weighted = any(prompt_set.count is None for prompt_set in self.prompt_sets)
         if counted > self.prompts or (counted < self.prompts and not has_weighted):

@@ -1,4 +1,4 @@
-"""A chat endpoint's section: its address, prices, limits and budget, and which endpoints replace it when it is down."""
+"""The section of a chat endpoint: address, prices, limits, budget, and fallback endpoints."""
 
 import re
 from typing import Any, Literal
@@ -9,56 +9,56 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from configs.base import Operational, Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-# What a request has anyway, or what would make its answer another than one completion in one piece.
+# Fields that every request has already, or that would change the response to several completions or a stream.
 _NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "random_seed"}
 _NOT_EXTRA |= {"response_format", "grammar", "stream", "n"}
-OWN_KINDS = ("embedded", "checker")  # served by processes that the pool starts on this machine
+OWN_KINDS = ("embedded", "checker")  # served by a process that the endpoint pool starts on this machine
 
 
 class BatchConfig(Section):
-    """The vendor's batch interface: half the price, and an answer within a day."""
+    """The vendor's batch API: half the price, results within a day."""
 
-    requests_per_job: PositiveInt = 10_000  # OpenAI takes 50,000 in a file
-    bytes_per_job: PositiveInt = 100 * 2**20  # OpenAI takes 200 MB in a file
+    requests_per_job: PositiveInt = 10_000  # OpenAI accepts 50,000 per file
+    bytes_per_job: PositiveInt = 100 * 2**20  # OpenAI accepts 200 MB per file
     jobs_at_once: PositiveInt = 4
     price_factor: NonNegativeFloat = 0.5  # of the live price
-    poll_s: PositiveFloat = 15.0  # seconds to the first look at a job, doubling up to twenty times that
-    give_up_hours: PositiveFloat = 26.0  # a job without an end by then is an outage: the vendors promise 24 hours
+    poll_s: PositiveFloat = 15.0  # first interval between two polls of a job; it doubles up to twenty times that
+    give_up_hours: PositiveFloat = 26.0  # a job that takes longer counts as an outage: vendors promise 24 hours
 
 
 class EndpointConfig(Section):
-    """A chat endpoint. Keys come from the environment, by name, and are never written anywhere.
+    """A chat endpoint. API keys come from environment variables and are never written anywhere.
 
-    Limits that are None are learnt from the server's headers, or from its refusals. `fallback` names the endpoints to
-    use instead, in order, when this one is down or its own budget is spent, for the purposes in `fallback_for` alone: a
-    judge's or an evaluation's numbers must not come from another model unless the operator says so.
+    Limits that are None are learnt from the server's headers or its rate-limit errors. `fallback` lists the endpoints
+    to use, in order, when this one is down or its own budget is spent, but only for the purposes in `fallback_for`: the
+    scores of a judge or an evaluation must not come from another model unless the operator allows it.
     """
 
-    # "openai": any server with that protocol; "embedded": a small model on this machine; "checker": a program that
-    # marks arithmetic, for a judge alone, always a stand-in.
+    # "openai": any server with that API; "embedded": a small model on this machine; "checker": a program that marks
+    # arithmetic, only usable as a judge, and always a stand-in.
     kind: Literal["openai", "mistral", "embedded", "checker"]
     model: str
     url: Operational[str] = ""  # openai: the base URL, ending in /v1
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
-    concurrency: Operational[PositiveInt] = 8  # requests under way together
+    concurrency: Operational[PositiveInt] = 8  # concurrent requests
     requests_per_minute: Operational[PositiveInt | None] = None
     tokens_per_minute: Operational[PositiveInt | None] = None  # of prompts and replies together
     timeout_s: Operational[PositiveFloat] = 120.0  # of one request
-    attempts: Operational[PositiveInt] = 5  # at one request, before it counts as failed
+    attempts: Operational[PositiveInt] = 5  # of one request, before it counts as failed
     dollars_per_million_in: Operational[NonNegativeFloat] = 0.0  # tokens of prompts
     dollars_per_million_out: Operational[NonNegativeFloat] = 0.0  # tokens of replies
-    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit of a stage's calls; 0: none but the stage's own
-    budget_tokens: Operational[NonNegativeInt] = 0  # the same, of prompts and replies together
+    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit of a stage's calls; 0: only the stage's own
+    budget_tokens: Operational[NonNegativeInt] = 0  # a hard limit of prompts and replies together; 0: as above
     fallback: tuple[str, ...] = ()
     fallback_for: tuple[str, ...] = ("teacher",)
     mode: Operational[Literal["live", "batch"]] = "live"
     batch: Operational[BatchConfig] = BatchConfig()
-    structured: Literal["json_schema", "grammar", "none"] = "json_schema"  # how replies are held to a form
-    extra: dict[str, Any] | None = None  # more fields of each request, as `{ reasoning_effort = "low" }`
-    token_limit: Literal["max_tokens", "max_completion_tokens"] | None = None  # that field's name; None: max_tokens
-    omit: tuple[Literal["temperature", "seed"], ...] | None = None  # fields that are not sent: the model refuses them
-    license: Operational[str] = ""  # licence of the model or terms of its replies, for cards
-    stand_in: bool = False  # labels every result that rests on it
+    structured: Literal["json_schema", "grammar", "none"] = "json_schema"  # how structured replies are enforced
+    extra: dict[str, Any] | None = None  # further fields of each request, such as `{ reasoning_effort = "low" }`
+    token_limit: Literal["max_tokens", "max_completion_tokens"] | None = None  # name of that field; None: max_tokens
+    omit: tuple[Literal["temperature", "seed"], ...] | None = None  # fields not to send: the model refuses them
+    license: Operational[str] = ""  # licence of the model, or terms for its replies, for model and data cards
+    stand_in: bool = False  # label all results that depend on it as those of a stand-in
 
     @model_validator(mode="before")
     @classmethod
@@ -84,26 +84,26 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _fields_of_requests(self) -> "EndpointConfig":
-        if taken := sorted({*(self.extra or ())} & _NOT_EXTRA):
-            raise ValueError(f"endpoint for model {self.model!r}: `extra` may not set {', '.join(taken)}")
+        if reserved := sorted({*(self.extra or ())} & _NOT_EXTRA):
+            raise ValueError(f"endpoint for model {self.model!r}: `extra` may not set {', '.join(reserved)}")
         if self.kind == "mistral" and self.token_limit is not None:
-            raise ValueError(f"endpoint for model {self.model!r}: kind 'mistral' has no other `token_limit`")
+            raise ValueError(f"endpoint for model {self.model!r}: `token_limit` cannot be set for kind 'mistral'")
         return self
 
 
 def refuse_secrets(where: str, key_variable: str, url: str) -> None:
-    """Raise `ValueError` if one of them holds a key: sections are written into manifests and shown in forms."""
+    """Raise `ValueError` if a field contains a secret: sections are written to manifests and shown in forms."""
     if key_variable and not _VARIABLE.fullmatch(key_variable):
         raise ValueError(f"{where}: `key_variable` is the NAME of an environment variable, not a key")
     parts = urlsplit(url)
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(
-            f"{where}: `url` may hold no password and no query; keys come from the environment, by `key_variable`"
+            f"{where}: `url` may not contain a password or a query; name the key's variable in `key_variable`"
         )
 
 
 def check_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:
-    """Raise `ValueError` if an endpoint falls back on itself, or on one that does not exist."""
+    """Raise `ValueError` if an endpoint falls back to itself, or to one that does not exist."""
     for name, config in endpoints.items():
         for other in config.fallback:
             if other not in endpoints or other == name:
@@ -112,5 +112,5 @@ def check_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:
 
 
 def with_fallbacks(names: list[str], endpoints: dict[str, EndpointConfig]) -> list[str]:
-    """`names` with the names of every endpoint that may answer in their place; sorted."""
+    """`names` and the names of all their fallback endpoints, sorted."""
     return sorted({endpoint for name in names for endpoint in (name, *endpoints[name].fallback)})

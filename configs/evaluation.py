@@ -1,4 +1,4 @@
-"""The sections of evaluation and of the report: benchmarks, how they are asked, and other models to compare with."""
+"""The sections of evaluation and report: benchmarks, how models answer them, and other models to compare with."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,45 +7,45 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from configs.base import Operational, Section, Share, refuse_removed
 from configs.training import ProblemsConfig
 
-# Stand-ins that generate as many items as they are asked for; the other benchmarks have a fixed number.
+# Stand-ins that generate any number of items; the other benchmarks have a fixed number.
 GENERATED_BENCHMARKS = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")
 AnswerMode = Literal["generate", "likelihood"]
 PaperColumn = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm2_360m"]
 
 
 class BenchmarkChoice(Section):
-    """One benchmark to evaluate. Its records come from the Hub, or from a file in the Hub's schema."""
+    """A benchmark to evaluate. Its records come from the Hub, or from a local file with the same schema."""
 
     name: str  # in evals/benchmarks/catalogue.py
-    items: PositiveInt | None = None  # how many, from the first; None: all
+    items: PositiveInt | None = None  # only the first so many; None: all
     revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
     path: str = ""  # a local file instead of the Hub
-    bad_rows_share: Operational[Share] = 0.001  # of its records, that may be none: they are left out, counted and named
+    bad_rows_share: Operational[Share] = 0.001  # share of invalid records to tolerate: they are skipped and reported
 
 
 class ModelUnderTest(Section):
-    """A model behind one of `[endpoints]`, evaluated as our checkpoints are."""
+    """A model of one of `[endpoints]`, evaluated like our checkpoints."""
 
     endpoint: str
-    column: PaperColumn = ""  # of the paper's Table 2, shown next to the measured figures; empty: the paper has none
+    column: PaperColumn = ""  # column of the paper's Table 2 to show beside the results; empty: none
 
 
 class EvaluateConfig(Section):
-    """Paper §5: zero-shot, strict.
+    """Zero-shot evaluation with strict grading (paper §5).
 
-    A checkpoint's answer has up to `max_tokens` tokens, or what its context leaves after a prompt of that size
-    (`model.decoding.buckets`). A prompt above `prompt_length` tokens is skipped, and counted.
+    A checkpoint's answer has at most `max_tokens` tokens, fewer if the context is too short for them after the prompt
+    (`model.decoding.buckets`). A prompt of more than `prompt_length` tokens is skipped and counted.
     """
 
     benchmarks: tuple[BenchmarkChoice, ...]
-    # "generate" is the paper's; "likelihood" compares the probabilities of the options' texts.
+    # "generate" is the paper's way; "likelihood" compares the probabilities of the options' texts.
     ways: Annotated[tuple[AnswerMode, ...], Field(min_length=1)] = ("generate",)
-    models: tuple[ModelUnderTest, ...] = ()  # besides our checkpoints, each an evaluation of its own
-    held_out: ProblemsConfig | None = None  # held-out problems of the kind that the reinforcement stages train on
+    models: tuple[ModelUnderTest, ...] = ()  # further models, each a separate evaluation
+    held_out: ProblemsConfig | None = None  # held-out problems of the same kind as the reinforcement stages' problems
     max_tokens: PositiveInt = 512
     prompt_length: PositiveInt = 512  # tokens
     batch: Operational[PositiveInt] = 32  # items that a checkpoint answers together
-    temperature: NonNegativeFloat = 0.0  # 0: the likeliest token
+    temperature: NonNegativeFloat = 0.0  # 0: greedy decoding
     budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit for each of `models`; 0: none
 
     @model_validator(mode="before")
@@ -59,10 +59,10 @@ class ReportConfig(Section):
     """The report of a run."""
 
     title: str = "Nautile"
-    samples: PositiveInt = 12  # of each kind that are shown
+    samples: PositiveInt = 12  # samples of each kind to show
 
 
 class HeldOutPart(Section):
-    """The part of the configuration that the questions depend on: the benchmarks and where each is read."""
+    """The section of the stage `held_out`: the benchmarks, and where each is read from."""
 
     benchmarks: tuple[BenchmarkChoice, ...]

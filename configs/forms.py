@@ -1,10 +1,10 @@
-"""What a run may change that came through Prefect's server: from a form, or from whoever reaches the server.
+"""Restrictions on runs that are started through Prefect's server, by a form or by anyone who can reach the server.
 
-A form names a configuration that its worker knows, and overrides as `--set` takes them. The run has the rights and the
-environment of the worker. So overrides set neither what starts processes (`[launch]`) nor where a collector's key is
-sent (`[telemetry]`), and name an environment variable only as the configuration itself, the worker's or a shipped one
-does, for a key with the same address. `nautile deploy` passes the configuration that it serves to the worker in the
-environment variable NAUTILE_WORKER, so that its name means the same on another machine.
+A form names a configuration that its worker knows, and overrides in the syntax of `--set`. The run has the permissions
+and the environment of the worker. So overrides may change neither how processes are started (`[launch]`) nor where a
+collector's key is sent (`[telemetry]`). They may name an environment variable only if the named configuration, the
+worker's or a shipped one names it too, with the same address. `nautile deploy` passes the configuration that it serves
+to the worker in the environment variable NAUTILE_WORKER, so that its name means the same on another machine.
 """
 
 import os
@@ -18,12 +18,12 @@ from common.errors import ConfigError
 from configs.base import Section
 
 WORKER = "NAUTILE_WORKER"
-WORKERS_OWN = ("launch", "telemetry")
+WORKERS_OWN = ("launch", "telemetry")  # sections that overrides may not change
 _REMEDY = "it comes from the configuration that `nautile deploy` serves"
 
 
 class ServedConfig(Section):
-    """The configuration that a worker serves: what forms call it, its values, and those of the base it builds on."""
+    """The configuration that a worker serves: its name in forms, its table, and the table of its base configuration."""
 
     name: str
     table: dict[str, Any]
@@ -31,27 +31,27 @@ class ServedConfig(Section):
 
 
 class Variable(NamedTuple):
-    """The name of an environment variable that a configuration uses, and where its value is sent."""
+    """An environment variable that a configuration names, and where its value is sent."""
 
     name: str
-    kind: str = ""  # of the endpoint; empty: the variable holds an address itself
-    origin: str = ""  # scheme, host and port of the endpoint's address; empty: its vendor's
+    kind: str = ""  # kind of the endpoint; empty: the variable contains the address itself
+    origin: str = ""  # scheme, host and port of the endpoint; empty: the vendor's default
 
 
 def served_here() -> ServedConfig | None:
-    """What NAUTILE_WORKER holds; None without it. Raises `ConfigError` if it holds something else."""
+    """The configuration in NAUTILE_WORKER; None if it is not set. Raises `ConfigError` if it is invalid."""
     text = os.environ.get(WORKER)
     try:
         return ServedConfig.model_validate_json(text) if text else None
     except ValidationError as error:
-        raise ConfigError(f"{WORKER} is not what `nautile deploy` sets: {error.errors()[0]['msg']}") from None
+        raise ConfigError(f"{WORKER} is not a value that `nautile deploy` sets: {error.errors()[0]['msg']}") from None
 
 
 def refuse_in_form(before: Mapping[str, Any], after: Mapping[str, Any], known: Iterable[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` with the path of a field that overrides may not set so.
+    """Raise `ConfigError` with the path of the first field that overrides may not set to its value.
 
-    `before`, `after`: the table of the named configuration without and with the overrides. `known`: other tables whose
-    environment variables may be named, read only if they are needed.
+    `before`, `after`: the table of the named configuration without and with the overrides. `known`: further tables
+    whose environment variables are allowed; they are read only if needed.
     """
     for section in WORKERS_OWN:
         if after.get(section, {}) != before.get(section, {}):
@@ -68,7 +68,7 @@ def refuse_in_form(before: Mapping[str, Any], after: Mapping[str, Any], known: I
 
 
 def _variables(value: Any, path: str) -> Iterator[tuple[str, Variable]]:
-    """Each field that names an environment variable, by its path."""
+    """(path, variable) of each field that names an environment variable."""
     if isinstance(value, Mapping):
         for name, field in value.items():
             place = f"{path}.{name}" if path else name

@@ -58,8 +58,8 @@ def test_a_long_chain_of_extends_is_refused(tmp_path):
     ("line", "message"),
     [
         ("key_variable = 'sk-ant-314159'", "is the NAME of an environment variable"),
-        ("url = 'https://user:sk-314159@api.example.com/v1'", "may hold no password"),
-        ("url = 'https://api.example.com/v1?api-key=sk-314159'", "may hold no password and no query"),
+        ("url = 'https://user:sk-314159@api.example.com/v1'", "may not contain a password"),
+        ("url = 'https://api.example.com/v1?api-key=sk-314159'", "may not contain a password or a query"),
     ],
 )
 def test_a_secret_in_a_section_is_refused_and_not_repeated(tmp_path, line, message):

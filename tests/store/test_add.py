@@ -51,7 +51,7 @@ def test_what_cannot_be_read_or_changes_meanwhile_is_refused(store, folder, monk
         target.write_text("changed")
 
     monkeypatch.setattr("shutil.copyfile", copy_another)
-    with pytest.raises(ConfigError, match=r"config\.json: has changed while it was copied"):
+    with pytest.raises(ConfigError, match=r"config\.json: changed while it was copied"):
         add_files(store, "checkpoint", folder, NAMES, {})
     assert store.list() == []
     assert list((store.root / "staging").iterdir()) == []

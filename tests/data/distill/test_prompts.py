@@ -197,16 +197,16 @@ def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("sets", "fields", "message"),
     [
-        ([{"name": "a", "source": "wikipedia"}] * 2, {}, "no two may have the same name"),
+        ([{"name": "a", "source": "wikipedia"}] * 2, {}, "with different names"),
         ([{"name": "a", "source": "wikipedia", "count": 4}], {}, "prompts is 5, but its prompt_sets count 4"),
         ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 in all"),
-        ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "belongs to form 'columns'"),
+        ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "form 'columns' needs"),
         (
             [{"name": "a", "source": "jsonl", "frame": "A story"}],
             {},
-            "prompt set 'a': `frame` 'A story' must say {query}",
+            "prompt set 'a': `frame` 'A story' must contain {query}",
         ),
-        ([{"name": "a", "source": "jsonl", "frame": "{query}{query}"}], {}, "must say {query} once"),
+        ([{"name": "a", "source": "jsonl", "frame": "{query}{query}"}], {}, "must contain {query} exactly once"),
         ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
         ([], {"probe": {"endpoints": ["x"], "samples": 2}}, "temperature is 0"),
         ([], {"relevance": 1.0}, "distill.relevance was removed"),

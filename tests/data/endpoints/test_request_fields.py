@@ -62,7 +62,7 @@ def test_mistral_takes_the_fields_of_its_api_alone(pool_for, kind):
 def test_fields_that_every_request_has_are_refused():
     with pytest.raises(ValidationError, match="`extra` may not set max_tokens, stream"):
         EndpointConfig(kind="openai", model="m", url="http://x/v1", extra={"stream": True, "max_tokens": 3})
-    with pytest.raises(ValidationError, match="has no other `token_limit`"):
+    with pytest.raises(ValidationError, match="`token_limit` cannot be set"):
         EndpointConfig(kind="mistral", model="m", token_limit="max_completion_tokens")
 
 
