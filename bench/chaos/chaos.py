@@ -1,26 +1,25 @@
-"""A chaos run: the pipeline under faults, and what is left of them at its end.
+"""Chaos test: run the pipeline under injected faults and compare the result with an undisturbed run.
 
     python bench/chaos/chaos.py chain|toy|FILE --work DIR [--faults 50] [--each-round 10] [--seed 1] [--minutes 8]
                                          [--kinds "full disk,clock jump"] [--stop-s 30]
     python bench/chaos/chaos.py local --work DIR [--seed 2]
 
-`chain` is tests/support/stages/chain.toml, the whole pipeline at toy size with every stage real, its teacher a server
-in a process of its own; `toy` is the same chain of quick stand-in stages (tests/support/stages/toy_stages.py), slowed
-down to some seconds each, for many faults in little time: it has no teacher and no workers to lose. First it is run
-undisturbed. Then come rounds, each in a new store: `nautile run CONFIG` meets faults at seeded moments (a share of them
-while it is still starting), each is answered by the same command again if the run has stopped (for a damaged artifact,
-by the command its message offers first), and at the round's end the store must verify, its payloads and rows must be
-those of the undisturbed run, a catalog rebuilt from the files must be the same, and nothing may be left running. Ends
-after `--minutes`, and goes on from there when called again: a round that was cut off is begun anew. Writes
-DIR/faults.jsonl, table.json and table.md.
+`chain` is tests/support/stages/chain.toml: the whole pipeline at toy size with real stages and a teacher in a separate
+process. `toy` is the same chain with stand-in stages (tests/support/stages/toy_stages.py) that take some seconds each,
+for many faults in little time; it has no teacher and no work items. The configuration first runs undisturbed. Then come
+rounds, each in a new store. In a round, faults hit `nautile run CONFIG` at seeded moments, some of them during its
+start. If the run stops, the same command is repeated (for a damaged artifact, after the command that its message
+offers). At the end of a round the store must verify, its payloads and rows must equal those of the undisturbed run, a
+catalog rebuilt from the files must be the same, and no process may be left. The bench ends after `--minutes`; called
+again, it repeats an interrupted round and continues. Writes DIR/faults.jsonl, table.json and table.md.
 
 `local` is configs/local.toml itself, with its store at an S3 server and its teacher behind a socket, both of which fail
-too: some 30 faults in one run, placed by what is seen of it (bench/chaos/local.py). Called again it goes on after the
-last fault that was overcome. Writes docs/results/chaos-local.md once all is compared.
+too: some 30 faults in one run, each injected when the run reaches its place (bench/chaos/local.py). Called again, it
+continues after the last fault from which the run recovered. Writes docs/results/chaos-local.md after the comparison.
 
-The full disk is real: the store lies on a tmpfs of its own (`mount`, as root; else the fault is left out). The clock is
-a preloaded library (bench/chaos/clock.c, needs a C compiler; else left out): every process of the run reads a wall
-clock that jumps, while file times stay true. The rounds' stores begin with the undisturbed run's compiled programs.
+The full disk is real: the store is on its own tmpfs (needs root for `mount`; otherwise this fault is left out). The
+clock is a preloaded library (bench/chaos/clock.c; left out without a C compiler): every process of the run reads a wall
+clock that jumps, while file times stay correct. Each round starts with the compiled programs of the undisturbed run.
 """
 
 import argparse
@@ -39,28 +38,30 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stop-s", type=float)
     parser.add_argument("--port", type=int, default=47311, help="of the teacher; the S3 server has the next")
-    several = parser.add_argument_group("at random moments")
-    several.add_argument("--faults", type=int, default=50)
-    several.add_argument("--each-round", type=int, default=10)
-    several.add_argument("--minutes", type=float, default=8.0)
-    several.add_argument("--kinds", default="")
-    seen = parser.add_argument_group("local")
-    seen.add_argument("--config", type=Path, default=ROOT / "configs/local.toml", help="a smaller one, to try it")
-    seen.add_argument("--only", default="", help="numbers of faults, to try them: 3,7")
-    seen.add_argument("--report", type=Path, default=ROOT / "docs/results/chaos-local.md")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of every `finally`
-    # Each needs packages that the other does not.
-    if options.schedule == "local":
+    random_options = parser.add_argument_group("at random moments")
+    random_options.add_argument("--faults", type=int, default=50)
+    random_options.add_argument("--each-round", type=int, default=10)
+    random_options.add_argument("--minutes", type=float, default=8.0)
+    random_options.add_argument("--kinds", default="")
+    local_options = parser.add_argument_group("local")
+    local_options.add_argument(
+        "--config", type=Path, default=ROOT / "configs/local.toml", help="a smaller one, to try it"
+    )
+    local_options.add_argument("--only", default="", help="numbers of faults, to try them: 3,7")
+    local_options.add_argument("--report", type=Path, default=ROOT / "docs/results/chaos-local.md")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # runs every `finally`
+    # Imported here, because each needs packages that the other does not.
+    if arguments.schedule == "local":
         from bench.chaos.local import LocalChaos
 
-        options.stop_s = options.stop_s or 60.0
-        LocalChaos(options).run()
+        arguments.stop_s = arguments.stop_s or 60.0
+        LocalChaos(arguments).run()
     else:
         from bench.chaos.random_times import Chaos
 
-        options.stop_s = options.stop_s or 30.0
-        Chaos(options).run()
+        arguments.stop_s = arguments.stop_s or 30.0
+        Chaos(arguments).run()
 
 
 if __name__ == "__main__":

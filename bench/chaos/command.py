@@ -1,7 +1,7 @@
-"""The `nautile` command with other times of a lease: $CHAOS_RENEW_S and $CHAOS_EXPIRES_S, in seconds.
+"""The `nautile` command with shorter lease times: $CHAOS_RENEW_S and $CHAOS_EXPIRES_S, in seconds.
 
-A lease lasts five minutes, which a chaos run cannot wait for: who waits for one takes a silent holder for gone much
-sooner. A holder itself counts on the usual time.
+A lease expires after five minutes, too long for a chaos run. A process that waits for a lease uses the short time; the
+holder keeps the usual one.
 """
 
 import os
@@ -14,7 +14,7 @@ USUAL_S = lease.EXPIRES_S
 
 
 class ImpatientLease(lease.Lease):
-    """A lease that is waited for no longer than $CHAOS_EXPIRES_S."""
+    """A lease whose waiting time is at most $CHAOS_EXPIRES_S."""
 
     def acquire(self, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> None:
         lease.EXPIRES_S = float(os.environ.get("CHAOS_EXPIRES_S", USUAL_S))

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-# What tells how long something took, and what is written of it, differs between any two runs; so does what a failing
-# endpoint may have charged (dollars_unknown).
+# Kinds, metrics and fields that contain times differ between any two runs. So does the possible charge of a failing
+# endpoint (dollars_unknown).
 TIMED_KINDS = ("report", "data_card", "evaluation")
 TIMED_METRICS = r"dollars_unknown|second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
 TIMED_FIELDS = ("latency_s",)  # of a sample
@@ -19,7 +19,7 @@ LIVE += " WHERE b.execution = t.execution AND b.superseded = 0)"
 
 
 def payloads(store: Path) -> dict[str, str]:
-    """`kind/key/file` -> sha256 of everything that is live but what tells times; scores of evaluations among it."""
+    """`kind/key/file` -> sha256 of each live file without times, and the scores of evaluations."""
     by_name: dict[str, str] = {}
     for path in (store / "artifacts").glob("*/*/manifest.json"):
         if "." in path.parent.name:
@@ -45,9 +45,9 @@ def _scores(path: Path) -> Any:
 
 
 def rows(query: Any) -> dict[str, Counter[str]]:
-    """Table -> rows of the live artifacts' executions, told by what they are of, with how often each is there."""
+    """Table -> the rows of the live artifacts' executions, identified by content, with the count of each."""
     columns = "key: a.key, name: t.name, step: t.step, source: t.source, value: t.value"
-    every = query(
+    query_rows = query(
         f"SELECT 'metrics' AS of, to_json({{{columns}}}) AS row "
         f"FROM metrics t {LIVE} WHERE NOT starts_with(t.name, 'system/') UNION ALL "
         f"""SELECT 'samples', to_json({{key: a.key, "set": t."set", "index": t."index", fields: t.fields}}) """
@@ -56,7 +56,7 @@ def rows(query: Any) -> dict[str, Counter[str]]:
         f"FROM calls t {LIVE} WHERE t.status = 'ok' AND NOT t.cached"
     )
     by_name: dict[str, list[Any]] = {"metrics": [], "samples": [], "calls": []}
-    for item in every:
+    for item in query_rows:
         row = json.loads(item["row"])
         if item["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
             row["value"] = None
@@ -64,15 +64,16 @@ def rows(query: Any) -> dict[str, Counter[str]]:
             row["fields"] = {name: value for name, value in row["fields"].items() if name not in TIMED_FIELDS}
         by_name[item["of"]].append(row)
     return {
-        name: Counter(json.dumps(row, sort_keys=True, default=str) for row in some) for name, some in by_name.items()
+        name: Counter(json.dumps(row, sort_keys=True, default=str) for row in table_rows)
+        for name, table_rows in by_name.items()
     }
 
 
 def differences(plain: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """What `found` (`{"payloads": …, "rows": …}`) lacks or has over `plain`; empty if it is the same.
+    """What `result` (`{"payloads": …, "rows": …}`) lacks or has in addition to `plain`; empty if they are equal.
 
-    A paid reply whose row was not yet on disk when its process was killed is asked for again, and that is another call:
-    a call may therefore stand twice, but never be missing.
+    A paid reply whose row was not on disk when its process was killed is requested again, which is a second call. A
+    call may therefore occur twice, but must not be missing.
     """
     problems = []
     for name in sorted(plain["payloads"].keys() | result["payloads"].keys()):
@@ -82,23 +83,23 @@ def differences(plain: dict[str, Any], result: dict[str, Any]) -> list[str]:
                 f"{name}: {'missing' if actual is None else 'not in the plain run' if expected is None else 'differs'}"
             )
     for table, expected in plain["rows"].items():
-        there = result["rows"][table]
-        lost, more = expected - there, there - expected
+        actual_rows = result["rows"][table]
+        missing, extra = expected - actual_rows, actual_rows - expected
         if table == "calls":
-            more = Counter({row: n for row, n in more.items() if row not in expected})
-        for word, some in (("lost", lost), ("too many", more)):
-            if some:
-                problems.append(f"{table}: {sum(some.values())} {word}, one is {min(some)[:200]}")
+            extra = Counter({row: n for row, n in extra.items() if row not in expected})
+        for word, odd_rows in (("lost", missing), ("too many", extra)):
+            if odd_rows:
+                problems.append(f"{table}: {sum(odd_rows.values())} {word}, one is {min(odd_rows)[:200]}")
     return problems
 
 
-def asked_twice(plain: dict[str, Any], result: dict[str, Any]) -> int:
+def repeated_calls(plain: dict[str, Any], result: dict[str, Any]) -> int:
     """Replies that were paid for more than once."""
     return sum((result["rows"]["calls"] - plain["rows"]["calls"]).values())
 
 
 def leftovers(store: Path, query: Any) -> list[str]:
-    """What must not be there once nothing runs: staging folders, runs that never ended, Prefect's included."""
+    """Staging folders and unfinished runs in the catalog; there must be none once nothing runs."""
     results = [f"staging: {path.name[:16]} is left" for path in (store / "staging").iterdir() if len(path.name) == 64]
     results += [
         f"runs: {row['label']} is still {row['state']}"
@@ -108,7 +109,7 @@ def leftovers(store: Path, query: Any) -> list[str]:
 
 
 def prefect_running(store: Path) -> int:
-    """Flow runs that Prefect's own database still holds for running."""
+    """Number of flow runs that Prefect's own database still lists as running."""
     path = store / "prefect" / "prefect.db"
     if not path.exists():
         return 0

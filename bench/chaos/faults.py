@@ -1,6 +1,6 @@
-"""The faults: each a function of the running pipeline that does the harm and undoes what an operator would undo.
+"""Fault injectors: each damages the running pipeline, and then repairs what an operator would repair.
 
-Every one returns what it hit, or None if there was nothing to hit. Randomness comes from the generator they are given.
+Each returns a description of its target, or None if there was no target. Random choices come from the parameter `rng`.
 """
 
 import json
@@ -33,8 +33,8 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-class Scene(Protocol):
-    """What a fault may touch."""
+class FaultTarget(Protocol):
+    """The parts of a run that a fault may change."""
 
     store: Path
     clock: Path | None
@@ -48,18 +48,18 @@ class Scene(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """Its name, what does it, and whether the disk must be a small one of ours for it."""
+    """A fault by name, its injector, and whether it needs the store on a small disk of its own."""
 
     name: str
-    strike: Callable[[Scene, random.Random], str | None]
+    inject: Callable[[FaultTarget, random.Random], str | None]
     own_disk: bool = False
 
 
-def family(scene: Scene, part: str) -> list[psutil.Process]:
-    """The flow's descendants by what they are: `stage`, `worker` or `server`."""
+def child_processes(run: FaultTarget, part: str) -> list[psutil.Process]:
+    """The descendants of the flow's process of one kind: `stage`, `worker` (a work item) or `server`."""
     collected = []
     with suppress(psutil.Error):
-        for process in psutil.Process(scene.flow.pid).children(recursive=True):
+        for process in psutil.Process(run.flow.pid).children(recursive=True):
             with suppress(psutil.Error):
                 words = process.cmdline()
                 if part == "server" and "flows.operate.prefect_server" in words:
@@ -71,73 +71,75 @@ def family(scene: Scene, part: str) -> list[psutil.Process]:
     return collected
 
 
-def wait_for(scene: Scene, look: Callable[[], list[psutil.Process]], patience_s: float = 60.0) -> list[psutil.Process]:
+def wait_for(
+    run: FaultTarget, look: Callable[[], list[psutil.Process]], patience_s: float = 60.0
+) -> list[psutil.Process]:
     until = time.monotonic() + patience_s
-    while scene.alive() and time.monotonic() < until:
+    while run.alive() and time.monotonic() < until:
         if result := look():
             return result
         time.sleep(0.05)
     return []
 
 
-def kill_flow(scene: Scene, draw: random.Random) -> str | None:
-    if not scene.alive():
+def kill_flow(run: FaultTarget, rng: random.Random) -> str | None:
+    if not run.alive():
         return None
-    scene.flow.kill()
-    scene.flow.wait()
-    return f"process {scene.flow.pid}"
+    run.flow.kill()
+    run.flow.wait()
+    return f"process {run.flow.pid}"
 
 
-def _kill_part(part: str) -> Callable[[Scene, random.Random], str | None]:
-    def strike(scene: Scene, draw: random.Random) -> str | None:
-        result = wait_for(scene, lambda: family(scene, part))
+def _kill_part(part: str) -> Callable[[FaultTarget, random.Random], str | None]:
+    def inject(run: FaultTarget, rng: random.Random) -> str | None:
+        result = wait_for(run, lambda: child_processes(run, part))
         if not result:
             return None
-        victim = draw.choice(result)
+        victim = rng.choice(result)
         with suppress(psutil.Error):
             named = " ".join(victim.cmdline()[-4:])
             victim.kill()
-            return named.replace(str(scene.store), "STORE")[:80]
+            return named.replace(str(run.store), "STORE")[:80]
         return None
 
-    return strike
+    return inject
 
 
-def kill_teacher(scene: Scene, draw: random.Random) -> str | None:
-    """Killed, and started again some seconds later, as whoever keeps it up would."""
-    result = wait_for(scene, lambda: [item for item in [scene.teacher()] if item])
+def kill_teacher(run: FaultTarget, rng: random.Random) -> str | None:
+    """Kill the teacher and restart it some seconds later, as a service manager would."""
+    result = wait_for(run, lambda: [item for item in [run.teacher()] if item])
     if not result:
         return None
     result[0].kill()
-    after = draw.uniform(2.0, 12.0)
-    scene.restart_teacher(after)
+    after = rng.uniform(2.0, 12.0)
+    run.restart_teacher(after)
     return f"process {result[0].pid}, back after {after:.0f} s"
 
 
-def stop(scene: Scene, draw: random.Random) -> str | None:
-    result = wait_for(scene, lambda: [*family(scene, "stage"), *family(scene, "worker")])
+def suspend_process(run: FaultTarget, rng: random.Random) -> str | None:
+    result = wait_for(run, lambda: [*child_processes(run, "stage"), *child_processes(run, "worker")])
     if not result:
         return None
-    victim = draw.choice(result)
+    victim = rng.choice(result)
     with suppress(psutil.Error):
         victim.suspend()
-        time.sleep(scene.stop_s)
+        time.sleep(run.stop_s)
         victim.resume()
-        return f"process {victim.pid} for {scene.stop_s:.0f} s"
+        return f"process {victim.pid} for {run.stop_s:.0f} s"
     return None
 
 
-def fill_disk(scene: Scene, draw: random.Random) -> str | None:
-    """Takes every byte that is left, until the run has stopped or `stop_s` have passed."""
-    return f"{fill(scene.store.parent / 'ballast', scene, scene.stop_s) >> 20} MB of ballast"
+def fill_disk(run: FaultTarget, rng: random.Random) -> str | None:
+    """Fill the store's disk until the run has stopped or `stop_s` seconds have passed."""
+    return f"{fill_up(run.store.parent / 'ballast', run, run.stop_s) >> 20} MB of ballast"
 
 
-def fill(ballast: Path, scene: Scene, seconds: float) -> int:
-    """Take every byte that is left of a disk, until the run has stopped or so many seconds have passed; how many."""
+def fill_up(ballast: Path, run: FaultTarget, seconds: float) -> int:
+    """Fill a disk with the file `ballast` until the run has stopped or `seconds` have passed; returns its bytes."""
     until = time.monotonic() + seconds
     chunk = b"\0" * 2**20
     with ballast.open("wb", buffering=0) as file:
-        while scene.alive() and time.monotonic() < until:
+        while run.alive() and time.monotonic() < until:
             try:
                 file.write(chunk)
             except OSError:
@@ -148,61 +150,61 @@ def fill(ballast: Path, scene: Scene, seconds: float) -> int:
     return size
 
 
-def flip_byte(scene: Scene, draw: random.Random) -> str | None:
-    """One bit of one byte of a payload file that is published. Half of the time the run is killed with it."""
+def flip_byte(run: FaultTarget, rng: random.Random) -> str | None:
+    """Flip one bit of a published payload file. Half of the time the run is killed as well."""
     paths = [
         path
-        for path in (scene.store / "artifacts").rglob("*")
-        if path.is_file() and path.stat().st_size and "." not in path.relative_to(scene.store).parts[2]
+        for path in (run.store / "artifacts").rglob("*")
+        if path.is_file() and path.stat().st_size and "." not in path.relative_to(run.store).parts[2]
     ]
     payload = [path for path in sorted(paths) if path.name != "manifest.json" and path.parts[-3:-2] != ("report",)]
     if not payload:
         return None
-    victim = draw.choice(payload)
+    victim = rng.choice(payload)
     with suppress(FileNotFoundError), victim.open("r+b") as file:
-        at = draw.randrange(os.fstat(file.fileno()).st_size)
+        at = rng.randrange(os.fstat(file.fileno()).st_size)
         file.seek(at)
         byte = file.read(1)[0]
         file.seek(at)
-        file.write(bytes([byte ^ (1 << draw.randrange(8))]))
-    if draw.random() < 0.5:
-        kill_flow(scene, draw)
-    return f"{victim.relative_to(scene.store / 'artifacts')} at {at}"
+        file.write(bytes([byte ^ (1 << rng.randrange(8))]))
+    if rng.random() < 0.5:
+        kill_flow(run, rng)
+    return f"{victim.relative_to(run.store / 'artifacts')} at {at}"
 
 
-def tear_line(scene: Scene, draw: random.Random) -> str | None:
-    """All is killed, and an event file ends as a power cut leaves it: in the middle of a line.
+def tear_line(run: FaultTarget, rng: random.Random) -> str | None:
+    """Kill the run and leave an event file as a power cut does: ending in the middle of a line.
 
-    Either half a line more than was written, or (of a stage that has not ended) the last one cut short; never the line
-    of a call, which was on disk before anything was made of it.
+    Either half a line is appended, or the last line of an unfinished stage is cut short. The line of a call is never
+    cut, because it is on disk before anything uses its reply.
     """
-    files = [path for path in (scene.store / "events").glob("*.jsonl") if path.stat().st_size]
+    files = [path for path in (run.store / "events").glob("*.jsonl") if path.stat().st_size]
     if not files:
         return None
-    kill_flow(scene, draw)
+    kill_flow(run, rng)
     time.sleep(0.5)
     unfinished = [
         path
         for path in files
-        if any(path.name.find(execution) > 0 for execution in _executions(scene.store))
+        if any(path.name.find(execution) > 0 for execution in _unfinished_executions(run.store))
         and path.read_bytes()[-1:] == b"\n"
     ]
-    if unfinished and draw.random() < 0.7:
+    if unfinished and rng.random() < 0.7:
         victim = max(unfinished, key=lambda path: path.stat().st_mtime)
         last = victim.read_bytes().splitlines(keepends=True)[-1]
         if json.loads(last)["kind"] != "call":
-            cut = draw.randrange(1, len(last))
+            cut = rng.randrange(1, len(last))
             os.truncate(victim, victim.stat().st_size - cut)
             return f"{victim.name[:28]}: {cut} bytes of its last line cut off ({json.loads(last)['kind']})"
     victim = max(files, key=lambda path: path.stat().st_mtime)
     line = {"id": "torn", "kind": "metric", "execution": "none", "time": 1, "fields": {"name": "loss", "step": 1}}
     with victim.open("ab") as file:
-        file.write(json.dumps(line).encode()[: draw.randrange(1, 60)])
+        file.write(json.dumps(line).encode()[: rng.randrange(1, 60)])
     return f"{victim.name[:28]}: half a line more"
 
 
-def _executions(store: Path) -> list[str]:
-    """The executions that have begun and not ended."""
+def _unfinished_executions(store: Path) -> list[str]:
+    """The executions in the staging folders, which have not been published."""
     collected = []
     for path in (store / "staging").glob("*/execution.json"):
         with suppress(OSError, ValueError):
@@ -210,11 +212,11 @@ def _executions(store: Path) -> list[str]:
     return collected
 
 
-def lock_catalog(scene: Scene, draw: random.Random) -> str | None:
-    if not scene.store.joinpath("catalog.duckdb").exists():
+def lock_catalog(run: FaultTarget, rng: random.Random) -> str | None:
+    if not run.store.joinpath("catalog.duckdb").exists():
         return None
-    seconds = draw.uniform(3.0, scene.stop_s)
-    command = [sys.executable, "-c", _HOLD, str(scene.store / "catalog.duckdb"), str(seconds)]
+    seconds = rng.uniform(3.0, run.stop_s)
+    command = [sys.executable, "-c", _HOLD, str(run.store / "catalog.duckdb"), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
         holder.stdout.readline()
@@ -222,15 +224,15 @@ def lock_catalog(scene: Scene, draw: random.Random) -> str | None:
     return f"held for {seconds:.0f} s"
 
 
-def jump_clock(scene: Scene, draw: random.Random) -> str | None:
-    """Forth or back, for all processes at once; half of the time the run is killed just then."""
-    if scene.clock is None:
+def jump_clock(run: FaultTarget, rng: random.Random) -> str | None:
+    """Move the wall clock of all processes forward or back; half of the time the run is killed as well."""
+    if run.clock is None:
         return None
-    hours = draw.choice([-24 * 30, -24, -1, 1, 24, 24 * 30])
-    (before,) = struct.unpack("<q", scene.clock.read_bytes())
-    with scene.clock.open("r+b") as file:
-        file.write(struct.pack("<q", before + hours * HOUR_NS))
-    killed = draw.random() < 0.5 and kill_flow(scene, draw)
+    hours = rng.choice([-24 * 30, -24, -1, 1, 24, 24 * 30])
+    (offset,) = struct.unpack("<q", run.clock.read_bytes())
+    with run.clock.open("r+b") as file:
+        file.write(struct.pack("<q", offset + hours * HOUR_NS))
+    killed = rng.random() < 0.5 and kill_flow(run, rng)
     return f"{hours:+d} h{', killed with it' if killed else ''}"
 
 
@@ -240,7 +242,7 @@ FAULTS = (
     Fault("kill a worker", _kill_part("worker")),
     Fault("kill Prefect's server", _kill_part("server")),
     Fault("kill the teacher", kill_teacher),
-    Fault("stop the stage", stop),
+    Fault("stop the stage", suspend_process),
     Fault("full disk", fill_disk, own_disk=True),
     Fault("flipped byte", flip_byte),
     Fault("torn event line", tear_line),
@@ -249,8 +251,8 @@ FAULTS = (
 )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a session that we started, the children in sessions of their own with it."""
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that the bench started, with its session and the children that have sessions of their own."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):

@@ -1,13 +1,13 @@
-"""Thirty faults in one run of configs/local.toml, placed by what is seen of it.
+"""Thirty faults in one run of configs/local.toml, each injected when the run reaches a certain place.
 
-The store is at an S3 server on a small disk, behind a proxy; the teacher is a server that counts what it answers. Only
-the endpoint differs from the configuration as shipped: its address and prices. A schedule drawn from a seed says which
-fault strikes in which step and when (a share of its work, a checkpoint, a work item); it strikes once the run is seen
-to be there, and the next one waits until the run is farther than before the fault. A second and third machine, folders
-of their own, take over where a fault ends the first.
+The store is at an S3 server on a small disk, behind a proxy; the teacher is a server that counts its answers. Only the
+endpoint's address and prices differ from the shipped configuration. A schedule drawn from a seed gives each fault a
+step and a place in it (a share of its work, a checkpoint, a work item). After a fault, the next one waits until the run
+is past its earlier progress. Where a fault ends the first machine, a second or third one takes over, with its own
+folder.
 
-At the end: the same payloads and rows as an undisturbed run's, in a local folder and with the same teacher; store and
-remote verify; no process is left; each answer of the teacher is in the ledger, but those that were on their way as a
+Checks at the end: payloads and rows equal those of an undisturbed run in a local folder with the same teacher; store
+and remote verify; no process is left; each of the teacher's answers is in the ledger, except those in flight when a
 process was killed; each of its failures has a row.
 """
 
@@ -23,22 +23,22 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from bench.chaos.local_faults import STRIKES, Planned, draw_schedule
-from bench.chaos.local_scene import LocalRound
+from bench.chaos.local_faults import INJECTORS, PlannedFault, draw_schedule
+from bench.chaos.local_run import LocalChaosRun
 from bench.chaos.random_times import Chaos, left_running
 from bench.chaos.servers import PRICES, CountingTeacher, MirrorServer
 from store.manifest import MIRRORED
 
 RENEW_S, EXPIRES_S = "5", "15"
 RECOVERY_S, STALLED_S, LOOK_S = 300.0, 900.0, 1.5
-ENDPOINT = "smollm2"  # whose place the counting teacher takes
-SLOW_S, QUICK_S = 1.5, 0.02  # a teacher's answer in the distillation, where it meets faults, and elsewhere
-KILLS = re.compile(r"kill|torn|holder|stand")  # faults that end a process which may ask
-STATUSES = {"429": ("429",), "500": ("500",)}  # of the fault, as the ledger calls it; the others have several names
+ENDPOINT = "smollm2"  # replaced by the counting teacher
+SLOW_S, QUICK_S = 1.5, 0.02  # duration of an answer: in the distillation, where faults hit the teacher, and elsewhere
+KILLS = re.compile(r"kill|torn|holder|stand")  # faults that end a process which may have requests in flight
+STATUSES = {"429": ("429",), "500": ("500",)}  # statuses of a fault in the ledger; other faults have several
 
 
 class LocalChaos(Chaos):
-    """The bench: an undisturbed run, a disturbed one, and what became of it."""
+    """The bench: an undisturbed run, a run with faults, and the comparison of the two."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         options.minutes, options.kinds, options.faults, options.each_round = 600.0, "", 0, 0
@@ -55,7 +55,7 @@ class LocalChaos(Chaos):
         self.account: dict[str, Any] = {}
 
     def _config(self) -> str:
-        """The configuration with the teacher behind a socket."""
+        """Write the configuration with the teacher's address and prices; returns its path."""
         shipped = self.options.config.read_text(encoding="utf-8")
         endpoint = (
             f'[endpoints.{ENDPOINT}]\nkind = "openai"\nmodel = "SmolLM2-135M-Instruct"\nconcurrency = 2\n'
@@ -70,8 +70,8 @@ class LocalChaos(Chaos):
         path.write_text(text, encoding="utf-8")
         return str(path)
 
-    def _mounts(self) -> bool:
-        """The disk of an earlier call is kept: its run goes on."""
+    def _mount_disk(self) -> bool:
+        """Mount the disk, unless an earlier call has: its run continues."""
         self.disk.mkdir(exist_ok=True)
         return os.path.ismount(self.disk) or self._mount()
 
@@ -80,25 +80,25 @@ class LocalChaos(Chaos):
         self.counting.delay_s = QUICK_S
         with self.counting:
             plain = self.plain()
-            scene = self._scene()
+            run = self._new_run()
             try:
-                rows = self._disturbed(scene)
-                problems = self._judge(scene, plain) + self._ledger(scene, rows)
+                rows = self._run_with_faults(run)
+                problems = self._find_problems(run, plain) + self._ledger(run, rows)
                 self._write(rows, problems, plain)
             finally:
-                scene.close()
+                run.close()
                 self.mirror.close()
                 self._unmount(self.out / "s3-disk")
 
     def plain(self) -> dict[str, Any]:
         result = super().plain()
-        if not self.faults.exists():  # what the undisturbed run asked does not count
+        if not self.faults.exists():  # requests of the undisturbed run are not counted
             self.counting.log.unlink(missing_ok=True)
             self.counting.answered_ever = 0
         return result
 
-    def _scene(self) -> LocalRound:
-        """The scene as it was left, or a new one if the disk of an earlier call is gone."""
+    def _new_run(self) -> LocalChaosRun:
+        """The run of an earlier call, or a new one if its disk is gone."""
         self._unmount(self.mirror.folder)
         size = ["mount", "-t", "tmpfs", "-o", "size=700m", "tmpfs", str(self.mirror.folder)]
         subprocess.run(size, check=True)
@@ -111,167 +111,171 @@ class LocalChaos(Chaos):
             for path in (self.faults, self.counting.log, *self.out.glob("*machine-*.log")):
                 path.unlink(missing_ok=True)
             self.counting.answered_ever = 0
-        scene = LocalRound(
-            folder, self.config, self.round(folder, clock).environment, None, clock, self.options.stop_s,
+        run = LocalChaosRun(
+            folder, self.config, self.new_run(folder, clock).environment, None, clock, self.options.stop_s,
             "bench.chaos.command", mirror=self.mirror, counting=self.counting,
             prompts=tomllib.loads(Path(self.config).read_text(encoding="utf-8"))["distill"]["prompts"],
         )  # fmt: skip
-        scene.environment |= self.mirror.environment | {"CHAOS_RENEW_S": RENEW_S, "CHAOS_EXPIRES_S": EXPIRES_S}
-        done = self._done() if going_on else []
-        for number in range(1, max((row["machine"] for row in done), default=1) + 1):
-            scene.at_machine(number)
+        run.environment |= self.mirror.environment | {"CHAOS_RENEW_S": RENEW_S, "CHAOS_EXPIRES_S": EXPIRES_S}
+        finished_rows = self._finished_rows() if going_on else []
+        for number in range(1, max((row["machine"] for row in finished_rows), default=1) + 1):
+            run.at_machine(number)
             if not going_on:
-                shutil.copytree(self.out / "plain/store/compiled", scene.store / "compiled", dirs_exist_ok=True)
-            else:  # the S3 server has begun anew: each machine sends what it has, whatever it knows to be there
-                for marker in scene.store.glob(f"artifacts/*/*/{MIRRORED}"):
+                shutil.copytree(self.out / "plain/store/compiled", run.store / "compiled", dirs_exist_ok=True)
+            else:  # the restarted S3 server is empty: each machine uploads all that it has
+                for marker in run.store.glob(f"artifacts/*/*/{MIRRORED}"):
                     marker.unlink()
-                scene.in_its_store("store", "push")
-        return scene
+                run.run_command("store", "push")
+        return run
 
     def _unmount(self, folder: Path) -> None:
         if os.path.ismount(folder):
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
-    def _disturbed(self, scene: LocalRound) -> list[dict[str, Any]]:
-        """The run with its faults, to its good end. Each fault that is overcome is a line of a file."""
-        rows = self._done()
+    def _run_with_faults(self, run: LocalChaosRun) -> list[dict[str, Any]]:
+        """Run to the end with all faults. Each fault from which the run recovered is a line of a file."""
+        rows = self._finished_rows()
         self.started = time.monotonic() - max((row["at_s"] for row in rows), default=0.0)
-        scene.start()
+        run.start()
         for planned in self.plan:
             if any(row["number"] == planned.number for row in rows):
                 continue
-            if planned.fault.startswith("the teacher") and planned.label in scene.finished():
-                print(f"{planned.number} {planned.fault}: {planned.label} was made before", flush=True)
+            if planned.fault.startswith("the teacher") and planned.label in run.finished():
+                print(f"{planned.number} {planned.fault}: {planned.label} had finished before", flush=True)
                 continue
-            if not self._approach(scene, planned, rows):
+            if not self._wait_for_place(run, planned, rows):
                 print(f"{planned.number} {planned.fault}: the run was over before", flush=True)
                 break
-            if row := self._strike_and_recover(scene, planned, rows):
+            if row := self._inject_and_recover(run, planned, rows):
                 rows.append(row)
                 with self.faults.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)
-        while self._stay_alive(scene, rows):
+        while self._keep_running(run, rows):
             time.sleep(0.2)
         return rows
 
-    def _approach(self, scene: LocalRound, planned: Planned, rows: list[dict[str, Any]]) -> bool:
-        """Wait until the run is where the fault is to strike, or past it and at work; False once it is over."""
+    def _wait_for_place(self, run: LocalChaosRun, planned: PlannedFault, rows: list[dict[str, Any]]) -> bool:
+        """Wait until the run has reached the place of the fault or is working past it; False if it ended before."""
         self.counting.delay_s = SLOW_S if planned.label == "distill" else QUICK_S
-        passed_s, looked_s, moved_s, mark = 0.0, 0.0, time.monotonic(), scene.mark()
+        passed_s, looked_s, moved_s, mark = 0.0, 0.0, time.monotonic(), run.progress()
         while True:
-            if not self._stay_alive(scene, rows):
+            if not self._keep_running(run, rows):
                 return False
-            if planned.is_reached(scene):
+            if planned.is_reached(run):
                 return True
             now = time.monotonic()
-            if now - looked_s > LOOK_S:  # costs more than to see whether the place is reached
+            if now - looked_s > LOOK_S:  # costs more than `is_reached`
                 looked_s = now
-                if scene.is_beyond(mark):
-                    moved_s, mark = now, scene.mark()
+                if run.is_beyond(mark):
+                    moved_s, mark = now, run.progress()
                 if now - moved_s > STALLED_S:
-                    raise SystemExit(f"nothing has moved for {STALLED_S:.0f} s in {scene.at()}; see {scene.log}")
-                if planned.label in scene.finished() and any(work.total for work in scene.work()):
+                    raise SystemExit(f"nothing has moved for {STALLED_S:.0f} s in {run.current_stage()}; see {run.log}")
+                if planned.label in run.finished() and any(work.total for work in run.active_steps()):
                     passed_s = passed_s or now
                     if now - passed_s > LOOK_S / 2:
                         return True
             time.sleep(0.1)
 
-    def _strike_and_recover(
-        self, scene: LocalRound, planned: Planned, rows: list[dict[str, Any]]
+    def _inject_and_recover(
+        self, run: LocalChaosRun, planned: PlannedFault, rows: list[dict[str, Any]]
     ) -> dict[str, Any] | None:
-        at, mark, since, failed = scene.at(), scene.mark(), scene.log_sizes(), scene.failed_calls()
+        at, mark, since, failed = run.current_stage(), run.progress(), run.log_sizes(), run.failed_calls()
         row: dict[str, Any] = {
-            "number": planned.number, "fault": planned.fault, "where": planned.where, "at": at,
+            "number": planned.number, "fault": planned.fault, "where": planned.place, "at": at,
             "at_s": round(time.monotonic() - self.started, 1), "in_flight": self.counting.in_flight,
             "outcome": "went on", "commands": 0, "said": "",
         }  # fmt: skip
-        began = time.monotonic()
-        hit = STRIKES[planned.fault](scene, random.Random(f"{self.options.seed}/{planned.number}"))
-        if hit is None:
+        start = time.monotonic()
+        target = INJECTORS[planned.fault](run, random.Random(f"{self.options.seed}/{planned.number}"))
+        if target is None:
             print(f"{planned.number} {planned.fault} in {at}: nothing to hit", flush=True)
             return None
         row["in_flight"] = max(row["in_flight"], self.counting.in_flight)
-        row["hit"] = hit.replace(str(scene.folder), "")
-        while time.monotonic() - began < RECOVERY_S:
-            if not self._stay_alive(scene, [row]) or scene.is_beyond(mark):
-                row["recovered_s"] = round(time.monotonic() - began, 1)
+        row["hit"] = target.replace(str(run.folder), "")
+        while time.monotonic() - start < RECOVERY_S:
+            if not self._keep_running(run, [row]) or run.is_beyond(mark):
+                row["recovered_s"] = round(time.monotonic() - start, 1)
                 break
             time.sleep(0.3)
-        row["machine"] = scene.machine
-        lines = scene.telling_lines(since)
-        more = ", ".join(f"{status} ({count})" for status, count in (scene.failed_calls() - failed).items())
-        evidence = [f"rows of calls without an answer: {more}"] if more else []
+        row["machine"] = run.machine
+        lines = run.trouble_lines(since)
+        failures = ", ".join(f"{status} ({count})" for status, count in (run.failed_calls() - failed).items())
+        evidence = [f"rows of calls without an answer: {failures}"] if failures else []
         lines.sort(key=lambda line: planned.label not in line)
         row["evidence"] = "; ".join([*evidence, *lines[:1]]) or row["said"]
         del row["said"]
         return row
 
-    def _stay_alive(self, scene: Any, rows: list[dict[str, Any]]) -> bool:
-        """As for a local store; a damaged copy is fetched again from the remote, as its message offers."""
-        if not scene.alive() and scene.flow.wait() > 0:
-            for damaged in sorted(set(re.findall(r"`nautile store fetch ([^`]+)`", scene.output()))):
-                done = scene.in_its_store("store", "fetch", damaged)
+    def _keep_running(self, run: Any, rows: list[dict[str, Any]]) -> bool:
+        """Restart a stopped run; a damaged copy is first fetched again from the remote, as its message offers."""
+        if not run.alive() and run.flow.wait() > 0:
+            for damaged in sorted(set(re.findall(r"`nautile store fetch ([^`]+)`", run.output()))):
+                completed = run.run_command("store", "fetch", damaged)
                 rows[-1]["commands"] += 1
-                rows[-1]["said"] = f"damaged {damaged}; `nautile store fetch` ended with exit code {done.returncode}"
-                scene.start()
+                rows[-1]["said"] = (
+                    f"damaged {damaged}; `nautile store fetch` ended with exit code {completed.returncode}"
+                )
+                run.start()
                 return True
-        return super()._stay_alive(scene, rows)
+        return super()._keep_running(run, rows)
 
-    def _mended(self, scene: Any, rows: list[dict[str, Any]]) -> bool:
-        """After a good end: damage that no step happened to read is named by `verify`, and fetched again."""
+    def _repair_damage(self, run: Any, rows: list[dict[str, Any]]) -> bool:
+        """After a successful end, fetch again what `verify` reports as damaged because no step had read it."""
         if not any(row["fault"] == "flipped byte" for row in rows):
             return False
-        for name in scene.nautile("store", "verify")["damaged"]:
-            done = scene.in_its_store("store", "fetch", name)
+        for name in run.nautile("store", "verify")["damaged"]:
+            completed = run.run_command("store", "fetch", name)
             row = next(row for row in reversed(rows) if row["fault"] == "flipped byte")
-            row |= {"evidence": f"`verify` named {name}; `store fetch` ended with exit code {done.returncode}"}
+            row |= {"evidence": f"`verify` named {name}; `store fetch` ended with exit code {completed.returncode}"}
         return False
 
-    def _judge(self, scene: Any, plain: dict[str, Any]) -> list[str]:
-        """What is wrong at the end: as for the random rounds, and on every machine that was away."""
+    def _find_problems(self, run: Any, plain: dict[str, Any]) -> list[str]:
+        """Problems at the end: those of the random rounds, and those of every machine that was down."""
         problems = []
-        last = scene.machine
-        for number in range(1, last):
-            scene.at_machine(number)
-            scene.start()
-            code = scene.flow.wait()
-            made = re.findall(r"^([a-z_:]+): done", scene.output(), re.MULTILINE)
-            if code or made:
-                problems.append(f"machine {number}, back again: exit code {code}, made {made} once more")
-            problems += left_running(scene.store)
-            if damaged := scene.nautile("store", "verify")["damaged"]:
+        last_machine = run.machine
+        for number in range(1, last_machine):
+            run.at_machine(number)
+            run.start()
+            code = run.flow.wait()
+            repeated_steps = re.findall(r"^([a-z_:]+): done", run.output(), re.MULTILINE)
+            if code or repeated_steps:
+                problems.append(f"machine {number}, back again: exit code {code}, made {repeated_steps} once more")
+            problems += left_running(run.store)
+            if damaged := run.nautile("store", "verify")["damaged"]:
                 problems.append(f"machine {number}: damaged {damaged}")
-        scene.at_machine(last)
-        return problems + super()._judge(scene, plain)
+        run.at_machine(last_machine)
+        return problems + super()._find_problems(run, plain)
 
-    def _ledger(self, scene: LocalRound, rows: list[dict[str, Any]]) -> list[str]:
-        """The teacher's own count against the rows of the calls."""
+    def _ledger(self, run: LocalChaosRun, rows: list[dict[str, Any]]) -> list[str]:
+        """Problems in the ledger: the teacher's own counts and cost compared with the rows of the calls."""
         totals = self.counting.totals()
-        calls = scene.query(
+        calls = run.query(
             "SELECT status, count(*) AS n, coalesce(sum(dollars), 0) AS dollars FROM calls "
             f"WHERE endpoint = '{ENDPOINT}' AND NOT coalesce(cached, false) GROUP BY status"
         )
         by_status = {call["status"]: call["n"] for call in calls}
         dollars = sum(call["dollars"] for call in calls)
-        answered, asked = sum(totals["answers"].values()), len(totals["answers"])
-        on_the_way = sum(row["in_flight"] for row in rows if KILLS.search(f"{row['fault']} {row['hit']}"))
+        answers, requests = sum(totals["answers"].values()), len(totals["answers"])
+        in_flight_at_kills = sum(row["in_flight"] for row in rows if KILLS.search(f"{row['fault']} {row['hit']}"))
         failed_rows = sum(count for status, count in by_status.items() if status != "ok")
         faults = sum(totals["faults"].values())
         self.account = {
-            "requests": asked, "answers": answered, "rows": by_status, "faults": dict(totals["faults"]),
+            "requests": requests, "answers": answers, "rows": by_status, "faults": dict(totals["faults"]),
             "dollars_of_the_teacher": totals["dollars"], "dollars_of_the_ledger": dollars,
-            "in_flight_at_kills": on_the_way,
+            "in_flight_at_kills": in_flight_at_kills,
         }  # fmt: skip
-        lost = answered - by_status.get("ok", 0)
+        unrecorded = answers - by_status.get("ok", 0)
         problems = []
-        if not 0 <= lost <= on_the_way:
-            problems.append(f"{lost} answers have no row, and {on_the_way} requests were on their way at kills")
-        if answered - asked > on_the_way:
-            problems.append(f"{answered - asked} answers were given twice: more than were on their way at kills")
-        if (abs(totals["dollars"] - dollars) > 1e-9) != bool(lost):
-            problems.append(f"the answers cost {totals['dollars']}, the ledger has {dollars}, {lost} are lost")
-        if not faults - on_the_way <= failed_rows:
+        if not 0 <= unrecorded <= in_flight_at_kills:
+            problems.append(
+                f"{unrecorded} answers have no row, and {in_flight_at_kills} requests were on their way at kills"
+            )
+        if answers - requests > in_flight_at_kills:
+            problems.append(f"{answers - requests} answers were given twice: more than were on their way at kills")
+        if (abs(totals["dollars"] - dollars) > 1e-9) != bool(unrecorded):
+            problems.append(f"the answers cost {totals['dollars']}, the ledger has {dollars}, {unrecorded} are lost")
+        if not faults - in_flight_at_kills <= failed_rows:
             problems.append(f"the teacher failed {faults} times, and {failed_rows} rows say so")
         for fault, statuses in STATUSES.items():
             if sum(by_status.get(status, 0) for status in statuses) > totals["faults"].get(fault, 0):
@@ -279,7 +283,7 @@ class LocalChaos(Chaos):
         return problems
 
     def _write(self, rows: list[dict[str, Any]], problems: list[str], plain: dict[str, Any]) -> None:
-        """The page of the results."""
+        """Write the page of the results, docs/results/chaos-local.md for a complete run."""
         account, seconds = self.account, time.monotonic() - self.started
         kinds = ", ".join(f"{fault}: {count}" for fault, count in account["faults"].items())
         lines = [
@@ -297,9 +301,9 @@ class LocalChaos(Chaos):
         ]
         for row in rows:
             outcome = row["outcome"] if row["commands"] else "went on by itself"
-            took = f"{row['recovered_s']:.0f} s" if "recovered_s" in row else "not seen"
+            recovery = f"{row['recovered_s']:.0f} s" if "recovered_s" in row else "not seen"
             place = row["where"] if row["where"].partition(",")[0] in row["at"] else row["at"]
-            cells = [row["number"], row["fault"], place, f"{row['hit']}: {outcome}", took, row["evidence"]]
+            cells = [row["number"], row["fault"], place, f"{row['hit']}: {outcome}", recovery, row["evidence"]]
             lines.append(f"| {' | '.join(cell_text(cell) for cell in cells)} |")
         lines += [
             "",
@@ -317,14 +321,14 @@ class LocalChaos(Chaos):
         text = "\n".join(lines) + "\n"
         (self.out / "table.md").write_text(text, encoding="utf-8")
         (self.out / "table.json").write_text(json.dumps({"faults": rows, "problems": problems, "account": account}))
-        whole = not self.options.only and len(rows) == len(self.plan)
-        if whole:
+        is_complete = not self.options.only and len(rows) == len(self.plan)
+        if is_complete:
             self.options.report.write_text(text, encoding="utf-8")
         print(text)
 
 
 def cell_text(value: object) -> str:
-    """A cell of a Markdown table."""
+    """Text as a cell of a Markdown table, at most 160 characters."""
     return " ".join(str(value).replace("|", "/").split())[:160]
 
 

@@ -1,8 +1,8 @@
-"""The faults of the local chaos run, and where each may strike.
+"""The faults of the local chaos run, and the places where each may be injected.
 
-A fault is drawn a step and a share of it (`draw_schedule`); it strikes when the run is seen to be there. Those of the
-random rounds are used as they are; here are the faults of an S3 server, of a teacher, of two machines and of two
-processes, and the ones that come together.
+`draw_schedule` draws a step and a share of its work for each fault; the fault is injected when the run gets there. The
+faults of the random rounds are reused. This file adds those of an S3 server, of a teacher, of two machines and of two
+processes, and combinations.
 """
 
 import random
@@ -16,27 +16,23 @@ from typing import Literal
 import psutil
 
 from bench.chaos import faults as chaos_faults
-from bench.chaos.faults import FAULTS, fill, kill_flow, wait_for
-from bench.chaos.local_scene import LABELS, LocalRound, family_of
+from bench.chaos.faults import FAULTS, child_processes, fill_up, kill_flow, wait_for
+from bench.chaos.local_run import LABELS, LocalChaosRun, process_tree
 
-Strike = Callable[[LocalRound, random.Random], str | None]
+Injector = Callable[[LocalChaosRun, random.Random], str | None]
 Event = Literal["start", "progress", "save", "worker"]
 OUTAGE_S = 120.0
 TAKEN_OVER_S = 180.0
-_OF_THE_ROUNDS: dict[str, Strike] = {fault.name: fault.strike for fault in FAULTS}  # type: ignore[misc]
+_SHARED_FAULTS: dict[str, Injector] = {fault.name: fault.inject for fault in FAULTS}  # type: ignore[misc]
 
 
-def family(scene: LocalRound, part: str) -> list[psutil.Process]:
-    return chaos_faults.family(scene, part)
+def items_at_work(run: LocalChaosRun) -> list[psutil.Process]:
+    """The processes of work items. The one that lists the items of a fan-out has an empty argument in its place."""
+    return [process for process in child_processes(run, "worker") if (words := _command_line(process)) and words[-3]]
 
 
-def items_at_work(scene: LocalRound) -> list[psutil.Process]:
-    """The processes of work items; the one that lists the items of a fan-out has none in its command."""
-    return [process for process in family(scene, "worker") if (words := _words(process)) and words[-3]]
-
-
-def kill_item(scene: LocalRound, draw: random.Random) -> str | None:
-    for process in items_at_work(scene):
+def kill_item(run: LocalChaosRun, rng: random.Random) -> str | None:
+    for process in items_at_work(run):
         with suppress(psutil.Error):
             named = f"{process.cmdline()[-4]} {Path(process.cmdline()[-3]).name}"
             process.kill()
@@ -44,187 +40,191 @@ def kill_item(scene: LocalRound, draw: random.Random) -> str | None:
     return None
 
 
-def together(first: str, *others: str) -> Strike:
-    """Faults that strike at the same moment."""
+def simultaneously(first: str, *others: str) -> Injector:
+    """Inject several faults at the same moment."""
 
-    def strike(scene: LocalRound, draw: random.Random) -> str | None:
-        hits = [STRIKES[name](scene, draw) for name in (first, *others)]
+    def inject(run: LocalChaosRun, rng: random.Random) -> str | None:
+        hits = [INJECTORS[name](run, rng) for name in (first, *others)]
         return "; ".join(hit for hit in hits if hit) if all(hits) else None
 
-    return strike
+    return inject
 
 
-def kill_again(when: Literal["starts", "resumes"]) -> Strike:
-    """The run is killed, begun again, and what resumes it is killed too: as the command starts, or the stage does."""
+def kill_again(when: Literal["starts", "resumes"]) -> Injector:
+    """Kill the run, restart it, and kill it again: while the command starts, or once the stage has resumed."""
 
-    def strike(scene: LocalRound, draw: random.Random) -> str | None:
-        if kill_flow(scene, draw) is None:
+    def inject(run: LocalChaosRun, rng: random.Random) -> str | None:
+        if kill_flow(run, rng) is None:
             return None
-        scene.start()
+        run.start()
         part = "server" if when == "starts" else "stage"
-        if not (seen := wait_for(scene, lambda: family(scene, part), 120.0)):
+        if not (processes := wait_for(run, lambda: child_processes(run, part), 120.0)):
             return "killed; the second kill had nothing to hit"
         if when == "starts":
-            time.sleep(draw.uniform(0.0, 4.0))
-            return f"killed, then killed as it started: {kill_flow(scene, draw)}"
-        time.sleep(draw.uniform(0.5, 6.0))
+            time.sleep(rng.uniform(0.0, 4.0))
+            return f"killed, then killed as it started: {kill_flow(run, rng)}"
+        time.sleep(rng.uniform(0.5, 6.0))
         with suppress(psutil.Error):
-            seen[0].kill()
-        return f"killed, then the stage that resumed: process {seen[0].pid}"
+            processes[0].kill()
+        return f"killed, then the stage that resumed: process {processes[0].pid}"
 
-    return strike
+    return inject
 
 
-def teacher_answers(kind: str, count: int) -> Strike:
-    """The next `count` requests meet that fault; it is over once the rows of their failures are written."""
+def teacher_answers(kind: str, count: int) -> Injector:
+    """Let the next `count` requests to the teacher fail as `kind`; ends once their rows are written."""
 
-    def strike(scene: LocalRound, draw: random.Random) -> str | None:
-        assert scene.counting
-        coming = scene.counting.coming
-        before = scene.failed_calls().total()
+    def inject(run: LocalChaosRun, rng: random.Random) -> str | None:
+        assert run.counting
+        coming = run.counting.coming
+        failed_before = run.failed_calls().total()
         coming.extend([kind] * count)
-        scene.wait_until(lambda: not coming or not scene.alive(), 90.0)
-        met = count - len(coming)
+        run.wait_until(lambda: not coming or not run.alive(), 90.0)
+        affected = count - len(coming)
         coming.clear()
-        scene.wait_until(lambda: scene.failed_calls().total() >= before + met or not scene.alive(), 15.0)
-        return f"{met} requests" if met else None
+        run.wait_until(lambda: run.failed_calls().total() >= failed_before + affected or not run.alive(), 15.0)
+        return f"{affected} requests" if affected else None
 
-    return strike
+    return inject
 
 
-def cut_upload(scene: LocalRound, draw: random.Random) -> str | None:
-    """Connections to the S3 server break in the middle of an upload, and for some seconds after it."""
-    assert scene.mirror
-    assert scene.mirror.proxy
-    count, seconds = draw.randrange(1_000, 60_000), draw.uniform(5.0, 15.0)
-    scene.mirror.cut_after(count, 40.0)
-    if not scene.wait_until(lambda: scene.mirror.proxy.left <= 0 or not scene.alive(), 35.0):  # type: ignore[union-attr]
+def cut_upload(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Break the connections to the S3 server in the middle of an upload, and refuse them for some seconds."""
+    assert run.mirror
+    assert run.mirror.proxy
+    count, seconds = rng.randrange(1_000, 60_000), rng.uniform(5.0, 15.0)
+    run.mirror.cut_after(count, 40.0)
+    if not run.wait_until(lambda: run.mirror.proxy.left <= 0 or not run.alive(), 35.0):  # type: ignore[union-attr]
         return None
-    scene.mirror.cut_after(0, seconds)
+    run.mirror.cut_after(0, seconds)
     return f"after {count} bytes, for {seconds:.0f} s"
 
 
-def lose_mirror(scene: LocalRound, draw: random.Random) -> str | None:
-    """Every connection to the S3 server is dropped for two minutes, in which the stage goes on as far as it can."""
-    assert scene.mirror
-    began = time.monotonic()
-    scene.mirror.cut_after(0, OUTAGE_S)
-    scene.wait_until(lambda: not scene.alive(), OUTAGE_S)
-    return f"for {OUTAGE_S:.0f} s{'' if scene.alive() else f', the run stopped after {time.monotonic() - began:.0f} s'}"
+def lose_mirror(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Drop every connection to the S3 server for two minutes, while the stage continues as far as it can."""
+    assert run.mirror
+    start = time.monotonic()
+    run.mirror.cut_after(0, OUTAGE_S)
+    run.wait_until(lambda: not run.alive(), OUTAGE_S)
+    return f"for {OUTAGE_S:.0f} s{'' if run.alive() else f', the run stopped after {time.monotonic() - start:.0f} s'}"
 
 
-def hang_mirror(scene: LocalRound, draw: random.Random) -> str | None:
-    assert scene.mirror
-    seconds = draw.uniform(15.0, 25.0)
-    scene.mirror.hang(seconds)
+def hang_mirror(run: LocalChaosRun, rng: random.Random) -> str | None:
+    assert run.mirror
+    seconds = rng.uniform(15.0, 25.0)
+    run.mirror.hang(seconds)
     return f"for {seconds:.0f} s"
 
 
-def fill_mirror(scene: LocalRound, draw: random.Random) -> str | None:
-    """The disk of the S3 server is full until an upload has failed there and 15 s more, or `stop_s` have passed."""
-    assert scene.mirror
-    size = fill(scene.mirror.folder / "ballast", scene, min(scene.stop_s, 45.0))
+def fill_mirror(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Fill the disk of the S3 server until the run has stopped, for at most `stop_s` or 45 seconds."""
+    assert run.mirror
+    size = fill_up(run.mirror.folder / "ballast", run, min(run.stop_s, 45.0))
     return f"{size >> 20} MB of ballast on the server's disk"
 
 
-def kill_holder(scene: LocalRound, draw: random.Random) -> str | None:
-    """The process that holds the lease is killed, and its machine stays away: another one takes over."""
-    lease = _lease(scene)
-    if lease is None or kill_flow(scene, draw) is None:
+def kill_holder(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Kill the process that holds the lease; its machine stays down and another one takes over."""
+    lease = _current_lease(run)
+    if lease is None or kill_flow(run, rng) is None:
         return None
-    scene.at_machine(scene.machine + 1)
-    scene.start()
-    if not wait_for(scene, lambda: family(scene, "stage"), TAKEN_OVER_S):
+    run.at_machine(run.machine + 1)
+    run.start()
+    if not wait_for(run, lambda: child_processes(run, "stage"), TAKEN_OVER_S):
         return "no other machine took over"
-    return f"the lease had fence {lease[1]}; machine {scene.machine} took it over with fence {_fence(scene, lease[0])}"
+    return (
+        f"the lease had fence {lease[1]}; machine {run.machine} took it over with fence {_lease_fence(run, lease[0])}"
+    )
 
 
-def stop_holder(scene: LocalRound, draw: random.Random) -> str | None:
-    """The machine that holds the lease stands still until another has taken over; then it comes back."""
-    lease, first = _lease(scene), scene.flow
-    if lease is None or not scene.alive():
+def stop_holder(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Suspend the machine that holds the lease until another one has taken over, then resume it."""
+    lease, first = _current_lease(run), run.flow
+    if lease is None or not run.alive():
         return None
-    frozen = family_of(first)
+    frozen = process_tree(first)
     for process in frozen:
         with suppress(psutil.Error):
             process.suspend()
-    began = time.monotonic()
-    label, known = scene.at(), scene.finished()
-    scene.others.append(first)
-    scene.at_machine(scene.machine + 1)
-    scene.start()
-    taken_over = bool(wait_for(scene, lambda: family(scene, "stage"), TAKEN_OVER_S))
-    stood_s = time.monotonic() - began
+    start = time.monotonic()
+    label, finished_before = run.current_stage(), run.finished()
+    run.others.append(first)
+    run.at_machine(run.machine + 1)
+    run.start()
+    taken_over = bool(wait_for(run, lambda: child_processes(run, "stage"), TAKEN_OVER_S))
+    stood_s = time.monotonic() - start
     for process in frozen:
         with suppress(psutil.Error):
             process.resume()
     if not taken_over:
         return "no other machine took over"
-    stages = [process for process in frozen if "tasks.engine.child_main" in " ".join(_words(process))]
-    ended = scene.wait_until(lambda: not any(process.is_running() and _words(process) for process in stages), 60.0)
-    scene.wait_until(lambda: scene.finished() - known or not scene.alive(), TAKEN_OVER_S)
-    code = scene.interrupt(first)
-    fate = "ended its stage" if ended else "WENT ON with its stage"
+    stages = [process for process in frozen if "tasks.engine.child_main" in " ".join(_command_line(process))]
+    stages_ended = run.wait_until(
+        lambda: not any(process.is_running() and _command_line(process) for process in stages), 60.0
+    )
+    run.wait_until(lambda: run.finished() - finished_before or not run.alive(), TAKEN_OVER_S)
+    code = run.interrupt(first)
+    fate = "ended its stage" if stages_ended else "WENT ON with its stage"
     return (
-        f"it stood still for {stood_s:.0f} s; machine {scene.machine} made {label} with fence "
-        f"{_fence(scene, lease[0])}; the first came back and {fate} (exit code {code} at SIGTERM)"
+        f"it stood still for {stood_s:.0f} s; machine {run.machine} made {label} with fence "
+        f"{_lease_fence(run, lease[0])}; the first came back and {fate} (exit code {code} at SIGTERM)"
     )
 
 
-def run_twice(scene: LocalRound, draw: random.Random) -> str | None:
-    """The same command is begun a second time in the same store, until the step at hand is made."""
-    if not scene.alive():
+def run_twice(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Start the same command a second time in the same store, until the current step is finished."""
+    if not run.alive():
         return None
-    known = scene.finished()
-    second = scene.second_run()
-    log = scene.log.with_name(f"second-{scene.log.name}")
-    waited = scene.wait_until(lambda: "works on it" in _text(log) or second.poll() is not None, 60.0)
-    scene.wait_until(lambda: scene.finished() - known or not scene.alive(), TAKEN_OVER_S)
-    code = scene.interrupt(second) if second.poll() is None else second.returncode
+    finished_before = run.finished()
+    second = run.second_run()
+    log = run.log.with_name(f"second-{run.log.name}")
+    waited = run.wait_until(lambda: "works on it" in _text(log) or second.poll() is not None, 60.0)
+    run.wait_until(lambda: run.finished() - finished_before or not run.alive(), TAKEN_OVER_S)
+    code = run.interrupt(second) if second.poll() is None else second.returncode
     return f"the second {'waited' if waited else 'did not wait'}, then ended by SIGTERM with exit code {code}"
 
 
-def half_written(scene: LocalRound, draw: random.Random) -> str | None:
-    """Another writer dies in the middle of a line of replies, a line of events, and a file in a staging folder."""
-    folders = [path.parent for path in (scene.store / "staging").glob("*/execution.json")]
+def half_written(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Leave half a line of replies, half a line of events and half a staging file, as of another writer that died."""
+    folders = [path.parent for path in (run.store / "staging").glob("*/execution.json")]
     if not folders:
         return None
-    for folder in scene.store.glob("replies/*"):
+    for folder in run.store.glob("replies/*"):
         (folder / "of-another-writer.jsonl").write_text('{"digest": "0123456789abcdef", "text": "The ans')
-    with (scene.store / "events/of-another-writer.jsonl").open("a") as file:
+    with (run.store / "events/of-another-writer.jsonl").open("a") as file:
         file.write('{"id": "x", "kind": "metric", "execution": "none", "time": 1, "fie')
-    (folders[0] / ".of-another-writer.tmp").write_bytes(b"\0" * draw.randrange(1, 5000))
+    (folders[0] / ".of-another-writer.tmp").write_bytes(b"\0" * rng.randrange(1, 5000))
     return f"a reply, an event and a file of {folders[0].name[:12]}"
 
 
-def kill_publishing(scene: LocalRound, draw: random.Random) -> str | None:
-    """The run is killed when a step's work is done and not published."""
-    if not scene.wait_until(lambda: any(work.is_finished for work in scene.work()) or not scene.alive(), 180.0):
+def kill_publishing(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """Kill the run when the work of a step is finished but not published."""
+    if not run.wait_until(lambda: any(work.is_finished for work in run.active_steps()) or not run.alive(), 180.0):
         return None
-    return kill_flow(scene, draw)
+    return kill_flow(run, rng)
 
 
-def flip_byte(scene: LocalRound, draw: random.Random) -> str | None:
-    """As in the random rounds, of a machine that has the artifact's files."""
+def flip_byte(run: LocalChaosRun, rng: random.Random) -> str | None:
+    """The fault of the random rounds, retried until the current machine has an artifact's files."""
     for _ in range(20):
-        if hit := chaos_faults.flip_byte(scene, draw):
-            return hit
+        if target := chaos_faults.flip_byte(run, rng):
+            return target
         time.sleep(1.0)
     return None
 
 
-def _lease(scene: LocalRound) -> tuple[str, int] | None:
-    """The key that is being made, and the fence of its lease."""
-    keys = [work.key for work in scene.work()]
-    return (keys[0], _fence(scene, keys[0])) if keys and _fence(scene, keys[0]) else None
+def _current_lease(run: LocalChaosRun) -> tuple[str, int] | None:
+    """The key of the active step and the fence of its lease, None without either."""
+    keys = [work.key for work in run.active_steps()]
+    return (keys[0], _lease_fence(run, keys[0])) if keys and _lease_fence(run, keys[0]) else None
 
 
-def _fence(scene: LocalRound, key: str) -> int:
-    assert scene.mirror
-    return scene.mirror.greatest_fence(key)
+def _lease_fence(run: LocalChaosRun, key: str) -> int:
+    assert run.mirror
+    return run.mirror.greatest_fence(key)
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _command_line(process: psutil.Process) -> list[str]:
     with suppress(psutil.Error):
         return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     return []
@@ -234,8 +234,8 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-STRIKES: dict[str, Strike] = {
-    **_OF_THE_ROUNDS,
+INJECTORS: dict[str, Injector] = {
+    **_SHARED_FAULTS,
     "flipped byte": flip_byte,
     "kill a work item": kill_item,
     "kill while it starts again": kill_again("starts"),
@@ -254,17 +254,17 @@ STRIKES: dict[str, Strike] = {
     "the lease holder stands still": stop_holder,
     "kill while it publishes": kill_publishing,
 }
-STRIKES |= {
-    "the stage and Prefect's server killed": together("kill the stage", "kill Prefect's server"),
-    "the S3 server hangs, the stage killed": together("the S3 server hangs", "kill the stage"),
-    "the S3 server is cut, the flow killed": together("uploads are cut", "kill the flow"),
-    "the teacher answers 500, the stage killed": together("the teacher answers 500", "kill the stage"),
+INJECTORS |= {
+    "the stage and Prefect's server killed": simultaneously("kill the stage", "kill Prefect's server"),
+    "the S3 server hangs, the stage killed": simultaneously("the S3 server hangs", "kill the stage"),
+    "the S3 server is cut, the flow killed": simultaneously("uploads are cut", "kill the flow"),
+    "the teacher answers 500, the stage killed": simultaneously("the teacher answers 500", "kill the stage"),
 }
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A fault and its place: when `share` of the work of step `label` is done, after a checkpoint or in between."""
+class PlannedFault:
+    """A fault and its place: after `share` of the work of step `label`, or at its next checkpoint or work item."""
 
     number: int
     fault: str
@@ -272,33 +272,33 @@ class Planned:
     share: float
     event: Event
 
-    def is_reached(self, scene: LocalRound) -> bool:
+    def is_reached(self, run: LocalChaosRun) -> bool:
         if self.event == "worker":
-            return bool(items_at_work(scene)) and self.label in scene.at()
+            return bool(items_at_work(run)) and self.label in run.current_stage()
         if self.event == "start":
-            return self.label in scene.at()
-        for work in scene.work():
+            return self.label in run.current_stage()
+        for work in run.active_steps():
             if work.label == self.label == "distill":
-                return scene.answered >= max(1.0, self.share * scene.prompts)
+                return run.answered >= max(1.0, self.share * run.prompts)
             if work.label == self.label:
                 counted = work.saved if self.event == "save" and work.total else work.done
                 return bool(work.total) and counted >= max(1.0, self.share * work.total)
         return False
 
     @property
-    def where(self) -> str:
-        what: dict[Event, str] = {
+    def place(self) -> str:
+        descriptions: dict[Event, str] = {
             "start": "as it starts",
             "progress": f"{self.share:.0%} done",
             "save": f"a checkpoint after {self.share:.0%}",
             "worker": "a work item at work",
         }
-        return f"{self.label}, {what[self.event]}"
+        return f"{self.label}, {descriptions[self.event]}"
 
 
 INGESTS = ("ingest:synth", "ingest:answers")
 EVALUATIONS = ("evaluate:pretrain", "evaluate:align", "evaluate:reason")
-# Fault, the steps of which one is drawn, the range of the share, and the event.
+# Fault, the steps from which one is drawn, the range of the share of work, and the event that triggers it.
 PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Event], ...] = (
     ("kill a work item", ("ingest:synth",), (0.0, 0.0), "worker"),
     ("kill while it starts again", ("ingest:synth", "ingest:answers"), (0.0, 0.0), "worker"),
@@ -333,11 +333,11 @@ PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Event], ...] = (
 )
 
 
-def draw_schedule(seed: int) -> list[Planned]:
-    """The faults in the order of their places."""
-    draw = random.Random(seed)
+def draw_schedule(seed: int) -> list[PlannedFault]:
+    """The faults with drawn places, in the order in which the run reaches them."""
+    rng = random.Random(seed)
     planned = [
-        Planned(0, fault, draw.choice(labels), draw.uniform(*shares), event) for fault, labels, shares, event in PLAN
+        PlannedFault(0, fault, rng.choice(labels), rng.uniform(*shares), event) for fault, labels, shares, event in PLAN
     ]
     planned.sort(key=lambda item: (LABELS.index(item.label), item.share))
-    return [Planned(i + 1, item.fault, item.label, item.share, item.event) for i, item in enumerate(planned)]
+    return [PlannedFault(i + 1, item.fault, item.label, item.share, item.event) for i, item in enumerate(planned)]

@@ -14,15 +14,15 @@ from typing import Any
 
 import psutil
 
-from bench.chaos.chain import ROOT, Round, Teacher, offered
-from bench.chaos.compare import asked_twice, differences, leftovers, prefect_running
-from bench.chaos.faults import FAULTS, Fault, end, family, wait_for
+from bench.chaos.chaos_run import ROOT, ChaosRun, Teacher, offered_command
+from bench.chaos.compare import differences, leftovers, prefect_running, repeated_calls
+from bench.chaos.faults import FAULTS, Fault, child_processes, kill_session, wait_for
 
 DISK = "1500m"
 
 
 class Chaos:
-    """The whole bench."""
+    """The bench: an undisturbed run, then rounds of faults, each in a new store."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -37,8 +37,8 @@ class Chaos:
         self.kinds = [fault for fault in FAULTS if fault.name in kinds]
         self.teacher = Teacher(options.port) if options.schedule == "chain" else None
         self.config = self._config()
-        self.clock_library = self._clock()
-        self.own_disk = self._mounts()
+        self.clock_library = self._build_clock()
+        self.own_disk = self._mount_disk()
 
     def _config(self) -> str:
         if self.options.schedule != "chain":
@@ -52,7 +52,7 @@ class Chaos:
         path.write_text(f"{chain}\n[endpoints.teacher]\n{endpoint}", encoding="utf-8")
         return str(path)
 
-    def _clock(self) -> Path | None:
+    def _build_clock(self) -> Path | None:
         library, source = self.out / "clock.so", Path(__file__).with_name("clock.c")
         command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl", "-lpthread"]
         try:
@@ -61,7 +61,7 @@ class Chaos:
             return None
         return library
 
-    def _mounts(self) -> bool:
+    def _mount_disk(self) -> bool:
         self.disk.mkdir(exist_ok=True)
         if os.path.ismount(self.disk):
             subprocess.run(["umount", "-l", str(self.disk)], check=True)
@@ -71,7 +71,7 @@ class Chaos:
         command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
         return subprocess.run(command, capture_output=True).returncode == 0
 
-    def round(self, folder: Path, clock: Path | None) -> Round:
+    def new_run(self, folder: Path, clock: Path | None) -> ChaosRun:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "NAUTILE"))
         }
@@ -82,25 +82,25 @@ class Chaos:
         toy = self.options.schedule == "toy"
         if toy:
             environment |= {"NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag", "NAUTILE_TOY_STEP_S": "0.15"}
-        return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s, "flows.cli.main")
+        return ChaosRun(folder, self.config, environment, self.teacher, clock, self.options.stop_s, "flows.cli.main")
 
     def plain(self) -> dict[str, Any]:
-        """What an undisturbed run makes, run once."""
-        kept = self.out / "plain.json"
-        if not kept.exists():
+        """Payloads, rows and seconds of an undisturbed run, which is run once and cached in a file."""
+        file = self.out / "plain.json"
+        if not file.exists():
             folder = self.out / "plain"
             folder.mkdir(exist_ok=True)
-            scene = self.round(folder, None)
-            started = time.monotonic()
-            scene.start()
+            run = self.new_run(folder, None)
+            start = time.monotonic()
+            run.start()
             try:
-                if scene.flow.wait() != 0:
-                    raise SystemExit(f"the undisturbed run failed: {scene.output()}")
+                if run.flow.wait() != 0:
+                    raise SystemExit(f"the undisturbed run failed: {run.output()}")
             finally:
-                end(scene.flow)
-            result = {**scene.everything(), "seconds": time.monotonic() - started}
-            kept.write_text(json.dumps(result), encoding="utf-8")
-        result = json.loads(kept.read_text(encoding="utf-8"))
+                kill_session(run.flow)
+            result = {**run.snapshot(), "seconds": time.monotonic() - start}
+            file.write_text(json.dumps(result), encoding="utf-8")
+        result = json.loads(file.read_text(encoding="utf-8"))
         return result | {"rows": {table: Counter(row) for table, row in result["rows"].items()}}
 
     def run(self) -> None:
@@ -109,36 +109,36 @@ class Chaos:
             self.teacher.start()
         try:
             plain = self.plain()
-            while len(done := self._done()) < self.options.faults and time.monotonic() < self.until:
+            while len(done := self._finished_rows()) < self.options.faults and time.monotonic() < self.until:
                 self._one_round(plain, len({row["round"] for row in done}), len(done))
         finally:
             if self.teacher:
                 self.teacher.close()
             self._write_table()
 
-    def _done(self) -> list[dict[str, Any]]:
+    def _finished_rows(self) -> list[dict[str, Any]]:
         if not self.faults.exists():
             return []
         return [json.loads(line) for line in self.faults.read_text(encoding="utf-8").splitlines()]
 
     def _one_round(self, plain: dict[str, Any], number: int, before: int) -> None:
         if self.own_disk:
-            self._mounts()
+            self._mount_disk()
         folder = (self.disk if self.own_disk else self.out / "rounds") / str(number)
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "store").mkdir(parents=True)
         if (compiled := self.out / "plain/store/compiled").exists():
             shutil.copytree(compiled, folder / "store/compiled")
         clock = self.out / "clock" if self.clock_library else None
-        scene = self.round(folder, clock)
-        scene.log = self.out / f"round-{number}.log"
-        scene.log.unlink(missing_ok=True)
-        draw = random.Random(f"{self.options.seed}/{number}")
+        run = self.new_run(folder, clock)
+        run.log = self.out / f"round-{number}.log"
+        run.log.unlink(missing_ok=True)
+        rng = random.Random(f"{self.options.seed}/{number}")
         events: list[dict[str, Any]] = []
         try:
-            finished = self._disturb(scene, draw, plain, events, number)
+            finished = self._run_with_faults(run, rng, plain, events, number)
             if finished:
-                problems = self._judge(scene, plain)
+                problems = self._find_problems(run, plain)
                 for row in events:
                     row["round_problems"] = problems
                 with self.faults.open("a", encoding="utf-8") as file:
@@ -148,143 +148,154 @@ class Chaos:
                     flush=True,
                 )
                 if problems:
-                    shutil.copytree(scene.store, self.out / f"kept-{number}", ignore=shutil.ignore_patterns("compiled"))
+                    shutil.copytree(run.store, self.out / f"kept-{number}", ignore=shutil.ignore_patterns("compiled"))
         finally:
-            if scene.flow is not None:
-                end(scene.flow)
+            if run.flow is not None:
+                kill_session(run.flow)
 
-    def _disturb(self, scene: Round, draw: random.Random, plain: Any, rows: list[dict[str, Any]], number: int) -> bool:
-        """The run with its faults to its good end; False if the time is over first."""
-        deck = [fault for fault in self.kinds if self.own_disk or not fault.own_disk]
-        deck = [fault for fault in deck if scene.clock or fault.name != "clock jump"]
+    def _run_with_faults(
+        self, run: ChaosRun, rng: random.Random, plain: Any, rows: list[dict[str, Any]], number: int
+    ) -> bool:
+        """Run to the end with the faults of one round; False if the time is over first."""
+        usable_faults = [fault for fault in self.kinds if self.own_disk or not fault.own_disk]
+        usable_faults = [fault for fault in usable_faults if run.clock or fault.name != "clock jump"]
         offset = number * self.options.each_round
-        wanted = [deck[(offset + i) % len(deck)] for i in range(self.options.each_round)]
-        draw.shuffle(wanted)
-        gap = 1.6 * plain["seconds"] / len(wanted)
-        begun = time.monotonic()
-        scene.start()
-        for fault in wanted:
-            if not self._stay_alive(scene, rows):
+        chosen_faults = [usable_faults[(offset + i) % len(usable_faults)] for i in range(self.options.each_round)]
+        rng.shuffle(chosen_faults)
+        gap = 1.6 * plain["seconds"] / len(chosen_faults)
+        start = time.monotonic()
+        run.start()
+        for fault in chosen_faults:
+            if not self._keep_running(run, rows):
                 return True
-            moment = self._moment(scene, draw, gap)
-            while scene.alive() and time.monotonic() < moment:
+            moment = self._next_moment(run, rng, gap)
+            while run.alive() and time.monotonic() < moment:
                 time.sleep(0.02)
-            if not scene.alive() and not self._stay_alive(scene, rows):
+            if not run.alive() and not self._keep_running(run, rows):
                 return True
             if time.monotonic() > self.until:
                 return False
-            self._strike(scene, fault, draw, rows, number, time.monotonic() - begun)
-        while self._stay_alive(scene, rows):
+            self._inject(run, fault, rng, rows, number, time.monotonic() - start)
+        while self._keep_running(run, rows):
             if time.monotonic() > self.until + 240:
                 return False
             time.sleep(0.2)
         return True
 
-    def _moment(self, scene: Round, draw: random.Random, gap: float) -> float:
-        """When the next fault comes: of five, one while the command still starts, the others while stages work."""
-        if draw.random() < 0.2:
-            return time.monotonic() + draw.uniform(0.0, 12.0)
-        wait_for(scene, lambda: [*family(scene, "stage"), *family(scene, "worker")], 120.0)
-        return time.monotonic() + draw.uniform(0.0, gap)
+    def _next_moment(self, run: ChaosRun, rng: random.Random, gap: float) -> float:
+        """The time of the next fault: one in five during the start of the command, the others while stages work."""
+        if rng.random() < 0.2:
+            return time.monotonic() + rng.uniform(0.0, 12.0)
+        wait_for(run, lambda: [*child_processes(run, "stage"), *child_processes(run, "worker")], 120.0)
+        return time.monotonic() + rng.uniform(0.0, gap)
 
-    def _strike(
-        self, scene: Round, fault: Fault, draw: random.Random, rows: list[dict[str, Any]], number: int, moment: float
+    def _inject(
+        self, run: ChaosRun, fault: Fault, rng: random.Random, rows: list[dict[str, Any]], number: int, moment: float
     ) -> None:
-        at = scene.at()
-        hit = fault.strike(scene, draw)
-        if hit is None:
+        stage = run.current_stage()
+        target = fault.inject(run, rng)
+        if target is None:
             return
-        row = {"round": number, "fault": fault.name, "hit": hit, "at": at, "moment_s": round(moment, 1)}
+        row = {"round": number, "fault": fault.name, "hit": target, "at": stage, "moment_s": round(moment, 1)}
         rows.append(row | {"outcome": "went on", "commands": 0, "said": ""})
-        print(f"{number}/{len(rows)} {fault.name} ({hit}) in {at}", flush=True)
+        print(f"{number}/{len(rows)} {fault.name} ({target}) in {stage}", flush=True)
 
-    def _stay_alive(self, scene: Round, rows: list[dict[str, Any]]) -> bool:
-        """True while the run goes on, begun again where it had stopped; False once it has ended well."""
-        if scene.alive():
+    def _keep_running(self, run: ChaosRun, rows: list[dict[str, Any]]) -> bool:
+        """Restart the run if it has stopped; False once it has ended successfully.
+
+        Each restart is a command in the row of the last fault. For a damaged artifact the offered command comes first.
+        """
+        if run.alive():
             return True
-        code = scene.flow.wait()
+        code = run.flow.wait()
         if code == 0:
-            return self._mended(scene, rows)
-        last = rows[-1] if rows else {"fault": "none", "commands": 0}
+            return self._repair_damage(run, rows)
+        last_row = rows[-1] if rows else {"fault": "none", "commands": 0}
         lines = [
-            line
-            for line in scene.output().splitlines()
-            if " failed: " in line or "nautile" in line or "damaged" in line
+            line for line in run.output().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
         ]
-        last["said"] = (lines[0] if lines else scene.output()[-300:])[:400].replace(str(scene.store), "STORE")
-        last["commands"] += 1
-        last["outcome"] = "stopped, went on by one command" if last["commands"] == 1 else f"{last['commands']} commands"
-        if last["commands"] > 4:
-            raise SystemExit(f"{last['fault']} cannot be overcome: {scene.output()[-3000:]}")
-        if code != -9 and (words := offered(scene.output())):
-            scene.start(*words)
-            if scene.flow.wait() != 0:
-                last["outcome"] = "the offered command failed"
-                last["said"] = scene.output()[-400:]
-        scene.start()
+        last_row["said"] = (lines[0] if lines else run.output()[-300:])[:400].replace(str(run.store), "STORE")
+        last_row["commands"] += 1
+        last_row["outcome"] = (
+            "stopped, went on by one command" if last_row["commands"] == 1 else f"{last_row['commands']} commands"
+        )
+        if last_row["commands"] > 4:
+            raise SystemExit(f"no recovery from {last_row['fault']}: {run.output()[-3000:]}")
+        if code != -9 and (command := offered_command(run.output())):
+            run.start(*command)
+            if run.flow.wait() != 0:
+                last_row["outcome"] = "the offered command failed"
+                last_row["said"] = run.output()[-400:]
+        run.start()
         return True
 
-    def _mended(self, scene: Round, rows: list[dict[str, Any]]) -> bool:
-        """After a good end: damage that no stage happened to read is found by `verify` and mended as it says."""
+    def _repair_damage(self, run: ChaosRun, rows: list[dict[str, Any]]) -> bool:
+        """After a successful end, repair damage that `verify` reports, by its command; True if a run was started."""
         flipped = [row for row in rows if row["fault"] == "flipped byte" and not row["commands"]]
         if not flipped:
             return False
-        report = scene.nautile("store", "verify")
+        report = run.nautile("store", "verify")
         if not report["damaged"]:
             return False
         output = next(iter(report["remedies"].values()))
         flipped[-1] |= {"commands": 1, "outcome": "found by verify, went on by one command", "said": output[:400]}
-        scene.start(*(word if word != "CONFIG" else self.config for word in offered(output) or []))
+        run.start(*(word if word != "CONFIG" else self.config for word in offered_command(output) or []))
         return True
 
-    def _judge(self, scene: Round, plain: dict[str, Any]) -> list[str]:
-        """What is wrong at the end of a round."""
+    def _find_problems(self, run: ChaosRun, plain: dict[str, Any]) -> list[str]:
+        """Problems at the end of a round: processes, damage, and differences from the undisturbed run."""
         time.sleep(1.0)
         problems = []
-        problems += left_running(scene.store)
-        damaged = scene.nautile("store", "verify")["damaged"]
+        problems += left_running(run.store)
+        damaged = run.nautile("store", "verify")["damaged"]
         problems += [f"damaged: {name}: {files}" for name, files in damaged.items()]
-        result = scene.everything()
-        problems += differences(plain, result) + leftovers(scene.store, scene.query)
-        before = scene.tables()
-        scene.nautile("store", "rebuild")
-        after = scene.tables()
+        result = run.snapshot()
+        problems += differences(plain, result) + leftovers(run.store, run.query)
+        before = run.tables()
+        run.nautile("store", "rebuild")
+        after = run.tables()
         for name in before:
             if before[name] != after[name]:
-                odd = set(before[name]) ^ set(after[name])
-                problems.append(f"rebuilt: {name} differs in {len(odd)} rows, one is {min(odd)[:300]}")
-        print(f"   calls made twice: {asked_twice(plain, result)}; flow runs RUNNING: {prefect_running(scene.store)}")
+                differing_rows = set(before[name]) ^ set(after[name])
+                problems.append(
+                    f"rebuilt: {name} differs in {len(differing_rows)} rows, one is {min(differing_rows)[:300]}"
+                )
+        print(f"   calls made twice: {repeated_calls(plain, result)}; flow runs RUNNING: {prefect_running(run.store)}")
         return problems
 
     def _write_table(self) -> None:
-        """The tables, of what there is."""
-        done = self._done()
-        counts = Counter((row["fault"], row["outcome"]) for row in done)
-        bad = sorted({problem for row in done for problem in row["round_problems"]})
-        (self.out / "table.json").write_text(json.dumps({"faults": done, "problems": bad}, indent=1), encoding="utf-8")
+        """Write table.json and table.md from the rounds so far."""
+        rows = self._finished_rows()
+        counts = Counter((row["fault"], row["outcome"]) for row in rows)
+        problems_found = sorted({problem for row in rows for problem in row["round_problems"]})
+        (self.out / "table.json").write_text(
+            json.dumps({"faults": rows, "problems": problems_found}, indent=1), encoding="utf-8"
+        )
         outcomes = sorted({outcome for _, outcome in counts})
         lines = [f"| fault | {' | '.join(outcomes)} |", f"| --- |{' --- |' * len(outcomes)}"]
         for name in (fault.name for fault in FAULTS):
             if any(fault == name for fault, _ in counts):
                 lines.append(f"| {name} | {' | '.join(str(counts[name, outcome] or '') for outcome in outcomes)} |")
-        rounds = {row["round"]: row["round_problems"] for row in done}
-        whole = sum(not problems for problems in rounds.values())
+        rounds = {row["round"]: row["round_problems"] for row in rows}
+        clean_rounds = sum(not problems for problems in rounds.values())
         lines += [
             "",
-            f"{len(done)} faults in {len(rounds)} rounds of {Path(self.config).stem}; {whole} rounds ended as",
+            f"{len(rows)} faults in {len(rounds)} rounds of {Path(self.config).stem}; {clean_rounds} rounds ended as",
         ]
         lines[-1] += " the undisturbed run did."
-        missing = [
-            name for name, there in (("full disk", self.own_disk), ("clock jump", self.clock_library)) if not there
+        unavailable = [
+            name
+            for name, is_available in (("full disk", self.own_disk), ("clock jump", self.clock_library))
+            if not is_available
         ]
-        lines += [f"Left out on this machine: {', '.join(missing)}."] if missing else []
-        lines += [f"- {problem}" for problem in bad]
+        lines += [f"Left out on this machine: {', '.join(unavailable)}."] if unavailable else []
+        lines += [f"- {problem}" for problem in problems_found]
         (self.out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print("\n".join(lines))
 
 
 def left_running(store: Path) -> list[str]:
-    """The processes that still work in a store."""
+    """A line for each process that still works in a store."""
     lines = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

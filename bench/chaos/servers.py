@@ -1,7 +1,7 @@
-"""The servers around a chaos run of the default configuration: an S3 server on a small disk, and a teacher that counts.
+"""Servers for a chaos run of the default configuration: an S3 server on a small disk, and a teacher that counts.
 
-Both are real servers on loopback sockets. The S3 server is moto in a process of its own; each of its objects is a file
-of a tmpfs, so that a full disk is one. Between it and the run is a proxy that can drop every connection.
+Both are real servers on loopback sockets. The S3 server is moto in a separate process. Each object is a file on a
+tmpfs, so its disk can really be full. A proxy between it and the run can drop every connection.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ PRICES = (2.0, 6.0)  # dollars a million tokens, in and out
 
 
 class MirrorServer:
-    """The S3 server, its disk and the proxy. `folder`: where the disk is mounted, if `mounts`."""
+    """The S3 server, its disk and the proxy. `folder`: where its disk is mounted."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.port = folder, port
@@ -57,12 +57,12 @@ class MirrorServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach the server by way of the proxy."""
+        """Environment variables with which a process reaches the server through the proxy."""
         assert self.proxy
         return CREDENTIALS | {"AWS_ENDPOINT_URL": self.proxy.address}
 
     def greatest_fence(self, key: str) -> int:
-        """The fence of the lease of a key, 0 if nobody ever had it; asked of the server itself, past the proxy."""
+        """The highest fence of a key's lease, 0 if it was never taken; read past the proxy."""
         files, folder = self._files(), f"{BUCKET}/runs/leases/{key}"
         names = files.ls(folder, detail=False, refresh=True) if files.exists(folder) else []
         return max((int(Path(name).stem) for name in names), default=0)
@@ -74,13 +74,13 @@ class MirrorServer:
         )  # fmt: skip
 
     def cut_after(self, byte_count: int, seconds: float) -> None:
-        """Drop every connection once so many bytes have passed, and take them again after `seconds`."""
+        """Drop every connection once `byte_count` bytes have passed, and accept them again after `seconds`."""
         assert self.proxy
         self.proxy.left = byte_count
         threading.Timer(seconds, self.proxy.restore).start()
 
     def hang(self, seconds: float) -> None:
-        """Answer nothing for so many seconds."""
+        """Suspend the server for `seconds`."""
         assert self.process
         server = psutil.Process(self.process.pid)
         server.suspend()
@@ -96,7 +96,7 @@ class MirrorServer:
 
 
 class CountingTeacher(FakeOpenAI):
-    """A teacher that writes each answer and each fault of its own to `log`, and so counts on where it was stopped."""
+    """A teacher that logs each of its answers and faults to `log`, so that a restarted one continues the count."""
 
     def __init__(self, log: Path, port: int) -> None:
         super().__init__(faults=self._next_fault, port=port, per_million=PRICES)
@@ -127,11 +127,11 @@ class CountingTeacher(FakeOpenAI):
 
     @property
     def in_flight(self) -> int:
-        """Requests that have arrived and are not answered yet, but will be."""
+        """Requests that have arrived and will still be answered."""
         return self._at_once - self._hung
 
     def totals(self) -> dict[str, Any]:
-        """Of the whole log: answers by request, faults by kind, and what the answers cost in dollars."""
+        """Totals of the whole log: answers by request, faults by kind, and the cost of the answers in dollars."""
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
         rows = [json.loads(line) for line in lines]
         answers = [row for row in rows if "request" in row]

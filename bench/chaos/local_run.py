@@ -1,4 +1,4 @@
-"""The scene of the local chaos run: machines that share an S3 server, and what can be seen of a run on one of them."""
+"""The run of the local chaos test: machines that share an S3 server, and the progress of a run on one of them."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from bench.chaos.chain import Round
-from bench.chaos.faults import end, family
+from bench.chaos.chaos_run import ChaosRun
+from bench.chaos.faults import child_processes, kill_session
 from bench.chaos.servers import BUCKET, CountingTeacher, MirrorServer
 from common.files import read_json
 from store.remote import record_remote
@@ -28,14 +28,14 @@ LABELS = (
     "evaluate:pretrain", "align", "evaluate:align", "reason", "evaluate:reason", "self_distill",
     "evaluate:self_distill", "report",
 )  # fmt: skip
-TELLING = re.compile(
+TROUBLE = re.compile(
     r"fail|retry|again|wait|interrupt|damage|WARNING|stopped|gone|taken over|cannot|works on it|attempt "
 )
 
 
 @dataclass(frozen=True)
-class Work:
-    """A step that is being made, as its staging folder shows it. `saved`: the newest checkpoint, 0 without one."""
+class ActiveStep:
+    """A step in progress, as its staging folder shows it. `saved`: the step of the newest checkpoint, 0 without one."""
 
     label: str
     key: str
@@ -52,8 +52,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What was made, how far what is being made had got (key -> phase and count), and the teacher's answers."""
+class Progress:
+    """Finished steps, the position of each active step (key -> phase and count), and the number of answers."""
 
     finished: set[str]
     reached: dict[str, tuple[str, float]]
@@ -61,8 +61,8 @@ class Mark:
 
 
 @dataclass
-class LocalRound(Round):
-    """One run on machines with a folder each. `store`: the folder of the machine on which it is at present."""
+class LocalChaosRun(ChaosRun):
+    """One run over several machines, each with its own folder. `store`: the store of the current machine."""
 
     mirror: MirrorServer | None = None
     counting: CountingTeacher | None = None
@@ -70,7 +70,7 @@ class LocalRound(Round):
     others: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def at_machine(self, number: int) -> None:
-        """Go to a machine: every command from now on runs there."""
+        """Switch to a machine: every later command runs there."""
         machine = self.folder / f"machine-{number}"
         known = [path for path in sorted(self.folder.glob("machine-*/store/compiled")) if path.parents[1] != machine]
         self.store, self.log = machine / "store", self.folder.parent.parent / f"machine-{number}.log"
@@ -87,12 +87,12 @@ class LocalRound(Round):
         return sorted(path / "store" for path in self.folder.glob("machine-*"))
 
     def finished(self) -> set[str]:
-        """The labels of the steps that are made, by what any command printed."""
+        """The labels of the finished steps, from the output of all commands."""
         logs = "".join(log.read_text(errors="replace") for log in self.log.parent.glob("machine-*.log"))
         return set(re.findall(r"^([a-z_:]+): (?:done|reused)", logs, re.MULTILINE))
 
-    def work(self) -> list[Work]:
-        """What is being made on this machine."""
+    def active_steps(self) -> list[ActiveStep]:
+        """The steps in progress on this machine."""
         result = []
         for path in (self.store / "staging").glob("*/execution.json"):
             with suppress(OSError, ValueError, TypeError, KeyError):
@@ -100,7 +100,7 @@ class LocalRound(Round):
                 live = read_json(path.with_name("live.json")) or {}
                 steps = [int(p.name) for p in path.parent.glob("**/checkpoints/steps/*") if p.name.isdigit()]
                 result.append(
-                    Work(
+                    ActiveStep(
                         (record["run"] or {}).get("label", ""),
                         path.parent.name,
                         record["execution"],
@@ -113,30 +113,30 @@ class LocalRound(Round):
                 )
         return result
 
-    def at(self) -> str:
-        return ", ".join(work.label for work in self.work() if work.label) or "starting"
+    def current_stage(self) -> str:
+        return ", ".join(work.label for work in self.active_steps() if work.label) or "starting"
 
-    def mark(self) -> Mark:
-        """How far the run is: `is_beyond` tells whether it has come farther."""
-        reached = {work.key: (work.phase, work.done) for work in self.work()}
-        return Mark(self.finished(), reached, self.answered)
+    def progress(self) -> Progress:
+        """The progress of the run, to be compared later by `is_beyond`."""
+        reached = {work.key: (work.phase, work.done) for work in self.active_steps()}
+        return Progress(self.finished(), reached, self.answered)
 
-    def is_beyond(self, mark: Mark) -> bool:
-        if self.finished() - mark.finished:
+    def is_beyond(self, progress: Progress) -> bool:
+        if self.finished() - progress.finished:
             return True
-        if not (family(self, "stage") or family(self, "worker")):
+        if not (child_processes(self, "stage") or child_processes(self, "worker")):
             return False
-        if self.answered > mark.answered + 2:  # two may have been on their way
+        if self.answered > progress.answered + 2:  # two may have been on their way
             return True
-        for work in self.work():
-            phase, done = mark.reached.get(work.key, ("", 0.0))
+        for work in self.active_steps():
+            phase, done = progress.reached.get(work.key, ("", 0.0))
             if work.is_finished or work.done > (done if phase == work.phase else 0.0):
                 return True
         return False
 
     @property
     def answered(self) -> int:
-        """Requests that the teacher has answered: a distillation's own progress comes in large pieces."""
+        """Requests that the teacher has answered: a distillation reports its own progress in large pieces only."""
         return self.counting.answered_ever if self.counting else 0
 
     def wait_until(self, condition: Callable[[], Any], seconds: float) -> bool:
@@ -148,7 +148,7 @@ class LocalRound(Round):
         return True
 
     def second_run(self) -> "subprocess.Popen[bytes]":
-        """Start the same command once more, in the same store. Its output has a file of its own."""
+        """Start the same command once more in the same store, with a separate output file."""
         first, log = self.flow, self.log
         self.log = log.with_name(f"second-{log.name}")
         try:
@@ -159,30 +159,30 @@ class LocalRound(Round):
             self.flow, self.log = first, log
 
     def interrupt(self, process: "subprocess.Popen[bytes]") -> int:
-        """End a run as an operator does; its exit code."""
+        """End a run by SIGTERM, as an operator does; returns its exit code."""
         process.send_signal(signal.SIGTERM)
         try:
             return process.wait(60)
         except subprocess.TimeoutExpired:
-            end(process)
+            kill_session(process)
             return -signal.SIGKILL
 
     def log_sizes(self) -> dict[Path, int]:
-        """The logs of this machine, the terminal's first, with their bytes."""
+        """The logs of this machine, terminal output first, with their sizes in bytes."""
         logs = (self.log, self.store / "logs/nautile.log")
         return {log: log.stat().st_size if log.exists() else 0 for log in logs}
 
-    def telling_lines(self, since: dict[Path, int]) -> list[str]:
-        """What was printed and logged about trouble since the logs had those sizes."""
+    def trouble_lines(self, since: dict[Path, int]) -> list[str]:
+        """Lines about failures that were printed or logged since the logs had the sizes `since`."""
         lines = []
         for log in self.log_sizes():
             with suppress(FileNotFoundError):
                 text = log.read_bytes()[since.get(log, 0) :].decode(errors="replace")
                 lines += text.replace(str(self.store), "STORE").splitlines()
-        return [line.strip() for line in lines if TELLING.search(line) and " INFO " not in line and line[0] != "$"]
+        return [line.strip() for line in lines if TROUBLE.search(line) and " INFO " not in line and line[0] != "$"]
 
     def failed_calls(self) -> Counter[str]:
-        """The rows of this machine's calls that got no answer, by status. Read off the event files: quick."""
+        """Count of this machine's failed calls by status, read from the event files, which is fast."""
         statuses: Counter[str] = Counter()
         for path in (self.store / "events").glob("*.jsonl"):
             for line in path.read_bytes().splitlines():
@@ -191,18 +191,18 @@ class LocalRound(Round):
                         statuses[status] += 1
         return statuses
 
-    def in_its_store(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of `nautile` that is not `run`, on this machine."""
+    def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a `nautile` command other than `run` on this machine."""
         environment = self.environment | {"NAUTILE_STORE": str(self.store)}
         command = [sys.executable, "-m", "flows.cli.main", *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
     def close(self) -> None:
         for process in [*self.others, *([self.flow] if self.flow else [])]:
-            end(process)
+            kill_session(process)
 
 
-def family_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+def process_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     """A process and all its descendants, while it lives."""
     with suppress(psutil.Error):
         first = psutil.Process(process.pid)

@@ -1,4 +1,4 @@
-"""The scene of a chaos run: one store, the command that runs the pipeline in it, and its teacher."""
+"""One run of the pipeline under faults: its store, the command that starts it, and its teacher."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Teacher:
-    """The teacher of the toy chain, always at one port, kept up."""
+    """The teacher of the toy chain: a server process on a fixed port, which can be restarted."""
 
     port: int
     process: subprocess.Popen[bytes] | None = None
@@ -40,7 +40,7 @@ class Teacher:
         if not self.process.stdout.readline():
             raise SystemExit(f"the teacher does not start: is port {self.port} taken?")
 
-    def again(self, after_s: float) -> None:
+    def restart_later(self, after_s: float) -> None:
         assert self.process
         self.process.wait()
         self.timer = threading.Timer(after_s, self.start)
@@ -55,8 +55,12 @@ class Teacher:
 
 
 @dataclass
-class Round:
-    """One store, one run of the pipeline in it however often it is begun, and the scene of the faults."""
+class ChaosRun:
+    """One run of the pipeline in one store, however often it is restarted, with what faults need to reach it.
+
+    `clock`: the file with the offset of the wall clock, None without the library. `stop_s`: how long a stopped process
+    stays suspended.
+    """
 
     folder: Path
     config: str
@@ -86,8 +90,8 @@ class Round:
         return None
 
     def restart_teacher(self, after_s: float) -> None:
-        if self.external:  # the embedded one is its stage's own to start again
-            self.external.again(after_s)
+        if self.external:  # an embedded teacher is restarted by its stage
+            self.external.restart_later(after_s)
 
     def start(self, *words: str) -> None:
         with self.log.open("ab") as output:
@@ -103,38 +107,38 @@ class Round:
         return self.log.read_text(encoding="utf-8", errors="replace").rpartition("$ nautile run ")[2]
 
     def nautile(self, *words: str) -> Any:
-        """A read command's answer; verification that finds damage is an answer too."""
-        done = subprocess.run(
+        """Run a read command; returns its JSON. Exit code 2 is accepted: `store verify` uses it for damage."""
+        completed = subprocess.run(
             [sys.executable, "-m", self.module, *words, "--json"],
             env=self.environment | {"NAUTILE_STORE": str(self.store)}, cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
-        if done.returncode not in (0, 2) or not done.stdout:
-            raise SystemExit(f"nautile {shlex.join(words)}: {done.stderr}")
-        return json.loads(done.stdout)
+        if completed.returncode not in (0, 2) or not completed.stdout:
+            raise SystemExit(f"nautile {shlex.join(words)}: {completed.stderr}")
+        return json.loads(completed.stdout)
 
     def query(self, sql: str) -> list[dict[str, Any]]:
         return self.nautile("sql", sql)
 
-    def at(self) -> str:
-        """The stage that the display told of last."""
+    def current_stage(self) -> str:
+        """The stage that the terminal output named last."""
         labels = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.output(), re.MULTILINE)
         return labels[-1] if labels else "starting"
 
-    def everything(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         return {"payloads": payloads(self.store), "rows": rows(self.query)}
 
     def tables(self) -> dict[str, list[str]]:
         names = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
-        every = " UNION ALL ".join(
+        union = " UNION ALL ".join(
             f"SELECT '{name}' AS name, to_json(t)::VARCHAR AS row FROM {name} t" for name in names
         )
         by_name: dict[str, list[str]] = {name: [] for name in names}
-        for row in self.query(every):
+        for row in self.query(union):
             by_name[row["name"]].append(row["row"])
         return {name: sorted(rows) for name, rows in by_name.items()}
 
 
-def offered(text: str) -> list[str] | None:
-    """The words of the command that a message offers against a damaged artifact, without `nautile run`."""
+def offered_command(text: str) -> list[str] | None:
+    """Arguments of the `nautile run` command that a message offers to replace a damaged artifact."""
     match = re.search(r"Rebuild it with `nautile run ([^`]+)`", text)
     return shlex.split(match[1]) if match else None
