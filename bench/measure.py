@@ -1,4 +1,4 @@
-"""What the benches share: options, timing in turns, and where results go."""
+"""Helpers of the benches: command-line options, interleaved timing, and output of results."""
 
 import argparse
 import json
@@ -11,19 +11,22 @@ from typing import Any, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 
-def options(doc: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser of `--name VALUE` by the defaults (their type; several values for a list), and of `--json FILE`.
+def argument_parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with an option `--name VALUE` for each default, and `--json FILE`.
 
-    A default of None stands for a path, False for a flag. `doc`: the bench's docstring, whose first line describes it.
+    An option has the type of its default, and takes several values for a list. None stands for a path, False for a
+    flag. `doc`: the bench's docstring, whose first line is the description.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     for name, default in {**defaults, "json": None}.items():
-        option, first = f"--{name.replace('_', '-')}", default[0] if isinstance(default, list) else default
+        option, example = f"--{name.replace('_', '-')}", default[0] if isinstance(default, list) else default
         if default is False:
             parser.add_argument(option, action="store_true")
         else:
-            several = {"nargs": "*"} if isinstance(default, list) else {}
-            parser.add_argument(option, type=Path if first is None else type(first), default=default, **several)
+            list_options = {"nargs": "*"} if isinstance(default, list) else {}
+            parser.add_argument(
+                option, type=Path if example is None else type(example), default=default, **list_options
+            )
     return parser
 
 
@@ -41,26 +44,26 @@ def print_rows(results: Mapping[str, Any]) -> None:
             print("  ", row)
 
 
-def in_turns(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, list[tuple[float, float]]]:
-    """Seconds of the clock and of the processor of each call, after one call each that is not counted.
+def time_interleaved(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, list[tuple[float, float]]]:
+    """Wall time and processor time, in seconds, of each call, after one call each that is not counted.
 
-    A round goes through all of them, so that a noisy machine disturbs all alike.
+    Each round makes every call once, so that other work on the machine disturbs all of them alike.
     """
-    taken: dict[Name, list[tuple[float, float]]] = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
+    timings: dict[Name, list[tuple[float, float]]] = {name: [] for name in calls}
+    for round_number in range(repeats + 1):
         for name, call in calls.items():
             wall, processor = time.perf_counter(), time.process_time()
             call()
-            if repeat:
-                taken[name].append((time.perf_counter() - wall, time.process_time() - processor))
-    return taken
+            if round_number:
+                timings[name].append((time.perf_counter() - wall, time.process_time() - processor))
+    return timings
 
 
-def medians(taken: Mapping[Name, list[tuple[float, float]]]) -> dict[Name, float]:
-    """The median of the clock's seconds of each."""
-    return {name: statistics.median(wall for wall, _ in times) for name, times in taken.items()}
+def medians(timings: Mapping[Name, list[tuple[float, float]]]) -> dict[Name, float]:
+    """The median wall time of each call, in seconds."""
+    return {name: statistics.median(wall for wall, _ in times) for name, times in timings.items()}
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """The median of the clock's seconds that a call takes, after one that is not counted."""
-    return medians(in_turns({"": call}, repeats))[""]
+    """The median wall time of a call in seconds, after one call that is not counted."""
+    return medians(time_interleaved({"": call}, repeats))[""]

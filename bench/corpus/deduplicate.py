@@ -1,13 +1,12 @@
-"""What it costs to look for copies and for benchmark questions, relative to bare tiktoken on the same text.
+"""Cost of finding copies and benchmark questions, relative to bare tiktoken on the same text.
 
     python bench/corpus/deduplicate.py [--questions 75000] [--megabytes 4] [--settle 1000000 10000000] [--bands 0]
 
-Text: Wikipedia summaries, six to a document. Questions: sentences of other summaries, one word in twelve exchanged,
-some behind a common opening. Each round times every form once, so that all meet the same machine; the medians of nine
-rounds are told. `datasketch` and the Aho-Corasick automata are timed on a part of the text, for they are slow.
-Wants `datasketch`, `ahocorasick-rs` and `pyahocorasick`, which nothing else here does.
-`find_copies`: random hashes, every tenth document a copy, in units of 100,000; time, and the peak memory of a process
-of its own. The automaton finds anchors of six words, one in eight, in text without anything but letters and digits.
+Text: Wikipedia summaries, six per document. Questions: sentences of other summaries with one word in twelve replaced,
+some after a common opening. Each round times every form once; medians of nine rounds. `datasketch` and the Aho-Corasick
+automata are slow and timed on a part of the text. Needs `datasketch`, `ahocorasick-rs` and `pyahocorasick`, the extra
+`bench`. `find_copies`: random hashes, every tenth document a copy, in files of 100,000; its time, and the peak memory
+of a separate process. The automaton finds anchors of six words, one in eight, in text reduced to letters and digits.
 """
 
 import argparse
@@ -28,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import in_turns, options
+from bench.measure import argument_parser, time_interleaved
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
@@ -44,7 +43,7 @@ OPENINGS = ("Which of the following best describes ", "According to the passage,
 SETTLE = "--settle-one"
 
 
-def made_questions(count: int) -> list[HeldOutQuestion]:
+def questions_from_articles(count: int) -> list[HeldOutQuestion]:
     draw = random.Random(0)
     sentences = [s for a in articles(1)[3000:] for s in re.split(r"(?<=[.!?])\s+", a.extract) if len(s) > 40]
     collected = []
@@ -89,13 +88,11 @@ def with_datasketch(texts: list[str]) -> None:
 
 def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     bare_tiktoken = tokenizer_for(TokenizerConfig()).encode  # `encode_ordinary` and nothing else
-    begun = time.process_time()
-    held = ContaminationIndex(questions)
-    print(f"{len(questions):,} questions indexed in {time.process_time() - begun:.1f} s of one core")
-    text_hits = held.screen(texts)
-    print(
-        f"{sum(map(bool, text_hits))} of {len(texts)} documents overlap a question; those are left out of what follows"
-    )
+    start = time.process_time()
+    index = ContaminationIndex(questions)
+    print(f"{len(questions):,} questions indexed in {time.process_time() - start:.1f} s of one core")
+    text_hits = index.screen(texts)
+    print(f"{sum(map(bool, text_hits))} of {len(texts)} documents overlap a question; they are left out below")
     texts = [text for text, hits in zip(texts, text_hits, strict=True) if not hits]
     patterns = anchors(questions)
     rust = ahocorasick_rs.BytesAhoCorasick([pattern.encode() for pattern in patterns])
@@ -103,22 +100,25 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     for number, pattern in enumerate(patterns):
         automaton.add_word(pattern, number)
     automaton.make_automaton()
-    few = texts[: max(1, len(texts) // 20)]
-    packed = ["".join(re.findall(r"\w+", text.casefold())) for text in few]
+    sample = texts[: max(1, len(texts) // 20)]
+    packed = ["".join(re.findall(r"\w+", text.casefold())) for text in sample]
     raw = [text.encode() for text in packed]
     forms = {
         "tiktoken": (texts, lambda: [bare_tiktoken(text) for text in texts]),
         "content hash": (texts, lambda: [text_hash(text) for text in texts]),
         "words as arrays": (texts, lambda: list(words_of(texts))),
-        "screen": (texts, lambda: held.screen(texts)),
+        "screen": (texts, lambda: index.screen(texts)),
         "MinHash, rensa": (texts, lambda: minhash_bands(texts)),
-        "MinHash, datasketch": (few, lambda: with_datasketch(few)),
-        "Aho-Corasick, ahocorasick-rs": (few, lambda: [rust.find_matches_as_indexes(r, overlapping=True) for r in raw]),
-        "Aho-Corasick, pyahocorasick": (few, lambda: [list(automaton.iter(text)) for text in packed]),
+        "MinHash, datasketch": (sample, lambda: with_datasketch(sample)),
+        "Aho-Corasick, ahocorasick-rs": (
+            sample,
+            lambda: [rust.find_matches_as_indexes(r, overlapping=True) for r in raw],
+        ),
+        "Aho-Corasick, pyahocorasick": (sample, lambda: [list(automaton.iter(text)) for text in packed]),
     }
-    taken = in_turns({name: work for name, (_, work) in forms.items()}, ROUNDS)
+    timings = time_interleaved({name: work for name, (_, work) in forms.items()}, ROUNDS)
     per_byte = {
-        name: statistics.median(processor for _, processor in taken[name]) / sum(len(text.encode()) for text in over)
+        name: statistics.median(processor for _, processor in timings[name]) / sum(len(text.encode()) for text in over)
         for name, (over, _) in forms.items()
     }
     for name, cost in per_byte.items():
@@ -127,7 +127,7 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
 
 
 def settle_one(count: int, width: int) -> None:
-    """Settle `count` made-up documents here and print one line of it."""
+    """Find the copies among `count` random documents in this process, and print one line of results."""
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         units, earlier = [], draw.integers(0, 2**63, 100_000).astype("<u8")
@@ -143,24 +143,24 @@ def settle_one(count: int, width: int) -> None:
                 (unit / band_file(band)).write_bytes(values.tobytes())
             units.append(unit)
             earlier = hashes
-        begun = time.perf_counter()
-        settled = find_copies(units, [], Path(folder) / "work", silent)
-        seconds = time.perf_counter() - begun
+        start = time.perf_counter()
+        copies = find_copies(units, [], Path(folder) / "work", silent)
+        seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"settle {count:,}, {width} bands: {seconds:.1f} s, {peak:.0f} MiB at most, {settled.dropped}")
+    print(f"settle {count:,}, {width} bands: {seconds:.1f} s, {peak:.0f} MiB at most, {copies.dropped}")
 
 
 def main() -> None:
-    parser = options(__doc__, questions=75_000, megabytes=2.0, settle=[1_000_000, 10_000_000], bands=0)
+    parser = argument_parser(__doc__, questions=75_000, megabytes=2.0, settle=[1_000_000, 10_000_000], bands=0)
     parser.add_argument(SETTLE, type=int, default=None, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.settle_one is not None:
-        settle_one(asked.settle_one, asked.bands)
+    arguments = parser.parse_args()
+    if arguments.settle_one is not None:
+        settle_one(arguments.settle_one, arguments.bands)
         return
-    for count in asked.settle:  # first, while this process is small: a child begins with its parent's largest memory
-        command = [sys.executable, __file__, SETTLE, str(count), "--bands", str(asked.bands)]
+    for count in arguments.settle:  # first: a child inherits the peak memory of its parent
+        command = [sys.executable, __file__, SETTLE, str(count), "--bands", str(arguments.bands)]
         subprocess.run(command, check=True)
-    costs(made_questions(asked.questions), documents(asked.megabytes))
+    costs(questions_from_articles(arguments.questions), documents(arguments.megabytes))
 
 
 if __name__ == "__main__":

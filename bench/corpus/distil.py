@@ -1,16 +1,16 @@
-"""A whole distillation under faults and a kill -9 in the middle: where every prompt and every cent ends.
+"""A whole distillation under faults and a kill -9: how each prompt ends, and what it costs.
 
     PYTHONPATH=. python bench/corpus/distil.py [kill slow verdicts] [--prompts 10000] [--json FILE]
 
 kill: the teacher is a server in another process: 50 ms an answer, 5 % 429, 2 % 500, 1 % that hang, 1 % cut in the body,
-1 % invalid JSON; 256 requests in flight. The process that distils is killed once half are answered and started again.
-Printed: documents, rejects by reason, prompts that ended more or less than once, replies kept twice, the ledger's
-cost beside the server's and what was on its way at the kill, and requests completed a second (the second life,
-retrieval and all; of the pool alone, bench/corpus/endpoints.py).
+1 % invalid JSON; 256 requests in flight. The distilling process is killed once half of the prompts are answered, and
+started again. Prints documents, rejects by reason, prompts that ended more or less than once, replies stored twice, the
+ledger's cost beside the server's and the cost in flight at the kill, and requests per second (after the restart,
+retrieval included; bench/corpus/endpoints.py measures the pool alone).
 
-slow: the prompts in a window, over four teachers of which one is 20 times slower than the others; how long each of the
-fast ones took for its prompts, against how long it takes for them at its own pace. Prompts are prepared without
-retrieval, which would set the pace on two cores. verdicts: replies of 3 kB parsed and checked a second.
+slow: the prompts in a window over four teachers, one of them 20 times slower than the others; the time of each fast
+teacher for its prompts, compared with its own pace. Prompts are prepared without retrieval, which would be the limit on
+two cores. verdicts: replies of 3 kB parsed and checked per second.
 """
 
 import json
@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, write_results
+from bench.measure import argument_parser, write_results
 from common.events import silent
 from configs.distill import DistillConfig, TeacherConfig
 from data.distill.ask import PreparedPrompt, Teachers
@@ -50,14 +50,14 @@ FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
 DELAY_S = 0.05
 
 
-def started(url: str, folder: Path, prompts: int) -> subprocess.Popen:
-    """The process that distils."""
+def start_distilling(url: str, folder: Path, prompts: int) -> subprocess.Popen:
+    """Start the distilling process."""
     command = [sys.executable, distilling_process.__file__, url, str(folder), str(prompts)]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
-def ends(folder: Path) -> Counter[str]:
-    """How often each prompt became a document or a reject."""
+def count_ends(folder: Path) -> Counter[str]:
+    """Number of documents and rejects of each prompt."""
     return Counter(
         json.loads(line)["provenance"]["prompt"]
         for pattern in (DOCUMENTS, REJECTED)
@@ -66,37 +66,37 @@ def ends(folder: Path) -> Counter[str]:
     )
 
 
-def measured(prompts: int, folder: Path) -> dict[str, object]:
-    """One run, killed half-way."""
+def kill_and_resume(prompts: int, folder: Path) -> dict[str, object]:
+    """One distillation, killed half-way and resumed."""
     distilling_process.write_index(folder)
     with own_process(faults=FAULTS, per_million=distilling_process.PRICES, delay_s=DELAY_S) as server:
-        with started(server.url, folder, prompts) as process:
+        with start_distilling(server.url, folder, prompts) as process:
             while server.counts()["answered"] < prompts // 2 and process.poll() is None:
                 time.sleep(0.1)
             process.kill()
-        before, began = server.counts(), time.monotonic()
-        if code := started(server.url, folder, prompts).wait():
-            raise SystemExit(f"the second life ended with {code}")
-        took, counts = time.monotonic() - began, server.counts()
+        at_kill, start = server.counts(), time.monotonic()
+        if code := start_distilling(server.url, folder, prompts).wait():
+            raise SystemExit(f"the restarted process ended with exit code {code}")
+        seconds, counts = time.monotonic() - start, server.counts()
     report = json.loads((folder / "counts.json").read_text())
-    kept = [row["digest"] for row in reply_rows(folder / "replies")]
-    times = ends(folder)
-    lost = counts["answered"] - len(set(kept))
+    digests = [row["digest"] for row in reply_rows(folder / "replies")]
+    ends_by_prompt = count_ends(folder)
+    in_flight = counts["answered"] - len(set(digests))
     return {
         "prompts": prompts,
-        "killed_after": before["answered"],
+        "killed_after": at_kill["answered"],
         "documents": report["accepted"],
         "rejected": report["rejected"],
-        "prompts_that_ended_once": sum(count == 1 for count in times.values()),
-        "prompts_that_ended_more_often": sum(count > 1 for count in times.values()),
-        "prompts_lost": prompts - len(times),
-        "replies_kept_twice": len(kept) - len(set(kept)),
-        "answers_on_their_way_at_the_kill": lost,
+        "prompts_that_ended_once": sum(count == 1 for count in ends_by_prompt.values()),
+        "prompts_that_ended_more_often": sum(count > 1 for count in ends_by_prompt.values()),
+        "prompts_lost": prompts - len(ends_by_prompt),
+        "replies_kept_twice": len(digests) - len(set(digests)),
+        "answers_on_their_way_at_the_kill": in_flight,
         "dollars_in_the_ledger": report["dollars"],
         "dollars_at_the_server": counts["dollars"],
-        "dollars_on_their_way": lost * counts["dollars"] / counts["answered"],
+        "dollars_on_their_way": in_flight * counts["dollars"] / counts["answered"],
         "statuses": counts["statuses"],
-        "per_s": (counts["answered"] - before["answered"]) / took,
+        "per_s": (counts["answered"] - at_kill["answered"]) / seconds,
     }
 
 
@@ -108,8 +108,8 @@ class EvenTeachers(Teachers):
         return [PreparedPrompt(p, [], int(p.query.split()[-1]) % 100 / 100) for p in prompts]
 
 
-def slow(prompts: int, folder: Path) -> dict[str, object]:
-    """Three teachers of 100 requests/s and one of 5, which has one prompt in 25."""
+def one_slow_teacher(prompts: int, folder: Path) -> dict[str, object]:
+    """Three teachers with 100 requests/s each, and one with 5, which gets one prompt in 25."""
     names, delays = ("fast0", "fast1", "fast2", "slow"), (0.08, 0.08, 0.08, 1.6)
     limits = (0.31, 0.63, 0.95, 1.0)
     chunk = 512
@@ -142,7 +142,7 @@ def slow(prompts: int, folder: Path) -> dict[str, object]:
 
 
 def verdicts(count: int) -> dict[str, object]:
-    """Replies of Wikipedia's sentences, with five exemplars shown; in this process, and in those of a large run."""
+    """Verdicts per second on replies of Wikipedia sentences with five exemplars, in this and in worker processes."""
     texts = [article.extract for article in articles()[:2000]]
     config = DistillConfig(prompts=count, teachers=(TeacherConfig(endpoint="t"),))
     items = []
@@ -155,35 +155,37 @@ def verdicts(count: int) -> dict[str, object]:
         ]
         near = [Neighbour(k, record, 0.5) for k, record in enumerate(records)]
         items.append((reply, "stop", Prompt(f"p{n}", texts[n % 2000][:150], "fact"), near, TEMPLATES[FULL]))
-    judge_reply(*items[0], config)  # loads the model of languages
-    began, cpu = time.monotonic(), time.process_time()
-    here = [judge_reply(*item, config) for item in items]
-    cpu, took = time.process_time() - cpu, time.monotonic() - began
+    judge_reply(*items[0], config)  # loads the language identification model
+    start, cpu = time.monotonic(), time.process_time()
+    expected = [judge_reply(*item, config) for item in items]
+    cpu, seconds = time.process_time() - cpu, time.monotonic() - start
     with VerdictProcesses(config) as processes:
-        list(map(Future.result, [processes.judge(*item) for item in items[:50]]))  # they have started
-        began = time.monotonic()
-        elsewhere = [future.result() for future in [processes.judge(*item) for item in items]]
-        processes_took = time.monotonic() - began
-    assert elsewhere == here
+        list(
+            map(Future.result, [processes.judge(*item) for item in items[:50]])
+        )  # waits until the processes have started
+        start = time.monotonic()
+        from_processes = [future.result() for future in [processes.judge(*item) for item in items]]
+        seconds_in_processes = time.monotonic() - start
+    assert from_processes == expected
     kilobytes = sum(len(item[0]) for item in items) / count / 1000
-    rates = {"per_s": count / took, "per_cpu_s": count / cpu, "per_s_in_processes": count / processes_took}
-    return {"kB": round(kilobytes, 2), **rates, "reasons": dict(Counter(verdict.reason for verdict in here))}
+    rates = {"per_s": count / seconds, "per_cpu_s": count / cpu, "per_s_in_processes": count / seconds_in_processes}
+    return {"kB": round(kilobytes, 2), **rates, "reasons": dict(Counter(verdict.reason for verdict in expected))}
 
 
 def main() -> None:
-    parser = options(__doc__, prompts=10_000)
+    parser = argument_parser(__doc__, prompts=10_000)
     parser.add_argument("parts", nargs="*", default=["kill", "slow", "verdicts"])
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     result: dict[str, object] = {}
-    for part, run in {"kill": measured, "slow": slow}.items():
-        if part in asked.parts:
+    for part, run in {"kill": kill_and_resume, "slow": one_slow_teacher}.items():
+        if part in arguments.parts:
             with tempfile.TemporaryDirectory() as folder:
-                result |= run(asked.prompts, Path(folder))
-    if "verdicts" in asked.parts:
+                result |= run(arguments.prompts, Path(folder))
+    if "verdicts" in arguments.parts:
         result["verdicts"] = verdicts(1000)
     for name, value in result.items():
         print(f"{name}: {value}")
-    write_results(result, asked.json)
+    write_results(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The endpoint pool against a server in another process: capacity under faults, a kill -9, rate limits, a big ledger.
+"""The endpoint pool with a server in another process: capacity under faults, a kill -9, rate limits, a large ledger.
 
     PYTHONPATH=. python bench/corpus/endpoints.py [capacity kill limits ledger] [--requests 10000] [--rounds 3]
         [--json FILE]
 
-capacity: 256 under way, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON; against the
-plain loop one writes first with the openai client (a semaphore of 256, the client's own retries), turn about in one
-run; then both without faults. Events go to a real event file. kill: the same requests by a process that is killed in
-the middle and started again. limits: a server that lets 50 requests a second through. ledger: a million replies.
+capacity: 256 requests in flight, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON;
+alternating with a plain loop over the openai client (a semaphore of 256, the client's own retries); then both without
+faults. Events go to a real event file. kill: the same requests by a process that is killed half-way and started again.
+limits: a server that accepts 50 requests a second. ledger: a million replies.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import openai
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, write_results
+from bench.measure import argument_parser, write_results
 from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatReply, ChatRequest
@@ -46,7 +46,7 @@ def prompts(count: int) -> list[str]:
     return [f"Say something of the number {i}. {WORDS}" for i in range(count)]
 
 
-def config(url: str, **fields: object) -> EndpointConfig:
+def endpoint_config(url: str, **fields: object) -> EndpointConfig:
     settings = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
     settings |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
     return EndpointConfig(kind="openai", model="fake", url=url, **{**settings, **fields})
@@ -56,30 +56,30 @@ def requests(count: int) -> list[ChatRequest]:
     return [ChatRequest("fake", ({"role": "user", "content": text},), 64) for text in prompts(count)]
 
 
-def ours(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
-    """All requests through a pool, into the folder's files."""
+def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
+    """Send all requests through a pool, with replies and events in `folder`."""
     writer = EventWriter(folder / "events.jsonl", "bench")
-    with EndpointPool({"fake": config(server.url)}, folder / "replies", emit or writer) as pool:
-        began, cpu = time.monotonic(), time.process_time()
+    with EndpointPool({"fake": endpoint_config(server.url)}, folder / "replies", emit or writer) as pool:
+        start, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
-        took, spent_cpu = time.monotonic() - began, time.process_time() - cpu
+        seconds, cpu_seconds = time.monotonic() - start, time.process_time() - cpu
         rates = pool.rates()["fake"] if pool.rates() else {}
-        spent = pool.spent
+        dollars = pool.spent
     writer.close()
     answered = sum(isinstance(outcome, ChatReply) for outcome in outcomes)
-    row = {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * spent_cpu / count, "dollars": spent}
+    row = {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * cpu_seconds / count, "dollars": dollars}
     return {**row, "refused_share": rates.get("refused_share")}
 
 
-def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, object]:
-    """The same requests by a loop over the openai client; nothing is kept, paced or paid for."""
+def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, object]:
+    """Send the same requests by a loop over the openai client, without cache, rate limit or ledger."""
 
     async def run() -> int:
         client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=TIMEOUT_S, max_retries=retries)
-        allowed = asyncio.Semaphore(AT_ONCE)
+        semaphore = asyncio.Semaphore(AT_ONCE)
 
         async def ask(text: str) -> bool:
-            async with allowed:
+            async with semaphore:
                 try:
                     reply = await client.chat.completions.create(
                         model="fake", messages=[{"role": "user", "content": text}], max_tokens=64, temperature=0.0
@@ -88,14 +88,14 @@ def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, 
                 except (openai.OpenAIError, ValueError):
                     return False
 
-        done = await asyncio.gather(*(ask(text) for text in prompts(count)))
+        answered_flags = await asyncio.gather(*(ask(text) for text in prompts(count)))
         await client.close()
-        return sum(done)
+        return sum(answered_flags)
 
-    began, cpu = time.monotonic(), time.process_time()
+    start, cpu = time.monotonic(), time.process_time()
     answered = asyncio.run(run())
-    took = time.monotonic() - began
-    return {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * (time.process_time() - cpu) / count}
+    seconds = time.monotonic() - start
+    return {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * (time.process_time() - cpu) / count}
 
 
 def capacity(count: int, rounds: int) -> list[dict[str, object]]:
@@ -108,7 +108,9 @@ def capacity(count: int, rounds: int) -> list[dict[str, object]]:
                     own_process(faults=faults, delay_s=DELAY_S, per_million=PRICES) as server,
                     tempfile.TemporaryDirectory() as folder,
                 ):
-                    entry = ours(server, count, Path(folder)) if name == "pool" else plain(server, count)
+                    entry = (
+                        ask_pool(server, count, Path(folder)) if name == "pool" else ask_in_plain_loop(server, count)
+                    )
                     entry["server"] = server.counts()
                 by_name[name].append(entry)
         ratio = statistics.median(
@@ -132,30 +134,33 @@ def capacity(count: int, rounds: int) -> list[dict[str, object]]:
 
 
 def kill(count: int) -> list[dict[str, object]]:
-    """A process asks; half-way it is killed; another one asks the same."""
-    with own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server, tempfile.TemporaryDirectory() as at:
-        command = [sys.executable, __file__, "ask", server.url, at, "--requests", str(count)]
+    """Kill a process half-way through its requests, and let another one send the same requests."""
+    with (
+        own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        command = [sys.executable, __file__, "ask", server.url, folder, "--requests", str(count)]
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
             while server.counts()["answered"] < count // 2:
                 time.sleep(0.1)
             process.kill()
-        before = server.counts()
-        report = ours(server, count, Path(at))
-        after = server.counts()
-        rows = reply_rows(Path(at) / "replies")
-    kept = len({row["digest"] for row in rows})
-    lost = after["answered"] - kept  # sent by the server, and not on disk when the process was killed
-    dollars_per_answer = after["dollars"] / after["answered"]
+        at_kill = server.counts()
+        report = ask_pool(server, count, Path(folder))
+        at_end = server.counts()
+        rows = reply_rows(Path(folder) / "replies")
+    digests = len({row["digest"] for row in rows})
+    lost_replies = at_end["answered"] - digests  # answered, but not on disk when the process was killed
+    dollars_per_answer = at_end["dollars"] / at_end["answered"]
     return [
         {
-            "what": f"kill -9 after {before['answered']} of {count}",
+            "what": f"kill -9 after {at_kill['answered']} of {count}",
             "answered": report["answered"],
-            "kept_once": kept == len(rows) == count,
-            "paid_and_lost": lost,
+            "kept_once": digests == len(rows) == count,
+            "paid_and_lost": lost_replies,
             "ledger_dollars_and_lost": [
                 round(report["dollars"], 6),
-                round(after["dollars"], 6),
-                round(lost * dollars_per_answer, 6),
+                round(at_end["dollars"], 6),
+                round(lost_replies * dollars_per_answer, 6),
             ],
         }
     ]
@@ -166,74 +171,80 @@ def limits(seconds: int) -> list[dict[str, object]]:
     for states, retry_after in (("openai", "1"), ("mistral", "1"), ("", "1"), ("", None)):
         settings = {"limit": [50, 50], "states": states, "retry_after": retry_after, "delay_s": DELAY_S}
         with own_process(**settings) as server, tempfile.TemporaryDirectory() as folder:
-            ours(server, 50 * seconds, Path(folder), silent)
-            rows.append(_held(f"pool, limit stated: {states or 'no'}, Retry-After: {retry_after}", server.counts()))
+            ask_pool(server, 50 * seconds, Path(folder), silent)
+            rows.append(
+                _limit_row(f"pool, limit stated: {states or 'no'}, Retry-After: {retry_after}", server.counts())
+            )
     with own_process(limit=[50, 50], states="openai", retry_after="1", delay_s=DELAY_S) as server:
-        plain(server, 50 * seconds, retries=20)
-        rows.append(_held("plain openai loop, 20 retries", server.counts()))
+        ask_in_plain_loop(server, 50 * seconds, retries=20)
+        rows.append(_limit_row("plain openai loop, 20 retries", server.counts()))
     return rows
 
 
-def _held(what: str, counts: dict) -> dict[str, object]:
+def _limit_row(what: str, counts: dict) -> dict[str, object]:
     refused = counts["statuses"].get("429", 0) / counts["arrived"]
     return {"what": what, "held": counts["steady_per_s"] / 50, "refused_share": refused}
 
 
 def ledger(count: int) -> list[dict[str, object]]:
-    """Open a shard of so many replies of 1 kB, and read it the plain way after it (its memory comes on top)."""
-    with tempfile.TemporaryDirectory() as at:
-        path = Path(at) / "fake" / "host-0.jsonl"
+    """Open a file of `count` replies of 1 kB; then parse it line by line, whose memory is measured in addition."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fake" / "host-0.jsonl"
         path.parent.mkdir()
         with path.open("w") as file:
             for i in range(count):
                 head = {"digest": hashlib.sha256(str(i).encode()).hexdigest(), "endpoint": "fake", "dollars": 0.001}
                 counts = {"tokens": 500, "tokens_in": 300, "tokens_out": 200, "finish": "stop", "latency_s": 1.5}
                 file.write(json.dumps({**head, **counts, "text": "said " * 200}) + "\n")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began = time.process_time()
-        opened = ReplyCache(ReplySource(Path(at)), "fake", silent)
-        took = time.process_time() - began
-        assert len(opened) == count
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began = time.monotonic()
+        memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.process_time()
+        cache = ReplyCache(ReplySource(Path(folder)), "fake", silent)
+        open_seconds = time.process_time() - start
+        assert len(cache) == count
+        memory_open = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.monotonic()
         for i in range(0, count, max(1, count // 10_000)):
-            assert opened.reply(hashlib.sha256(str(i).encode()).hexdigest()) is not None
-        looked = (time.monotonic() - began) / min(count, 10_000)
-        opened.close()
+            assert cache.reply(hashlib.sha256(str(i).encode()).hexdigest()) is not None
+        look_up_seconds = (time.monotonic() - start) / min(count, 10_000)
+        cache.close()
         size = path.stat().st_size
-        began, offset, plainly = time.process_time(), 0, {}
+        start, offset, offsets = time.process_time(), 0, {}
         with path.open("rb") as file:
             for line in file:
-                plainly[bytes.fromhex(json.loads(line)["digest"])] = offset
+                offsets[bytes.fromhex(json.loads(line)["digest"])] = offset
                 offset += len(line)
-        plain_s = time.process_time() - began
-    plain_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - after) / 1024
-    row = {"what": f"ledger of {count:,} replies", "open_cpu_s": took, "more_mb": (after - before) / 1024}
-    row |= {"file_mb": size / 2**20, "look_up_us": 1e6 * looked}
-    return [row, {"what": "every line parsed, into a dict", "open_cpu_s": plain_s, "more_mb": plain_mb}]
+        plain_seconds = time.process_time() - start
+    plain_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_open) / 1024
+    row = {
+        "what": f"ledger of {count:,} replies",
+        "open_cpu_s": open_seconds,
+        "more_mb": (memory_open - memory_before) / 1024,
+    }
+    row |= {"file_mb": size / 2**20, "look_up_us": 1e6 * look_up_seconds}
+    return [row, {"what": "every line parsed, into a dict", "open_cpu_s": plain_seconds, "more_mb": plain_mb}]
 
 
 def main() -> None:
     # `seconds`: of each rate limit; `replies`: in the ledger.
-    parser = options(__doc__, requests=10_000, rounds=3, seconds=60, replies=1_000_000)
+    parser = argument_parser(__doc__, requests=10_000, rounds=3, seconds=60, replies=1_000_000)
     parser.add_argument("parts", nargs="*", default=["capacity", "kill", "limits", "ledger"])
-    asked = parser.parse_args()
-    if asked.parts[0] == "ask":  # the process that is killed
-        ours(OwnProcess(asked.parts[1]), asked.requests, Path(asked.parts[2]))
+    arguments = parser.parse_args()
+    if arguments.parts[0] == "ask":  # the worker of `kill`
+        ask_pool(OwnProcess(arguments.parts[1]), arguments.requests, Path(arguments.parts[2]))
         return
     runs = {
-        "ledger": lambda: ledger(asked.replies),
-        "capacity": lambda: capacity(asked.requests, asked.rounds),
-        "kill": lambda: kill(asked.requests),
-        "limits": lambda: limits(asked.seconds),
+        "ledger": lambda: ledger(arguments.replies),
+        "capacity": lambda: capacity(arguments.requests, arguments.rounds),
+        "kill": lambda: kill(arguments.requests),
+        "limits": lambda: limits(arguments.seconds),
     }
     rows = []
     for part, run in runs.items():
-        if part in asked.parts:
+        if part in arguments.parts:
             rows += run()
             for row in rows[-8:] if part != "ledger" else rows:
                 print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
-    write_results(rows, asked.json)
+    write_results(rows, arguments.json)
 
 
 if __name__ == "__main__":

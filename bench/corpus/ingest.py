@@ -3,13 +3,13 @@
     python bench/corpus/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000]
         [--json FILE]
 
-The text is Wikipedia's vital articles, `--join` of them a document (8: some 850 ids, as FineWeb-Edu has on average),
-written as a Parquet file of FineWeb-Edu's columns (`--form synth`: of SYNTH's, a question from the title, the text as
-the reasoning, its first sentence as the answer). Bare is `tiktoken.Encoding.encode_ordinary_batch` on one thread, on
-texts that lie in memory. Ours reads the file, judges each row, hashes, tokenises, settles copies, packs, writes,
-digests, indexes; then again with decontamination, and with MinHash too. A round through all of them at a time; the
-ratio is of medians, in seconds of the clock and in seconds of the processor (which other work disturbs less). The
-questions are sentences of articles that are not in the text.
+The text is Wikipedia's vital articles, `--join` of them per document (8: some 850 ids, the average of FineWeb-Edu),
+written as a Parquet file with FineWeb-Edu's columns. With `--form synth` the columns are SYNTH's: a question from the
+title, the text as the reasoning, its first sentence as the answer. "bare" is
+`tiktoken.Encoding.encode_ordinary_batch` on one thread, on texts in memory. "ours" reads the file, checks each row,
+hashes, tokenises, finds copies, packs, writes, digests and indexes; then again with decontamination, and with MinHash
+too. The forms are interleaved. Ratios are of medians, by wall time and by processor time (which other work disturbs
+less). The questions are sentences of articles that are not in the text.
 """
 
 import os
@@ -28,7 +28,7 @@ import tiktoken
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import in_turns, medians, options, write_results
+from bench.measure import argument_parser, medians, time_interleaved, write_results
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.records import RecordForm
@@ -67,7 +67,7 @@ def exercises(texts: list[str]) -> list[tuple[str, str, str]]:
 
 
 def write_synth(path: Path, texts: list[str]) -> None:
-    """The columns of SYNTH that are worked on, and a few more."""
+    """Write a Parquet file with the columns of SYNTH that ingest reads, and some others."""
     names = ("query", "synthetic_reasoning", "synthetic_answer")
     rows = [
         {**dict(zip(names, exercise, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
@@ -78,7 +78,7 @@ def write_synth(path: Path, texts: list[str]) -> None:
 
 
 def write_web(path: Path, texts: list[str]) -> None:
-    """The columns of FineWeb-Edu, in row groups of 1,000 as it has them."""
+    """Write a Parquet file with the columns of FineWeb-Edu, in row groups of 1,000 like the original."""
     rows = [
         {"text": text, "id": f"<urn:uuid:{n:032x}>", "dump": "CC-MAIN-2024-10", "url": f"https://example.org/{n}",
          "file_path": f"s3://commoncrawl/crawl-data/CC-MAIN-2024-10/segments/{n}.warc.gz", "language": "en",
@@ -89,7 +89,7 @@ def write_web(path: Path, texts: list[str]) -> None:
 
 
 def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -> tuple[int, float]:
-    """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
+    """Ingest one file completely into an empty folder; returns the ids written, and bytes on disk per id."""
     unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
     tokenise_file(read_parquet_batches(file, plan.form, record_columns=("id", "url", "synth_id")), plan, checks, unit)
     find_copies([unit], (), folder / "settling", silent)
@@ -105,8 +105,8 @@ def measure(
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)
     ours = tokenizer_for(config)
-    kept = {token: rank for rank, token in ours._bytes.items()}
-    bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=ours.specials)
+    ranks_by_token = {token: rank for rank, token in ours._bytes.items()}
+    bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=ranks_by_token, special_tokens=ours.specials)
     file = folder / "documents.parquet"
     (write_web if form == "web" else write_synth)(file, texts)
     if form == "synth":
@@ -128,7 +128,7 @@ def measure(
         "decontaminated": end_to_end("decontaminated", DocumentChecks(contamination)),
         "decontaminated, MinHash": end_to_end("decontaminated, MinHash", DocumentChecks(contamination, minhash_bands)),
     }
-    seconds = in_turns(kinds, repeats)
+    seconds = time_interleaved(kinds, repeats)
     tokens, disk = by_name["ours"]
     clock = medians(seconds)
     cores = {name: statistics.median(cpu for _, cpu in times) for name, times in seconds.items()}
@@ -143,18 +143,18 @@ def measure(
 
 
 def main() -> None:
-    parser = options(__doc__, documents=1200, join=8, repeats=5, questions=20_000)
+    parser = argument_parser(__doc__, documents=1200, join=8, repeats=5, questions=20_000)
     parser.add_argument("--form", choices=("web", "synth"), default="web")
-    args = parser.parse_args()
-    texts = documents(args.documents, args.join)
-    held_out = questions(args.questions, args.documents * args.join)
+    arguments = parser.parse_args()
+    texts = documents(arguments.documents, arguments.join)
+    held_out = questions(arguments.questions, arguments.documents * arguments.join)
     results = []
     print(
         f"{len(texts)} documents, {sum(map(len, texts)) / len(texts):,.0f} characters each; {len(held_out)} questions"
     )
     for ranks in (100_256, 2048):
         with tempfile.TemporaryDirectory() as folder:
-            result = measure(ranks, args.form, texts, held_out, args.repeats, Path(folder))
+            result = measure(ranks, arguments.form, texts, held_out, arguments.repeats, Path(folder))
         results.append(result)
         print(f"{ranks} ranks, {result['tokens']:,} ids, {result['disk_bytes_per_token']} bytes an id on disk")
         for name, speed in result["tokens_per_second"].items():
@@ -163,7 +163,7 @@ def main() -> None:
                 f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
             )
     where = {"cores": os.cpu_count(), "machine": platform.platform()}
-    write_results({"where": where, "results": results}, args.json)
+    write_results({"where": where, "results": results}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python bench/decoding/edge.py [--tokens 32] [--prompt 512] [--folder SCRATCH] [--json FILE]
 
-The weights are random, in nautile_370m's shape, and are written once for each number of bits (2.1 GB in SCRATCH, by
-default a temporary folder): speed does not depend on their values. Each line is a process of its own, on pages of 2 MB
-as `nautile chat` and `serve` are: tokens a second after a prompt of 512 tokens, bytes of weights read a second, and the
-seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. A copy of 512 MB by two
-threads, whose reads and writes both count, and a sum of as much are the yardsticks for the bytes that a step reads.
+The weights are random, in nautile_370m's shape, because speed does not depend on their values. They are written once
+for each number of bits (2.1 GB in SCRATCH, by default a temporary folder). Each line is measured in a separate process,
+on pages of 2 MB like `nautile chat` and `serve`: tokens a second after a prompt of 512 tokens, bytes of weights read a
+second, and the seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. The bytes that
+a step reads are compared with a copy of 512 MB by two threads (reads and writes both counted) and with a sum over as
+much.
 """
 
 import json
@@ -24,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, write_results
+from bench.measure import argument_parser, write_results
 from common.processes import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -33,24 +34,24 @@ COPIED = 2**29
 
 
 def main():
-    parser = options(__doc__, tokens=32, prompt=512, folder=None, only=list(RUNS), worker="")
-    asked = parser.parse_args()
-    if asked.worker:
-        print(json.dumps(measure(asked.worker, asked)))
+    parser = argument_parser(__doc__, tokens=32, prompt=512, folder=None, only=list(RUNS), worker="")
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print(json.dumps(measure(arguments.worker, arguments)))
         return
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch)
-        print(f"{os.cpu_count()} cores; prompt {asked.prompt} tokens, then {asked.tokens}", flush=True)
+        folder = arguments.folder or Path(scratch)
+        print(f"{os.cpu_count()} cores; prompt {arguments.prompt} tokens, then {arguments.tokens}", flush=True)
         print(f"{'':10}{'tokens/s':>10}{'GB/s':>8}{'prompt s':>10}{'MB':>8}", flush=True)
-        for name in asked.only:
-            arguments = ["--worker", name, "--tokens", str(asked.tokens), "--prompt", str(asked.prompt)]
-            done = subprocess.run(
-                [sys.executable, __file__, *arguments, "--folder", str(folder)],
+        for name in arguments.only:
+            worker_options = ["--worker", name, "--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
+            worker = subprocess.run(
+                [sys.executable, __file__, *worker_options, "--folder", str(folder)],
                 stdout=subprocess.PIPE, check=True, text=True,
                 env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT)},  # as `nautile chat` and `serve` compute
             )  # fmt: skip
-            results[name] = row = json.loads(done.stdout.splitlines()[-1])
+            results[name] = row = json.loads(worker.stdout.splitlines()[-1])
             if name in ("copy", "sum"):
                 print(f"{name:10}{'':10}{row['bytes_s'] / 1e9:8.1f}", flush=True)
                 continue
@@ -71,15 +72,15 @@ def main():
                     f", {results[f'onnx {bits}']['tokens_s'] / results['jax 32']['tokens_s']:.2f} times JAX's", end=""
                 )
             print()
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
-def measure(name, asked):
-    """The numbers of one line."""
+def measure(name, arguments):
+    """The figures of one line of the table."""
     if name in ("copy", "sum"):
         return {"bytes_s": memory_speed(name)}
     if name == "llama.cpp":
-        return llama(asked.prompt, asked.tokens)
+        return llama_cpp_speed(arguments.prompt, arguments.tokens)
     from configs.load import load
 
     config = load("nautile_370m").model.model_copy(update={"compute_dtype": "float32"})
@@ -93,16 +94,16 @@ def measure(name, asked):
         from model.exports.onnx.folder import WEIGHTS
         from model.runtimes.onnx_runtime import OnnxRuntime
 
-        folder = asked.folder / name.removeprefix("onnx ")
+        folder = arguments.folder / name.removeprefix("onnx ")
         if not folder.exists():
             write_export(folder, config, int(folder.name))
         slots = OnnxRuntime(folder).slots((), 0, 1)
         size = (folder / WEIGHTS).stat().st_size
-    return {**speeds(slots, asked.prompt, asked.tokens), "bytes": size}
+    return {**decoding_speed(slots, arguments.prompt, arguments.tokens), "bytes": size}
 
 
-def speeds(slots, length, tokens):
-    """Tokens a second after a prompt, and the seconds of the prompt."""
+def decoding_speed(slots, length, tokens):
+    """Tokens a second after a prompt of `length` tokens, and the seconds of the prompt."""
     import jax
 
     from model.decoding.engine import STRIDE
@@ -114,15 +115,15 @@ def speeds(slots, length, tokens):
     request, first = DecodeRequest((0,), slots.config.context - length, temperature=0.0), np.zeros(1, np.int32)
     prompt_s, token_s = [], []
     for _ in range(4):
-        started = time.perf_counter()
+        start = time.perf_counter()
         prefilled, _ = jax.block_until_ready(slots.prefill(prompt_1P, np.array([length]), score=False))
-        prompt_s.append(time.perf_counter() - started)
+        prompt_s.append(time.perf_counter() - start)
         slots.fill(prefilled, first, first, slot_settings([request], 0))
         slots.advance(np.ones(1, bool), STRIDE)
-        started = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(0, tokens, STRIDE):
             np.asarray(slots.advance(np.ones(1, bool), STRIDE).count_B)
-        token_s.append((time.perf_counter() - started) / tokens)
+        token_s.append((time.perf_counter() - start) / tokens)
     return {"tokens_s": 1 / statistics.median(token_s[1:]), "prompt_s": statistics.median(prompt_s[1:])}
 
 
@@ -133,7 +134,7 @@ def leaves(params):
 
 
 def random_params(config):
-    """Parameters of the model's shapes, which take their place in memory; zeros would share a page."""
+    """Random parameters in the model's shapes. Zeros would share one page and take no memory."""
     import jax
 
     from model.nautile import shapes
@@ -145,7 +146,7 @@ def random_params(config):
 
 
 def write_export(folder, config, bits):
-    """An export whose matrices are drawn as they are stored, which is sooner done than to draw and quantise them."""
+    """Write an export with random quantised blocks, which is faster than to quantise random weights."""
     import jax
     import onnx
 
@@ -160,16 +161,16 @@ def write_export(folder, config, bits):
 
     rng = np.random.default_rng(0)
 
-    def drawn(weight_NI, bits, block):
+    def random_blocks(weight_NI, bits, block):
         rows, blocks = len(weight_NI), -(-weight_NI.shape[1] // block)
         levels = rng.integers(0, 256, (rows, blocks, block * bits // 8), np.uint8)
         zero_points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8) if bits == 4 else None
         return Quantised(levels, np.full((rows, blocks), 0.04 / 2**bits, np.float32), zero_points)
 
     folder.mkdir(parents=True)
-    # Views of single numbers: a whole model of them takes no memory.
+    # Broadcast views of single numbers, so that a whole model takes no memory.
     params = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0.02), leaf.shape), shapes(config))
-    with WeightFile(folder / WEIGHTS, bits, drawn) as weights:
+    with WeightFile(folder / WEIGHTS, bits, random_blocks) as weights:
         write_weights(weights, params, config)
     for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
         onnx.save(graph(weights, config, INT8_ACTIVATIONS), folder / name)
@@ -184,20 +185,20 @@ def write_export(folder, config, bits):
 
 
 def memory_speed(name):
-    """Bytes a second of two threads, the best of five: read and written by a "copy", read by a "sum"."""
+    """Bytes a second of two threads, best of five: read and written by a "copy", read by a "sum"."""
     source, target = np.ones(COPIED // 4, np.float32), np.ones(COPIED // 4, np.float32)
     halves = (slice(0, COPIED // 8), slice(COPIED // 8, None))
     work = (lambda half: np.copyto(target[half], source[half])) if name == "copy" else (lambda half: source[half].sum())
     times = []
     with ThreadPoolExecutor(2) as threads:
         for _ in range(5):
-            started = time.perf_counter()
+            start = time.perf_counter()
             list(threads.map(work, halves))
-            times.append(time.perf_counter() - started)
+            times.append(time.perf_counter() - start)
     return (2 if name == "copy" else 1) * COPIED / min(times)
 
 
-def llama(length, tokens):
+def llama_cpp_speed(length, tokens):
     """llama.cpp's own timings for the bundled model, on all cores."""
     import xllamacpp
 

@@ -1,10 +1,10 @@
-"""`make audit`: a software bill of materials of the locks, and which of their packages have known advisories.
+"""`make audit`: a software bill of materials of the locks, and known advisories for their packages.
 
     python bench/operation/audit.py OUT [PIP_AUDIT]
 
 writes OUT/sbom.json (CycloneDX 1.6: every package of every lock with its digests, and the licence of those installed
-here) and, with the path of pip-audit, OUT/advisories.json, which has the date. A package that the index does not answer
-for counts as not looked up, never as free of advisories. Exit code 1 if there is an advisory, 2 if none was looked up.
+here) and, with the path of pip-audit, OUT/advisories.json with the date. A package that the index does not know counts
+as not looked up, never as free of advisories. Exit code 1 if there is an advisory, 2 if no package was looked up.
 """
 
 import json
@@ -46,9 +46,9 @@ def packages(lock: Path) -> Iterator[Package]:
             yield Package(pinned["name"].lower(), pinned["version"], lock.name, marker, digests)
 
 
-def bill_of_materials(listed: list[Package], moment: datetime) -> dict[str, Any]:
+def bill_of_materials(pinned_packages: list[Package], moment: datetime) -> dict[str, Any]:
     """The CycloneDX document. Its serial number follows from the packages: the same locks have the same."""
-    versions = json.dumps(sorted({(package.name, package.version) for package in listed}))
+    versions = json.dumps(sorted({(package.name, package.version) for package in pinned_packages}))
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -58,33 +58,33 @@ def bill_of_materials(listed: list[Package], moment: datetime) -> dict[str, Any]
             "timestamp": moment.isoformat(timespec="seconds"),
             "component": {"type": "application", "name": "nautile", "version": metadata.version("nautile")},
         },
-        "components": [_component(package) for package in listed],
+        "components": [_component(package) for package in pinned_packages],
     }
 
 
-def advisories(listed: list[Package], pip_audit: str) -> list[dict[str, Any]]:
-    """What pip-audit answers for each package: `vulns`, or `skip_reason` where it learnt nothing.
+def advisories(pinned_packages: list[Package], pip_audit: str) -> list[dict[str, Any]]:
+    """What pip-audit answers for each package: `vulns`, or `skip_reason` if it was not looked up.
 
     Raises `RuntimeError` with its message if it ends without an answer.
     """
     versions: dict[str, list[str]] = {}
-    for name, version in sorted({(package.name, package.version) for package in listed}):
+    for name, version in sorted({(package.name, package.version) for package in pinned_packages}):
         versions.setdefault(name, []).append(version)
     answers = []
-    # It takes a name once: another version, of another lock or platform, is asked about in another round.
+    # pip-audit takes each name once, so other versions (of other locks or platforms) need further rounds.
     for number in range(max(map(len, versions.values()), default=0)):
         pins = [f"{name}=={several[number]}\n" for name, several in versions.items() if number < len(several)]
-        answers += _ask(pins, pip_audit)
+        answers += _run_pip_audit(pins, pip_audit)
     return answers
 
 
 def report(answers: list[dict[str, Any]], moment: datetime) -> tuple[str, int]:
-    """Lines for the reader, and the exit code."""
+    """The printed lines, and the exit code."""
     known = [answer for answer in answers if "skip_reason" not in answer]
     bad = [(answer, entry) for answer in known for entry in answer["vulns"]]
     lines = [f"{moment:%Y-%m-%d}: {len(bad)} advisories for {len(known)} packages that were looked up"]
-    if left := len(answers) - len(known):
-        lines.append(f"{left} packages could not be looked up: the index has no advisories, or does not answer")
+    if unknown := len(answers) - len(known):
+        lines.append(f"{unknown} packages could not be looked up: the index has no advisories, or does not answer")
     for answer, entry in bad:
         fixed = ", ".join(entry["fix_versions"]) or "no version yet"
         lines.append(f"  {answer['name']} {answer['version']}: {entry['id']}, fixed in {fixed}")
@@ -93,13 +93,18 @@ def report(answers: list[dict[str, Any]], moment: datetime) -> tuple[str, int]:
 
 def main(out: Path, pip_audit: str | None) -> int:
     moment = datetime.now(UTC)
-    listed = [package for lock in sorted(ROOT.glob("requirements*.lock")) for package in packages(lock)]
+    pinned_packages = [package for lock in sorted(ROOT.glob("requirements*.lock")) for package in packages(lock)]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "sbom.json").write_text(json.dumps(bill_of_materials(listed, moment), indent=1) + "\n", encoding="utf-8")
-    print(f"{out / 'sbom.json'}: {len(listed)} packages of {len({package.lock for package in listed})} locks")
+    (out / "sbom.json").write_text(
+        json.dumps(bill_of_materials(pinned_packages, moment), indent=1) + "\n", encoding="utf-8"
+    )
+    print(
+        f"{out / 'sbom.json'}: {len(pinned_packages)} packages of "
+        f"{len({package.lock for package in pinned_packages})} locks"
+    )
     if pip_audit is None:
         return 0
-    answers = advisories(listed, pip_audit)
+    answers = advisories(pinned_packages, pip_audit)
     result = {"date": moment.isoformat(timespec="seconds"), "dependencies": answers}
     (out / "advisories.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     text, code = report(answers, moment)
@@ -107,17 +112,17 @@ def main(out: Path, pip_audit: str | None) -> int:
     return code
 
 
-def _ask(pins: list[str], pip_audit: str) -> list[dict[str, Any]]:
+def _run_pip_audit(pins: list[str], pip_audit: str) -> list[dict[str, Any]]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.writelines(pins)
         file.flush()
         command = [pip_audit, "--requirement", file.name, "--no-deps", "--disable-pip", "--format", "json"]
-        done = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True, check=False)
+        completed = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True, check=False)
     try:
-        return json.loads(done.stdout)["dependencies"]
+        return json.loads(completed.stdout)["dependencies"]
     except (ValueError, KeyError):
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"pip-audit ended with {done.returncode}: {last}") from None
+        last = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"pip-audit ended with {completed.returncode}: {last}") from None
 
 
 def _component(package: Package) -> dict[str, Any]:

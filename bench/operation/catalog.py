@@ -1,13 +1,12 @@
-"""A catalog of four million calls: how long it takes to fill, to ask, and how long a backlog of it holds up watching.
+"""A catalog of four million calls: the time to build it, to query it, and to load a backlog while watching a stage.
 
     python bench/operation/catalog.py [--calls 4000000] [--executions 8] [--repeats 5] [--store FOLDER] [--json FILE]
 
-The store has what distillations of so many prompts leave: event files and nothing else. Four times are taken:
-`rebuild`, the catalog from those files; `backlog`, the same in the short turns that a stage's parent takes between two
-looks at its child, with the longest of them, in which the child is not watched; `query`, the dashboard's questions
-about one execution and a sum over all calls. Beside the first and the last stands DuckDB alone over the same files,
-once as a table of the JSON's own columns, without keys, and once as a question to the files.
-`--store` keeps the store, and takes it again if it is there.
+The store contains only event files, as distillations of that many prompts write them. Measured: `rebuild`, building the
+catalog from these files; `backlog`, the same in the short turns that a stage's parent takes between two checks of its
+child, with the longest turn, during which the child is not watched; `query`, the dashboard's queries about one
+execution and a sum over all calls. Baselines are DuckDB alone over the same files: as a table of the JSON's columns,
+without keys, and as a query of the files. `--store` names a store to keep, and to reuse if it exists.
 """
 
 import sys
@@ -21,7 +20,7 @@ import duckdb
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import in_turns, medians, options, write_results
+from bench.measure import argument_parser, medians, time_interleaved, write_results
 from flows.dashboard import queries
 from store.artifacts import Store
 from store.catalog import Catalog
@@ -36,8 +35,8 @@ model VARCHAR, purpose VARCHAR, tag VARCHAR, digest VARCHAR, attempt INTEGER, st
 tokens_in BIGINT, tokens_out BIGINT, latency_s DOUBLE, dollars DOUBLE)'}"""
 
 
-def make(store: Store, calls: int, executions: int) -> None:
-    """Write the calls as that many executions of `distill` would."""
+def write_calls(store: Store, calls: int, executions: int) -> None:
+    """Write the calls as `executions` executions of `distill` would."""
     store.prepare()
     for number in range(executions):
         execution = f"{number:032x}"
@@ -54,43 +53,43 @@ def _call(execution: int, index: int) -> dict[str, object]:
     return fields | {"cached": False, "tokens_in": 900, "tokens_out": 300, "latency_s": 2.5, "dollars": 3e-4}
 
 
-def timed(work: Callable[[], object]) -> tuple[float, object]:
-    began = time.perf_counter()
+def time_call(work: Callable[[], object]) -> tuple[float, object]:
+    start = time.perf_counter()
     result = work()
-    return time.perf_counter() - began, result
+    return time.perf_counter() - start, result
 
 
 def main() -> None:
-    given = options(__doc__, calls=4_000_000, executions=8, repeats=5, store=None).parse_args()
+    arguments = argument_parser(__doc__, calls=4_000_000, executions=8, repeats=5, store=None).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(given.store or Path(folder) / "store")
+        store = Store(arguments.store or Path(folder) / "store")
         if not (store.root / "events").exists():
-            make(store, given.calls, given.executions)
+            write_calls(store, arguments.calls, arguments.executions)
         catalog, files = Catalog(store), f"{store.root}/events/distill-*.jsonl"
         of_files = OF_FILES.format(files=files, columns=COLUMNS)
         catalog.path.unlink(missing_ok=True)
         turns, rows = [], 1
         while rows:
-            took, rows = timed(partial(catalog.ingest, **WATCHING))
-            turns.append(took)
-        rebuild, _ = timed(catalog.rebuild)
+            seconds_taken, rows = time_call(partial(catalog.ingest, **WATCHING))
+            turns.append(seconds_taken)
+        rebuild, _ = time_call(catalog.rebuild)
         with duckdb.connect(str(Path(folder) / "bare.duckdb")) as bare:
-            table, _ = timed(partial(bare.execute, f"CREATE TABLE calls AS FROM {of_files}"))
+            table, _ = time_call(partial(bare.execute, f"CREATE TABLE calls AS FROM {of_files}"))
         calls, first = catalog.query("SELECT count(*) AS n FROM calls")[0]["n"], [[f"{0:032x}"]]
-        asked = {
+        query_calls = {
             "calls of one execution": lambda: catalog.query(queries.CALLS, first),
             "statuses of one execution": lambda: catalog.query(queries.CALL_STATUSES, first),
             "sum of all calls": lambda: catalog.query(SUM.format(calls="calls")),
             "sum of the files": lambda: duckdb.sql(SUM.format(calls=of_files)).fetchall(),
         }
-        seconds = medians(in_turns(asked, given.repeats))
+        seconds = medians(time_interleaved(query_calls, arguments.repeats))
     results = {"calls": calls, "rebuild_s": rebuild, "rebuild_of_bare_table": rebuild / table, "backlog_s": sum(turns)}
     results |= {"backlog_of_rebuild": sum(turns) / rebuild, "longest_turn_s": max(turns), "turns": len(turns)}
     results |= {f"{name}, s": value for name, value in seconds.items()}
     results["sum_of_files"] = seconds["sum of all calls"] / seconds["sum of the files"]
     for name, value in results.items():
         print(f"{name:<32}{value:>14,.3f}")
-    write_results(results, given.json)
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A store for `dashboard.py`: forty runs with a million rows of metrics, calls and samples, as long runs leave them.
+"""A test store for `dashboard.py`: forty runs with a million rows of metrics, calls and samples.
 
-The newest run has half of all rows, because its pages are looked at most: a long pretraining and reinforcement, with
-their health, system measurements and rollouts. Every page has something to show, those of the uses too.
+The newest run has half of all rows, because its pages are viewed most: a long pretraining and reinforcement, with
+health and system metrics and rollouts. Every page has data, also those of the uses.
 """
 
 import itertools
@@ -37,14 +37,14 @@ from tasks.engine.attempt_log import write_attempt_row, write_row
 from tasks.extract import REFUSED
 from tests.evals.conftest import Known
 
-Made = dict[str, Artifact]  # label of a step -> what it published
+Outputs = dict[str, Artifact]  # label of a step -> what it published
 TRAINED = ("pretrain", "align", "reason", "self_distill")
 STEPS = ("ingest", "distill", *itertools.chain.from_iterable((stage, f"evaluate:{stage}") for stage in TRAINED))
 PRETRAINING = ("loss", "bits_per_byte", "learning_rate", "gradient_norm", "update_norm", "skipped_updates")
 PRETRAINING += ("step_seconds", "tokens_per_second", "memory_bytes", "validation_loss", "validation_bits_per_byte")
 REINFORCING = tuple(dict.fromkeys(itertools.chain(*(names for group in HEALTH.values() for names in group.values()))))
 SYSTEM = ("system/cpu_cores", "system/memory_bytes", "system/store_free_bytes")
-# The parts of a run's rows: metrics by stage, calls of the distillation, and samples by stage.
+# Shares of a run's rows: metrics by stage, samples by stage, and calls of the distillation.
 METRICS = {"pretrain": 0.5, "align": 0.12, "reason": 0.15, "self_distill": 0.03}
 SAMPLES = {"pretrain": 0.005, "distill": 0.005, "align": 0.04, "reason": 0.05}
 CALLS = 0.1
@@ -52,66 +52,66 @@ KINDS = {"ingest": "tokens", "distill": "documents", "evaluate": "evaluation"}
 TEXT = "We add the two numbers and check the sum again. " * 12
 
 
-def make(store: Store, rows: int, runs: int) -> None:
+def fill_store(store: Store, rows: int, runs: int) -> None:
     """Fill an empty store with about `rows` rows of metrics, calls and samples over `runs` runs."""
     store.prepare()
-    chance = random.Random(0)
+    rng = random.Random(0)
     settings = load("local").model_dump(mode="json")
-    scores = _evaluations(store.root / "scores", chance)
-    begun = datetime.now(UTC) - timedelta(days=runs)
+    scores = _evaluations(store.root / "scores", rng)
+    start = datetime.now(UTC) - timedelta(days=runs)
     for number in range(runs):
         own = rows // 2 if number == runs - 1 else rows // 2 // (runs - 1)
-        _run(store, chance, own, begun + timedelta(days=number), settings, scores)
+        _run(store, rng, own, start + timedelta(days=number), settings, scores)
         Catalog(store).ingest()
-    _uses(store, chance)
+    _uses(store, rng)
     Catalog(store).ingest()
 
 
 def _run(
-    store: Store, chance: random.Random, rows: int, when: datetime, settings: dict[str, Any], scores: list[Path]
+    store: Store, rng: random.Random, rows: int, when: datetime, settings: dict[str, Any], scores: list[Path]
 ) -> None:
-    run, made = str(uuid.UUID(int=chance.getrandbits(128))), dict[str, Artifact]()
-    after: dict[str, list[str]] = {label: [] for label in STEPS}
+    run, outputs = str(uuid.UUID(int=rng.getrandbits(128))), dict[str, Artifact]()
+    dependencies: dict[str, list[str]] = {label: [] for label in STEPS}
     steps = []
     for place, label in enumerate(STEPS):
         stage, _, of = label.partition(":")
-        before = [other for other in STEPS[:place] if not other.startswith("evaluate")]
-        after[label] = [of] if of else before[-1:]
-        key = f"{chance.getrandbits(256):064x}"
-        steps.append({"label": label, "stage": stage, "key": key, "after": after[label]})
+        earlier_steps = [other for other in STEPS[:place] if not other.startswith("evaluate")]
+        dependencies[label] = [of] if of else earlier_steps[-1:]
+        key = f"{rng.getrandbits(256):064x}"
+        steps.append({"label": label, "stage": stage, "key": key, "after": dependencies[label]})
     plan = {"id": run, "run": run, "config": "local", "name": f"{when:%b}-{when.day}", "steps": steps, "host": host()}
     plan |= {"settings": settings, "changes": [{"field": "seed", "before": 1, "after": when.day}]}
     write_row(store, "plan", plan | {"state": "running", "started": when.isoformat()})
     for place, step in enumerate(steps):
-        begun = when + timedelta(minutes=10 * place)
-        made[step["label"]] = _step(store, chance, run, step, begun, rows, made, scores)
+        start = when + timedelta(minutes=10 * place)
+        outputs[step["label"]] = _step(store, rng, run, step, start, rows, outputs, scores)
     end = when + timedelta(minutes=10 * len(steps))
     write_row(store, "plan", plan | {"state": "done", "started": when.isoformat(), "ended": end.isoformat()})
 
 
 def _step(
     store: Store,
-    chance: random.Random,
+    rng: random.Random,
     run: str,
     step: dict[str, Any],
     when: datetime,
     rows: int,
-    made: Made,
+    outputs: Outputs,
     scores: list[Path],
 ) -> Artifact:
-    """Emit what a step measures, record its attempt and publish what it makes."""
-    execution, stage = f"{chance.getrandbits(128):032x}", step["stage"]
+    """Write a step's metrics, samples and calls, record its attempt and publish its artifact."""
+    execution, stage = f"{rng.getrandbits(128):032x}", step["stage"]
     emit = EventWriter(store.root / "events" / f"{execution}.jsonl", execution, stage=stage)
-    _metrics(emit, chance, stage, int(rows * METRICS.get(stage, 0.0)))
-    _samples(emit, chance, stage, int(rows * SAMPLES.get(stage, 0.0)))
+    _metrics(emit, rng, stage, int(rows * METRICS.get(stage, 0.0)))
+    _samples(emit, rng, stage, int(rows * SAMPLES.get(stage, 0.0)))
     folder = store.staging(step["key"]) / "output" / stage
     folder.mkdir(parents=True)
     facts: dict[str, Any] = {}
     if stage == "distill":
-        _calls(emit, chance, int(rows * CALLS))
+        _calls(emit, rng, int(rows * CALLS))
         facts = {"teachers": {"teacher": {"asked": 100, "kept": 80}}, "rejected": {"ungrounded": 15, "truncated": 5}}
     if stage == "evaluate":
-        chosen = scores[TRAINED.index(step["label"].partition(":")[2]) + chance.choice((0, len(TRAINED)))]
+        chosen = scores[TRAINED.index(step["label"].partition(":")[2]) + rng.choice((0, len(TRAINED)))]
         for name in ("scores.json", "rows.jsonl"):
             (folder / name).write_bytes((chosen / name).read_bytes())
         answers = (json.loads(line) for line in (chosen / "rows.jsonl").read_text().splitlines())
@@ -131,13 +131,13 @@ def _step(
         stage=stage,
         version=1,
         config={"seed": 0},
-        inputs={label: made[label] for label in step["after"]},
+        inputs={label: outputs[label] for label in step["after"]},
         facts=facts,
         execution=execution,
         run=run,
         label=step["label"],
     )
-    row = {"id": f"{chance.getrandbits(128):032x}", "run": run, "config": "local", "stage": stage, "attempt": 1}
+    row = {"id": f"{rng.getrandbits(128):032x}", "run": run, "config": "local", "stage": stage, "attempt": 1}
     row |= {"label": step["label"], "key": step["key"], "execution": execution, "state": "done", "reused": False}
     row |= {"seconds": 540.0, "peak_bytes": 2**30, "outputs": {kind: artifact.id}, "host": host()}
     end = when + timedelta(minutes=9)
@@ -145,17 +145,17 @@ def _step(
     return artifact
 
 
-def _metrics(emit: EventWriter, chance: random.Random, stage: str, rows: int) -> None:
+def _metrics(emit: EventWriter, rng: random.Random, stage: str, rows: int) -> None:
     names = (*(PRETRAINING if stage == "pretrain" else REINFORCING if rows else ()), *SYSTEM)
     steps = max(20, rows // len(names))
     for name in names:
         emit.many(
             "metric",
-            [{"name": name, "step": step, "value": 8 / math.sqrt(1 + step) + chance.random()} for step in range(steps)],
+            [{"name": name, "step": step, "value": 8 / math.sqrt(1 + step) + rng.random()} for step in range(steps)],
         )
 
 
-def _samples(emit: EventWriter, chance: random.Random, stage: str, rows: int) -> None:
+def _samples(emit: EventWriter, rng: random.Random, stage: str, rows: int) -> None:
     sampled: list[dict[str, Any]] = []
     for index in range(rows):
         question = f"{index // 8} + {index // 8}?"
@@ -172,20 +172,20 @@ def _samples(emit: EventWriter, chance: random.Random, stage: str, rows: int) ->
                 "teacher": "teacher",
             }
         else:
-            correct = float(chance.random() < 0.3)
+            correct = float(rng.random() < 0.3)
             row |= {"set": "rollouts", "step": index // 64, "reward": correct, "parts": {"correct": correct}}
-            row |= {"advantage": chance.random() - 0.5, "length": 100, "truncated": False, "task": "chain_sum"}
+            row |= {"advantage": rng.random() - 0.5, "length": 100, "truncated": False, "task": "chain_sum"}
         sampled.append(row)
     emit.many("sample", sampled)
 
 
-def _calls(emit: EventWriter, chance: random.Random, rows: int) -> None:
+def _calls(emit: EventWriter, rng: random.Random, rows: int) -> None:
     call = {"model": "bench", "purpose": "teacher", "attempt": 1, "status": "ok", "parameters": {"max_tokens": 160}}
     call |= {"cached": False, "tokens_in": 500, "tokens_out": 300, "dollars": 0.001, "finish": "stop"}
-    emit.many("call", [{**call, "endpoint": f"teacher{i % 3}", "latency_s": chance.random()} for i in range(rows)])
+    emit.many("call", [{**call, "endpoint": f"teacher{i % 3}", "latency_s": rng.random()} for i in range(rows)])
 
 
-def _evaluations(folder: Path, chance: random.Random) -> list[Path]:
+def _evaluations(folder: Path, rng: random.Random) -> list[Path]:
     """Folders with the scores and rows of two evaluations after each stage, of 400 problems each."""
     items = [
         BenchmarkItem("held_out", n, f"sum/{n}", f"{n} + 1?", "number", str(n + 1), category="sum") for n in range(400)
@@ -193,7 +193,7 @@ def _evaluations(folder: Path, chance: random.Random) -> list[Path]:
     folders = []
     for number, stage in enumerate(TRAINED * 2):
         skill = 0.1 * (1 + TRAINED.index(stage)) + 0.02 * (number // len(TRAINED))
-        right = {item.prompt for item in items if chance.random() < skill}
+        right = {item.prompt for item in items if rng.random() < skill}
         model = Known(items, lambda item, right=right: item.expected if item.prompt in right else "0")
         own = folder / str(number)
         rows = evaluate(model, items, own / "rows.jsonl")
@@ -202,11 +202,11 @@ def _evaluations(folder: Path, chance: random.Random) -> list[Path]:
     return folders
 
 
-def _uses(store: Store, chance: random.Random) -> None:
+def _uses(store: Store, rng: random.Random) -> None:
     """A classification, an extraction, a simulated survey and a tuning, for the pages that show them."""
 
     def publish(kind: str, stage: str, facts: dict[str, Any], files: dict[str, list[dict[str, Any]] | Any]) -> None:
-        key = f"{chance.getrandbits(256):064x}"
+        key = f"{rng.getrandbits(256):064x}"
         folder = store.staging(key) / kind
         folder.mkdir(parents=True)
         for name, content in files.items():
@@ -221,7 +221,7 @@ def _uses(store: Store, chance: random.Random) -> None:
     labels = [f"label {number}" for number in range(8)]
     rows: list[dict[str, Any]] = []
     for number in range(2000):
-        share, label = chance.uniform(0.3, 1.0), labels[number % len(labels)]
+        share, label = rng.uniform(0.3, 1.0), labels[number % len(labels)]
         row = {"number": number + 1, "label": label if share > 0.5 else None, "probability": share, "reason": None}
         rows.append(row | {"abstained": share <= 0.5, "likeliest": label})
     facts = {**classification_summary(rows, labels), "labels": labels, "zero_shot": True}
@@ -232,7 +232,7 @@ def _uses(store: Store, chance: random.Random) -> None:
     facts = {"rows": 2000, "extracted": 1500, "spans": 3000, "refused": {"span": len(refused)}}
     publish("extracted", "extract", facts, {REFUSED: refused})
     publish("opinions", "simulate", {}, {"summary.json": _survey()})
-    report, wrong = _tuning(labels[:4], chance)
+    report, wrong = _tuning(labels[:4], rng)
     publish("tuning", "tune", {}, {"tuning.json": report, "rows.parquet": wrong})
 
 
@@ -246,9 +246,9 @@ def _survey() -> dict[str, Any]:
     return summary | {"title": "Public", "model": "bench", "personas": 200, "personas_source": "bench", "left_out": 0}
 
 
-def _tuning(labels: list[str], chance: random.Random) -> tuple[dict[str, Any], pa.Table]:
+def _tuning(labels: list[str], rng: random.Random) -> tuple[dict[str, Any], pa.Table]:
     def arm(name: str, shots: int) -> dict[str, Any]:
-        value = 0.5 + 0.1 * chance.random()
+        value = 0.5 + 0.1 * rng.random()
         part = {"value": value, "low": value - 0.1, "high": value + 0.1}
         figures = {"accuracy": part, "macro_f1": part, "ece": 0.1, "ece_uncalibrated": 0.2, "coverage": 0.8}
         return {"arm": name, "shots": shots, **figures, "accuracy_covered": None, "rows": 400, "seeds": 2}
@@ -268,4 +268,4 @@ def _tuning(labels: list[str], chance: random.Random) -> tuple[dict[str, Any], p
                         for n in range(10)],
     }  # fmt: skip
     wrong = {"text": [TEXT] * 400, "label": labels * 100, "given": labels[::-1] * 100}
-    return report, pa.table(wrong | {"probability": [chance.random() for _ in range(400)]})
+    return report, pa.table(wrong | {"probability": [rng.random() for _ in range(400)]})

@@ -1,14 +1,13 @@
-"""Many runs at once on one Prefect server: do they all finish, and do its pages, ours and `nautile status` answer?
+"""Many concurrent runs on one Prefect server: do they all finish, and how fast do pages and `nautile status` answer?
 
     PYTHONPATH=. python bench/operation/fleet.py postgres|sqlite [--runs 20] [--items 500] [--item-s 2] [--workers 4]
 
-So many `nautile run` processes on one store and one server, each with a stage of so many work items, which are
-stand-ins: a task run of Prefect's each, that only waits. While they work, the requests that Prefect's pages send, the
-first page of our dashboard (until its script has run, without a browser) and `nautile status` are timed, one after the
-other; and again when all has ended, `--idle` times, on the same server and store. Prints a table of medians and 95th
-percentiles, failures, processor seconds by kind of process, and the database's size. With `postgres`, a PostgreSQL
-server of Debian's is started for it. After `--minutes` the runs are ended, and the figures are those of what was done
-by then.
+Starts `--runs` processes of `nautile run` on one store and one server, each with a stage of `--items` work items. An
+item is a Prefect task run that only waits. While they work, the requests of Prefect's pages, the first page of the
+dashboard (until its script has run, without a browser) and `nautile status` are timed, one after the other; and again
+after all runs have ended, `--idle` times. Prints a table of medians and 95th percentiles, failures, processor seconds
+by kind of process, and the database's size. `postgres` starts Debian's PostgreSQL server. After `--minutes` the runs
+are terminated, and the figures cover what was done by then.
 """
 
 import argparse
@@ -43,27 +42,27 @@ from tests.support.servers.prefect_server import running_server
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "tests/support/stages/toy.toml"
-PAUSE_S = 2.0  # between two looks at everything
+PAUSE_S = 2.0  # between two measurements of all requests
 PAGES = "Prefect's pages: all six requests"
 Times = dict[str, list[float]]
 
 
 @contextmanager
 def server(folder: Path, database: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The API's address and the settings of its database."""
+    """Start a Prefect server; yields the API's address and the settings of its database."""
     choice = postgres() if database == "postgres" else nullcontext({})
     with choice as settings, running_server(folder / "prefect", settings=settings) as url:
         yield url, settings
 
 
-def run_command(number: int, options: argparse.Namespace) -> list[str]:
-    values = (f"seed={number}", f"launch.workers={options.workers}", f"launch.niceness={options.niceness}")
+def run_command(number: int, arguments: argparse.Namespace) -> list[str]:
+    values = (f"seed={number}", f"launch.workers={arguments.workers}", f"launch.niceness={arguments.niceness}")
     sets = [part for value in values for part in ("--set", value)]
     return [sys.executable, "-m", "flows.cli.main", "run", str(TOY), *sets]
 
 
 def requests(run: str | None) -> dict[str, tuple[str, dict[str, Any]]]:
-    """What Prefect's pages ask for: name -> path and body. `run`: one of the flow runs, whose page is looked at."""
+    """The requests of Prefect's pages: name -> path and body. `run`: the id of a flow run, for the page of a run."""
     newest = {"sort": "START_TIME_DESC", "limit": 10}
     pages = {
         "the list of runs": ("/flow_runs/filter", newest),
@@ -79,51 +78,51 @@ def requests(run: str | None) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 @dataclass
-class Looker:
-    """Looks at what people look at, and keeps how long each took to answer."""
+class ResponseTimer:
+    """Times the requests that a person causes: Prefect's pages, the dashboard's first page, `nautile status`."""
 
     client: httpx.Client
     page: str  # the dashboard's address
     environment: dict[str, str]
-    lost: list[str] = field(default_factory=list)  # what was answered with an error
+    errors: list[str] = field(default_factory=list)  # requests that got an error
 
-    def look(self, times: Times) -> None:
+    def time_all(self, times: Times) -> None:
         """Time each request, the dashboard's first page and `nautile status`, once."""
         runs = self.client.post("/flow_runs/filter", json={"limit": 1}).json()
         all_of_them = 0.0
         for name, (path, body) in requests(runs[0]["id"] if runs else None).items():
-            all_of_them += self._time(times, name, partial(self._ask, path, body))
+            all_of_them += self._time(times, name, partial(self._post, path, body))
         times[PAGES].append(all_of_them)
         self._time(times, "the dashboard's first page", lambda: asyncio.run(first_page(self.page)))
         self._time(times, "nautile status", self._status)
 
     def _time(self, times: Times, name: str, answer: Callable[[], str | None]) -> float:
-        began = time.perf_counter()
+        start = time.perf_counter()
         problem = answer()
-        took = time.perf_counter() - began
-        times[name].append(took)
+        seconds = time.perf_counter() - start
+        times[name].append(seconds)
         if problem:
-            self.lost.append(f"{name}: {problem}")
-        return took
+            self.errors.append(f"{name}: {problem}")
+        return seconds
 
-    def _ask(self, path: str, body: dict[str, Any]) -> str | None:
+    def _post(self, path: str, body: dict[str, Any]) -> str | None:
         response = self.client.post(path, json=body)
         return str(response.status_code) if response.is_error else None
 
     def _status(self) -> str | None:
         command = [sys.executable, "-m", "flows.cli.main", "status", "--json"]
-        done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stderr.strip()[-200:] if done.returncode else None
+        completed = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        return completed.stderr.strip()[-200:] if completed.returncode else None
 
 
 async def first_page(base: str) -> str | None:
-    """Ask for the dashboard's first page as a browser's script does, and wait until it is whole; what went wrong."""
-    ask, error = BackMsg(), None
-    ask.rerun_script.query_string = ""
+    """Request the dashboard's first page as a browser does and wait for its script's end; returns an error or None."""
+    request, error = BackMsg(), None
+    request.rerun_script.query_string = ""
     address = f"{base.replace('http', 'ws', 1)}/_stcore/stream"
-    options: dict[str, Any] = {"subprotocols": ["streamlit"], "origin": base, "max_size": None, "open_timeout": 120}
-    async with websockets.connect(address, **options) as socket:
-        await socket.send(ask.SerializeToString())
+    arguments: dict[str, Any] = {"subprotocols": ["streamlit"], "origin": base, "max_size": None, "open_timeout": 120}
+    async with websockets.connect(address, **arguments) as socket:
+        await socket.send(request.SerializeToString())
         async for data in socket:
             message = ForwardMsg()
             message.ParseFromString(data)
@@ -135,11 +134,11 @@ async def first_page(base: str) -> str | None:
 
 
 def database_bytes(folder: Path, settings: dict[str, str]) -> int:
-    """The size of the database on the disk."""
+    """The size of the database on disk."""
     if not settings:
         return sum(path.stat().st_size for path in (folder / "prefect").glob("prefect.db*"))
 
-    async def ask() -> int:
+    async def query_size() -> int:
         import asyncpg
 
         fields = {name: settings[f"{DATABASE}{name.upper()}"] for name in ("host", "port", "user", "password")}
@@ -149,11 +148,11 @@ def database_bytes(folder: Path, settings: dict[str, str]) -> int:
         finally:
             await connection.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(query_size())
 
 
 def processor_seconds() -> Counter[str]:
-    """What the servers of this bench have used so far, by kind, their ended children included."""
+    """Processor seconds of the servers of this bench so far, by kind, including ended children."""
     used: Counter[str] = Counter()
     for process in psutil.Process().children(recursive=True):
         try:
@@ -164,14 +163,14 @@ def processor_seconds() -> Counter[str]:
         kinds = {"flows.operate.prefect_server": "server", "postgres": "database", "flows/dashboard/": "dashboard"}
         kind = next((name for part, name in kinds.items() if part in words), None)
         if kind == "database" and parent is not None and parent.pid != os.getpid():
-            used[kind] += times.user + times.system  # one that serves a connection and still lives
+            used[kind] += times.user + times.system  # a running process of one connection
         elif kind:
             used[kind] += times.user + times.system + times.children_user + times.children_system
     return used
 
 
 def wait(process: "subprocess.Popen[bytes]", used: Counter[str]) -> int:
-    """The exit code of a run; its processor time, with that of its processes, is added to `used`."""
+    """Wait for a run; returns its exit code and adds the processor time of its processes to `used`."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     used["runs"] += usage.ru_utime + usage.ru_stime
@@ -182,51 +181,53 @@ def running(process: "subprocess.Popen[bytes]") -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
-def measure(folder: Path, url: str, page: str, settings: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Start the runs, look at them until they have ended, look again, and count."""
+def measure(
+    folder: Path, url: str, page: str, settings: dict[str, str], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Start the runs, time requests until they have ended and again afterwards, and count results."""
     environment = {**os.environ} | {"NAUTILE_STORE": str(folder / "store"), "PREFECT_API_URL": url}
     environment |= {"NAUTILE_DAG": "fleet_stages:dag", "PYTHONPATH": f"{ROOT}:{ROOT / 'bench/operation'}"}
-    environment |= {"FLEET_ITEMS": str(options.items), "FLEET_ITEM_S": str(options.item_s)}
+    environment |= {"FLEET_ITEMS": str(arguments.items), "FLEET_ITEM_S": str(arguments.item_s)}
     busy: Times = defaultdict(list)
     idle: Times = defaultdict(list)
     loads = {"before": os.getloadavg()[0]}
-    empty, before, began = database_bytes(folder, settings), processor_seconds(), time.perf_counter()
+    empty_bytes, used_before, start = database_bytes(folder, settings), processor_seconds(), time.perf_counter()
     processes: list[subprocess.Popen[bytes]] = []
-    for number in range(options.runs):
+    for number in range(arguments.runs):
         with (folder / f"run-{number}.log").open("wb") as log:
-            command = run_command(number, options)
+            command = run_command(number, arguments)
             processes.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log))
     with httpx.Client(base_url=url, timeout=120.0) as client:
-        looker = Looker(client, page, environment)
+        timer = ResponseTimer(client, page, environment)
         try:
-            while any(map(running, processes)) and time.perf_counter() - began < 60 * options.minutes:
-                looker.look(busy)
+            while any(map(running, processes)) and time.perf_counter() - start < 60 * arguments.minutes:
+                timer.time_all(busy)
                 time.sleep(PAUSE_S)
         finally:
             loads["at the end"] = os.getloadavg()[0]
             for process in filter(running, processes):
                 process.terminate()
         used = processor_seconds()
-        used.subtract(before)
+        used.subtract(used_before)
         codes = [wait(process, used) for process in processes]
-        took = time.perf_counter() - began
-        time.sleep(PAUSE_S + 5.0)  # Prefect's server writes what it was told last
-        for _ in range(options.idle):
-            looker.look(idle)
+        seconds = time.perf_counter() - start
+        time.sleep(PAUSE_S + 5.0)  # Prefect's server still writes the last events
+        for _ in range(arguments.idle):
+            timer.time_all(idle)
         states = {
             state: client.post("/task_runs/count", json={"task_runs": {"state": {"type": {"any_": [state]}}}}).json()
             for state in ("COMPLETED", "FAILED", "CRASHED", "RUNNING", "PENDING", "CANCELLED")
         }
-    done = sum(1 for _ in (folder / "store").glob("staging/*/rounds/work/done/item-*"))
+    items_done = sum(1 for _ in (folder / "store").glob("staging/*/rounds/work/done/item-*"))
     published = [path for path in (folder / "store" / "artifacts" / "tokens").glob("*/items.txt")]
     return {
-        "seconds": took,
+        "seconds": seconds,
         "exit codes": {str(code): codes.count(code) for code in sorted(set(codes))},
-        "items done": done + sum(int(path.read_text()) for path in published),
+        "items done": items_done + sum(int(path.read_text()) for path in published),
         "task runs by state": {state: count for state, count in states.items() if count},
-        "answered with an error": looker.lost,
+        "answered with an error": timer.errors,
         "processor seconds": {kind: round(seconds, 1) for kind, seconds in used.items()},
-        "database bytes": [empty, database_bytes(folder, settings)],
+        "database bytes": [empty_bytes, database_bytes(folder, settings)],
         "load average": loads | {"idle looks": os.getloadavg()[0]},
         "busy": busy,
         "idle": idle,
@@ -234,7 +235,7 @@ def measure(folder: Path, url: str, page: str, settings: dict[str, str], options
 
 
 def middle_and_worst(times: list[float]) -> tuple[float, float]:
-    """The median, and what 95 of 100 do not exceed."""
+    """The median and the 95th percentile."""
     return statistics.median(times), sorted(times)[math.ceil(0.95 * len(times)) - 1]
 
 
@@ -242,7 +243,10 @@ def print_table(result: dict[str, Any]) -> None:
     rows = [f"{'seconds':36s}{'idle':>8s}{'95 %':>8s}{'busy':>8s}{'95 %':>8s}{'looks':>9s}"]
     for name, times in result["busy"].items():
         cells = [
-            f"{value:8.2f}" for each in (result["idle"].get(name), times) if each for value in middle_and_worst(each)
+            f"{value:8.2f}"
+            for series in (result["idle"].get(name), times)
+            if series
+            for value in middle_and_worst(series)
         ]
         rows.append(f"{name:36s}{''.join(cells)}{len(result['idle'].get(name, ())):5d}/{len(times)}")
     print("\n".join(rows))
@@ -257,25 +261,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="items at a time in each run")
     parser.add_argument("--niceness", type=int, default=10, help="[launch] niceness of the runs")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--idle", type=int, default=10, help="looks when all runs have ended")
+    parser.add_argument("--idle", type=int, default=10, help="measurements after all runs have ended")
     parser.add_argument("--out", type=Path, help="also write the figures there, as JSON")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     set_log_level("ERROR")  # else streamlit warns that this process is no server of pages
     from bench.operation.dashboard import dashboard
 
     with (
         tempfile.TemporaryDirectory(prefix="fleet-") as name,
-        server(Path(name), options.database) as (url, settings),
+        server(Path(name), arguments.database) as (url, settings),
         dashboard(Store(Path(name) / "store")) as (page, _),
     ):
-        result = measure(Path(name), url, page, settings, options)
+        result = measure(Path(name), url, page, settings, arguments)
         if set(result["exit codes"]) != {"0"}:
             for log in sorted(Path(name).glob("run-*.log"))[:3]:
                 print(log.name, log.read_text(errors="replace")[-800:])
     print_table(result)
     print(json.dumps({key: value for key, value in result.items() if key not in ("busy", "idle")}, indent=1))
-    if options.out:
-        write_json(options.out, {"database": options.database, **vars(options) | {"out": None}, **result})
+    if arguments.out:
+        write_json(arguments.out, {"database": arguments.database, **vars(arguments) | {"out": None}, **result})
 
 
 if __name__ == "__main__":

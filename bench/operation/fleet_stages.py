@@ -1,6 +1,6 @@
-"""The stage of bench/operation/fleet.py: a fan-out whose items are stand-ins, without the process that a real one has.
+"""The stage of bench/operation/fleet.py: a fan-out whose items only wait, without a process of their own.
 
-Everything else is as in any run: a task run of Prefect's for each item, markers, progress, the attempt, the catalog.
+Everything else is real: a Prefect task run for each item, marker files, progress, the attempt, the catalog.
 """
 
 import os
@@ -20,11 +20,11 @@ ITEMS, ITEM_S = "FLEET_ITEMS", "FLEET_ITEM_S"  # environment variables
 
 
 def stand_in(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
-    """Wait as long as the item shall take, and mark it as done."""
+    """Wait for the item's configured time, and mark it as done."""
     time.sleep(float(os.environ[ITEM_S]))
-    done = Markers.of(item.staging, item.fan_out).folder / "done"
-    done.mkdir(exist_ok=True)
-    write_json(done / item.item, {})
+    marker_folder = Markers.of(item.staging, item.fan_out).folder / "done"
+    marker_folder.mkdir(exist_ok=True)
+    write_json(marker_folder / item.item, {})
     return ItemResult()
 
 

@@ -1,14 +1,14 @@
-"""What operating costs: a stage that does nothing, a run that reuses everything, and the read commands.
+"""Overhead of operation: an empty stage, a run that reuses everything, and the read commands.
 
     python bench/operation/overhead.py stage [--repeats 9]
     python bench/operation/overhead.py reused [--config FILE --store FOLDER] [--repeats 5]
     python bench/operation/overhead.py commands [--config local --store FOLDER] [--repeats 5]
 
-`stage` makes an artifact of one small file, its key new each time, three ways interleaved in one run: as a Prefect task
-of a flow with a server up, by the stage alone (child process, publication, catalog), and as a bare Python process that
-writes the same file. `reused` is a second `nautile run` when all is made, with a Prefect server up and without (the run
-then brings its own); by default of the toy chain, which it makes first. `commands` are the ones that people wait for.
-Medians, in seconds of the clock and of the processor (of the command and its children).
+`stage` publishes an artifact of one small file under a new key each time, in three interleaved forms: as a Prefect task
+of a flow with a running server, by the stage alone (child process, publication, catalog), and as a bare Python process
+that writes the same file. `reused` is a second `nautile run` of a finished configuration, with a running Prefect server
+and without (the run then starts its own); by default of the toy chain, which is run first. `commands` times the read
+commands. Medians of wall time and of processor time (of the command and its children), in seconds.
 """
 
 import argparse
@@ -32,16 +32,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TOY = ROOT / "tests/support/stages/toy.toml"
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the clock, and of the processor in child processes that have ended."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+def time_call(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall time of a call, and processor time of the child processes that ended meanwhile, in seconds."""
+    usage_before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
-    took, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds, usage_after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
 
 
 def print_medians(result: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """Print the medians; those of the clock by name."""
+    """Print the medians; returns those of wall time by name."""
     medians = {}
     for name, pairs in result.items():
         clock, processor = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -52,7 +52,7 @@ def print_medians(result: dict[str, list[tuple[float, float]]]) -> dict[str, flo
 
 @contextmanager
 def server(home: Path) -> Iterator[str]:
-    """A Prefect server of our own, as `nautile run` starts it."""
+    """Start a Prefect server as `nautile run` does; yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
@@ -70,8 +70,8 @@ def server(home: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def stage(options: argparse.Namespace) -> None:
-    """An empty stage through Prefect, by itself, and as a bare process."""
+def stage(arguments: argparse.Namespace) -> None:
+    """An empty stage through Prefect, without Prefect, and as a bare process."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
         configure_prefect(store)
@@ -84,28 +84,28 @@ def stage(options: argparse.Namespace) -> None:
             from tasks.engine.prefect_task import as_prefect_task
             from tasks.engine.stage import RunContext
 
-            def alone() -> None:
+            def without_prefect() -> None:
                 run_stage(empty, {"n": uuid.uuid4().hex}, {}, RunContext("bench", str(store.root)))
 
             @flow(name="overhead")
             def through_prefect() -> list[tuple[float, float]]:
                 context = RunContext("bench", str(store.root))
-                return [timed(lambda: as_prefect_task(empty)({"n": uuid.uuid4().hex}, {}, context))]
+                return [time_call(lambda: as_prefect_task(empty)({"n": uuid.uuid4().hex}, {}, context))]
 
             code = f"open({str(Path(folder) / 'nothing.txt')!r}, 'w').write('nothing')"
-            ways: dict[str, Callable[[], tuple[float, float]]] = {
+            forms: dict[str, Callable[[], tuple[float, float]]] = {
                 "through Prefect, as a task of a flow": lambda: through_prefect()[0],
-                "by the stage alone": lambda: timed(alone),
-                "a bare Python process": lambda: timed(
+                "by the stage alone": lambda: time_call(without_prefect),
+                "a bare Python process": lambda: time_call(
                     lambda: subprocess.run([sys.executable, "-c", code], check=True)
                 ),
             }
-            by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-            for repeat in range(options.repeats + 1):
-                for name, way in ways.items():
-                    took = way()
-                    if repeat:  # the first imports
-                        by_name[name].append(took)
+            by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
+            for repeat in range(arguments.repeats + 1):
+                for name, form in forms.items():
+                    times = form()
+                    if repeat:  # the first one imports modules
+                        by_name[name].append(times)
             medians = print_medians(by_name)
     through, alone_s, bare = medians.values()
     print(
@@ -115,49 +115,52 @@ def stage(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def made(options: argparse.Namespace) -> Iterator[tuple[list[str], str, dict[str, str]]]:
-    """The command, the configuration and the environment of a store in which all of it is made."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NAUTILE_", "PREFECT_"))}
-    kept |= {"PYTHONPATH": str(ROOT)}
-    if options.store:
+def finished_store(arguments: argparse.Namespace) -> Iterator[tuple[list[str], str, dict[str, str]]]:
+    """The command, configuration and environment of a store in which every step is finished."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith(("NAUTILE_", "PREFECT_"))}
+    base |= {"PYTHONPATH": str(ROOT)}
+    if arguments.store:
         yield (
             [sys.executable, "-m", "flows.cli.main"],
-            options.config,
-            kept | {"NAUTILE_STORE": str(options.store.resolve())},
+            arguments.config,
+            base | {"NAUTILE_STORE": str(arguments.store.resolve())},
         )
         return
     command = [sys.executable, "-m", "flows.cli.main"]
     with tempfile.TemporaryDirectory() as folder:
-        environment = kept | {"NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag", "NAUTILE_STORE": f"{folder}/store"}
+        environment = base | {
+            "NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag",
+            "NAUTILE_STORE": f"{folder}/store",
+        }
         subprocess.run([*command, "run", str(TOY)], env=environment, check=True, stdout=subprocess.DEVNULL)
         yield command, str(TOY), environment
 
 
-def reused(options: argparse.Namespace) -> None:
-    """`nautile run` again, with everything there."""
+def reused(arguments: argparse.Namespace) -> None:
+    """A second `nautile run`, which reuses every step."""
     with (
-        made(options) as (command, config, environment),
+        finished_store(arguments) as (command, config, environment),
         tempfile.TemporaryDirectory() as home,
         server(Path(home)) as url,
     ):
-        ways = {"a server is up": {"PREFECT_API_URL": url}, "it brings its own server": {}}
-        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-        for _ in range(options.repeats):
-            for name, more in ways.items():
+        servers = {"a server is up": {"PREFECT_API_URL": url}, "it brings its own server": {}}
+        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
+        for _ in range(arguments.repeats):
+            for name, server_settings in servers.items():
 
-                def again(more: dict[str, str] = more) -> None:
+                def run_again(server_settings: dict[str, str] = server_settings) -> None:
                     quietly = {"stdout": subprocess.DEVNULL, "check": True}
-                    subprocess.run([*command, "run", config], env=environment | more, **quietly)
+                    subprocess.run([*command, "run", config], env=environment | server_settings, **quietly)
 
-                by_name[name].append(timed(again))
+                by_name[name].append(time_call(run_again))
     print(f"a second run of {Path(config).stem}, all of it reused (aim: under 10 s with a server up)")
     print_medians(by_name)
 
 
-def commands(options: argparse.Namespace) -> None:
+def commands(arguments: argparse.Namespace) -> None:
     """The read commands."""
-    with made(options) as (command, config, environment):
-        asked = {
+    with finished_store(arguments) as (command, config, environment):
+        command_words = {
             "--help": ["--help"],
             "artifacts": ["artifacts"],
             "status": ["status", config],
@@ -165,31 +168,31 @@ def commands(options: argparse.Namespace) -> None:
             "sql": ["sql", "SELECT count(*) FROM runs"],
             "store verify": ["store", "verify"],
         }
-        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
-        for repeat in range(options.repeats + 1):
-            for name, words in asked.items():
+        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in command_words}
+        for repeat in range(arguments.repeats + 1):
+            for name, words in command_words.items():
 
-                def ask(words: list[str] = words) -> None:
+                def run_command(words: list[str] = words) -> None:
                     subprocess.run([*command, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
 
-                took = timed(ask)
+                times = time_call(run_command)
                 if repeat:
-                    by_name[name].append(took)
+                    by_name[name].append(times)
         print_medians(by_name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ways = parser.add_subparsers(required=True)
+    subparsers = parser.add_subparsers(required=True)
     for work, repeats in ((stage, 9), (reused, 5), (commands, 5)):
-        result = ways.add_parser(work.__name__, help=work.__doc__)
-        result.add_argument("--repeats", type=int, default=repeats)
+        subparser = subparsers.add_parser(work.__name__, help=work.__doc__)
+        subparser.add_argument("--repeats", type=int, default=repeats)
         if work is not stage:
-            result.add_argument("--config", default=str(TOY))
-            result.add_argument("--store", type=Path)
-        result.set_defaults(run=work)
-    options = parser.parse_args()
-    options.run(options)
+            subparser.add_argument("--config", default=str(TOY))
+            subparser.add_argument("--store", type=Path)
+        subparser.set_defaults(run=work)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
     python bench/rl/ladder.py [--seeds 1 100001 200001 ...] [--config local] [--store .nautile/ladder]
         [--out docs/results]
 
-Runs the whole pipeline of a configuration once for each seed, in one store: stopped and started again, it
-goes on where it was. A seed changes all that is drawn: data, weights, samples, the held-out problems. The gain of
-a stage is taken on the same problems before and after it, greedily, with its 95 % interval and McNemar's exact p. All
-seeds are reported; they lie far apart, because problem i of seed s + 1 is problem i + 1 of seed s. The settings were
-chosen on problems of the guard split (docs/log.md), so none of these.
+Runs the whole pipeline of a configuration once for each seed, in one store; after a stop it continues. A seed changes
+everything that is drawn: data, weights, samples, the held-out problems. The gain of a stage is measured on the same
+problems before and after it, greedily, with its 95 % interval and McNemar's exact p. All seeds are reported. They lie
+far apart, because problem i of seed s + 1 is problem i + 1 of seed s. The settings were chosen on problems of the guard
+split (docs/log.md), which are other problems.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 @dataclass(frozen=True)
 class SeedResult:
-    """The ladder of one seed, and the seconds that the run took, without what was reused."""
+    """The ladder of one seed, and the seconds of its run without reused steps."""
 
     seed: int
     ladder: Ladder
@@ -53,19 +53,19 @@ def run_seed(config: str, seed: int, store: Store) -> SeedResult:
     path = store.root / f"ladder-{seed}.toml"
     base = config if "/" not in config else str(Path(config).absolute())
     path.write_text(f'extends = "{base}"\nname = "ladder-{seed}"\nseed = {seed}\n', encoding="utf-8")
-    began = time.perf_counter()
+    start = time.perf_counter()
     environment = os.environ | {"NAUTILE_STORE": str(store.root)}
     subprocess.run([sys.executable, "-m", "flows.cli.main", "run", str(path)], cwd=ROOT, env=environment, check=True)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     keys = {step.label: step.key for step in build_dag(load(str(path)))}
     evaluations = {stage: store.get(f"evaluation/{keys[f'evaluate:{stage}']}").path for stage in STAGES}
-    climbed = ladder(
+    seed_ladder = ladder(
         {stage: read_json(path / "scores.json") for stage, path in evaluations.items()},
         {stage: read_rows(path / "rows.jsonl") for stage, path in evaluations.items()},
     )
-    if climbed is None:
+    if seed_ladder is None:
         raise ConfigError(f"{config}: [evaluate] asks no benchmark of Table 1 and no held-out problems")
-    return SeedResult(seed, climbed, seconds)
+    return SeedResult(seed, seed_ladder, seconds)
 
 
 def markdown(results: list[SeedResult]) -> str:
@@ -96,16 +96,16 @@ def main() -> None:
     parser.add_argument("--store", default=".nautile/ladder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 100_001, 200_001, 300_001, 400_001])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
-    options = parser.parse_args()
-    store = Store(Path(options.store).absolute())
+    arguments = parser.parse_args()
+    store = Store(Path(arguments.store).absolute())
     store.prepare()
     results = []
-    for seed in options.seeds:
-        results.append(run_seed(options.config, seed, store))
+    for seed in arguments.seeds:
+        results.append(run_seed(arguments.config, seed, store))
         text = markdown(results)
-        (options.out / "ladder.md").write_text(text, encoding="utf-8")
+        (arguments.out / "ladder.md").write_text(text, encoding="utf-8")
         print(text, flush=True)
-        print(f"seed {seed}: {results[-1].seconds:.0f} s, without what was reused", flush=True)
+        print(f"seed {seed}: {results[-1].seconds:.0f} s, without reused steps", flush=True)
 
 
 if __name__ == "__main__":

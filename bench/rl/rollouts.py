@@ -1,18 +1,18 @@
-"""Rollouts and a whole reason step of this checkout against another one, in turns.
+"""Rollouts and a whole reason step, of this checkout and of another one, interleaved.
 
     git worktree add /tmp/before COMMIT
     python bench/rl/rollouts.py /tmp/before [--settings table1 long] [--prompts 0] [--repeats 3] [--json FILE]
 
 `table1` is the reason stage of `bench/rl/table1.toml`: 32 prompts by 8, prompts and completions of up to 48 tokens.
 `long` is the same with 16 prompts and completions of up to 768. The model is untrained and would never stop, so each
-sample is stopped at a length of its own, the same in both checkouts: the first of its random numbers picks it from the
-lengths of the problems' own solutions (`table1`), or from a lognormal distribution with a median of 64 tokens and σ = 1
-(`long`). A reason step is rollouts, rewards (the share of even ids, so that groups carry a signal) and the balanced
+sample is stopped at a certain length, the same in both checkouts: its first random number selects the length from those
+of the problems' own solutions (`table1`), or from a lognormal distribution with a median of 64 tokens and σ = 1
+(`long`). A reason step is rollouts, rewards (the share of even ids, so that groups have a signal) and the balanced
 update.
 
-The first step of a checkout compiles and is not counted; the others repeat its draw, at a learning rate that changes
-nothing, so that all do the same work. Two processes take turns; medians, with CPU time because the machine may be
-shared. Each step is printed as it ends, and each setting is added to FILE as it ends: the settings may be run apart.
+The first step of a checkout compiles and is not counted. The others repeat its draw at a learning rate that changes
+nothing, so that all do the same work. The two processes alternate; medians, with CPU time because the machine may be
+shared. Each step is printed and each setting is added to FILE as it ends, so settings can be run separately.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import options, write_results
+from measure import argument_parser, write_results
 
 ROOT = Path(__file__).parents[2]
 LONG_TOKENS, LONG_CONTEXT = 768, 1024
@@ -38,32 +38,32 @@ PROMPTS = {"table1": 32, "long": 16}
 
 
 def stop_at_lengths(lengths: list[int], stop: int) -> None:
-    """Make every sample end with `stop` at one of `lengths` that its first random number picks."""
+    """Patch sampling so that each sample ends with `stop`, at one of `lengths` selected by its first random number."""
     import jax.numpy as jnp
 
     from model.decoding import sampling
 
     table, draw, uniforms = jnp.asarray(sorted(lengths)), sampling.draw, sampling.uniforms
 
-    def marked(keys_B2: Any, count: int) -> Any:
+    def uniforms_with_stop(keys_B2: Any, count: int) -> Any:
         numbers_BT = uniforms(keys_B2, count)
         last_B = table[(numbers_BT[:, 0] * len(lengths)).astype(int)] - 1
         return jnp.where(jnp.arange(count) == last_B[:, None], 2.0, numbers_BT)
 
-    def stopping(logits_BV: Any, uniform_B: Any, settings: Any) -> Any:
+    def draw_or_stop(logits_BV: Any, uniform_B: Any, settings: Any) -> Any:
         return jnp.where(uniform_B > 1, stop, draw(logits_BV, uniform_B, settings))
 
     for name in ("generate", "lane"):
         try:
             module = importlib.import_module(f"model.decoding.{name}")
-        except ModuleNotFoundError:  # a checkout from before there were lanes
+        except ModuleNotFoundError:  # an older checkout without lanes
             continue
         if hasattr(module, "draw"):
-            module.draw, module.uniforms = stopping, marked
+            module.draw, module.uniforms = draw_or_stop, uniforms_with_stop
 
 
 def serve(setting: str, prompts: int) -> None:
-    """The worker: a step for each line of standard input, what it took as JSON on standard output."""
+    """The worker: one step for each line of standard input; writes its times as JSON to standard output."""
     import jax
     import numpy as np
 
@@ -78,13 +78,13 @@ def serve(setting: str, prompts: int) -> None:
 
     try:
         from rl.problems.load import load as load_problems
-    except ModuleNotFoundError:  # a checkout in which the problems are one file
+    except ModuleNotFoundError:  # an older checkout, where the problems are one file
         from rl.problems import load as load_problems
 
     config = load(ROOT / "bench" / "rl" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
     rollout = rollout.model_copy(update={"prompts": prompts})
-    asked = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
+    problem_list = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
     if setting == "long":
         model = model.model_copy(update={"context": LONG_CONTEXT})
         rollout = rollout.model_copy(update={"max_tokens": LONG_TOKENS})
@@ -92,8 +92,8 @@ def serve(setting: str, prompts: int) -> None:
         tail = [64 * np.exp(normal.inv_cdf((i + 0.5) / QUANTILES)) for i in range(QUANTILES)]
         lengths = [int(min(max(2, length), LONG_TOKENS)) for length in tail]
     else:
-        texts = [tokenizer.encode(p.rationale) + tokenizer.encode(f"\n{p.answer}\n") for p in asked]
-        lengths = [min(len(ids) + 2, rollout.max_tokens) for ids in texts]  # with the ends of thinking and of the turn
+        texts = [tokenizer.encode(p.rationale) + tokenizer.encode(f"\n{p.answer}\n") for p in problem_list]
+        lengths = [min(len(ids) + 2, rollout.max_tokens) for ids in texts]  # plus two end markers
     stop_at_lengths(lengths, tokenizer.im_end)
     mesh, length = make_mesh(1), rollout.prompt_length + rollout.max_tokens
     engine = RolloutEngine(model, tokenizer, rollout, 1, mesh)
@@ -102,34 +102,34 @@ def serve(setting: str, prompts: int) -> None:
     params, balance = initialise(model, 1), config.reason.balance
     if "rollout" in inspect.signature(Learner).parameters:
         learner = Learner(model, policy, rollout, params, objectives.Balance.of(config.reason), mesh)
-    else:  # the checkout to compare with: from before the learner computed prompts once
+    else:  # an older checkout, whose learner does not share prompts
         learner = Learner(model, policy, params, length, balance, mesh)
-    chosen = list(enumerate(asked[:prompts]))
+    step_problems = list(enumerate(problem_list[:prompts]))
     for _ in sys.stdin:
         clocks = [(time.perf_counter(), time.process_time())]
-        groups = engine.sample(learner.params, chosen, 0)
+        groups = engine.sample(learner.params, step_problems, 0)
         clocks.append((time.perf_counter(), time.process_time()))
         for group in groups:
             rewards = [float((r.ids % 2 == 0).mean()) for r in group.rollouts]
-            for made, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
-                made.reward, made.advantage = reward, advantage
+            for completion, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
+                completion.reward, completion.advantage = reward, advantage
         learner.update(groups)
         jax.block_until_ready(learner.trained)
         clocks.append((time.perf_counter(), time.process_time()))
-        tokens = [len(made.ids) for group in groups for made in group.rollouts]
-        taken = {"tokens": sum(tokens), "longest": max(tokens)}
+        tokens = [len(completion.ids) for group in groups for completion in group.rollouts]
+        row = {"tokens": sum(tokens), "longest": max(tokens)}
         for index, clock in enumerate(("clock", "cpu")):
-            first, middle, last = (moment[index] for moment in clocks)
-            taken |= {
-                f"rollout_{clock}": middle - first,
-                f"update_{clock}": last - middle,
-                f"step_{clock}": last - first,
+            begin, after_rollout, end = (moment[index] for moment in clocks)
+            row |= {
+                f"rollout_{clock}": after_rollout - begin,
+                f"update_{clock}": end - after_rollout,
+                f"step_{clock}": end - begin,
             }
-        print(json.dumps(taken), flush=True)
+        print(json.dumps(row), flush=True)
 
 
 def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, Any]:
-    """Seconds of both checkouts, and how many times faster this one is, by the clock and by CPU time."""
+    """Seconds of both checkouts, and the speed-up of this one by wall time and by CPU time."""
     from tasks.engine.child_process import ALLOCATOR
 
     command = [sys.executable, __file__, str(other), "--serve", setting, "--prompts", str(prompts)]
@@ -140,46 +140,46 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
         )
         for name, tree in (("before", other), ("now", ROOT))
     }  # fmt: skip
-    taken: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    timings: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     try:
         for number in range(repeats + 1):
             for name, worker in workers.items():
                 print(file=worker.stdin, flush=True)
                 row = json.loads(worker.stdout.readline())
-                shown = {key: round(value, 2) for key, value in row.items()}
-                print(setting, name, f"step {number}" if number else "compiling", shown, flush=True)
+                rounded = {key: round(value, 2) for key, value in row.items()}
+                print(setting, name, f"step {number}" if number else "compiling", rounded, flush=True)
                 if number:
-                    taken[name].append(row)
+                    timings[name].append(row)
     finally:
         for worker in workers.values():
             worker.kill()
             worker.wait()
     medians = {
         name: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
-        for name, rows in taken.items()
+        for name, rows in timings.items()
     }
     before, now = medians["before"], medians["now"]
-    times = {key: round(before[key] / now[key], 2) for key in before if key.endswith(("clock", "cpu"))}
+    speed_up = {key: round(before[key] / now[key], 2) for key in before if key.endswith(("clock", "cpu"))}
     rate = {name: round(part["tokens"] / part["rollout_clock"]) for name, part in medians.items()}
-    return {**medians, "rollout_tokens_per_second": rate, "times_faster": times, "rows": taken}
+    return {**medians, "rollout_tokens_per_second": rate, "times_faster": speed_up, "rows": timings}
 
 
 def main() -> None:
-    parser = options(__doc__, settings=["table1", "long"], prompts=0, repeats=3)
+    parser = argument_parser(__doc__, settings=["table1", "long"], prompts=0, repeats=3)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
-        serve(asked.serve, asked.prompts)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.prompts)
         return
-    results = json.loads(asked.json.read_text("utf-8")) if asked.json and asked.json.exists() else {}
-    for setting in asked.settings:
-        prompts = asked.prompts or PROMPTS[setting]
-        results[setting] = compare(asked.other.resolve(), setting, prompts, asked.repeats)
+    results = json.loads(arguments.json.read_text("utf-8")) if arguments.json and arguments.json.exists() else {}
+    for setting in arguments.settings:
+        prompts = arguments.prompts or PROMPTS[setting]
+        results[setting] = compare(arguments.other.resolve(), setting, prompts, arguments.repeats)
         print(f"{setting}: {prompts} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for name in ("before", "now", "rollout_tokens_per_second", "times_faster"):
             print("  ", name, results[setting][name], flush=True)
-        write_results(results, asked.json)
+        write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

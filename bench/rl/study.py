@@ -1,18 +1,17 @@
-"""The paper's claim (§4.1, §4.3) at a size that one core trains: where does plain GRPO fail and the balanced form not?
+"""Test of the paper's claim (§4.1, §4.3) on one core: where does plain GRPO fail and the balanced form not?
 
-    python bench/rl/study.py [--work .nautile/study] [--only E2 E7]      train what is not trained yet, with seed 1
+    python bench/rl/study.py [--work .nautile/study] [--only E2 E7]      train the missing cells with seed 1
     python bench/rl/study.py --repeat "E2 rate=0.0001 passes=4 ratio=False"   the arms of a setting with all five seeds
-    python bench/rl/study.py --report             docs/results/rl-study.md, .json and .svg from what there is
-    python bench/rl/study.py --work OTHER --report docs/results/rl-study-2      the same of another start
+    python bench/rl/study.py --report             docs/results/rl-study.md, .json and .svg from the finished cells
+    python bench/rl/study.py --work OTHER --report docs/results/rl-study-2      the same from another start
 
 A setting is named as in the table. E0, the norms of the two gradients by k of G, comes first and trains nothing.
 
-All cells (bench/rl/study_cells.py) start from one model, pretrained by the pipeline's own stages with
-bench/rl/study.toml and kept in WORK. They are trained one after the other in this process, which compiles once, by the
-reinforcement stages' own parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is
-evaluated on 1,000 held-out problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and
-started again, only the cell under way is lost. Cells that a report in docs/ has are not trained again if it is of the
-same start.
+All cells (bench/rl/study_cells.py) start from one model, pretrained by the pipeline's stages with bench/rl/study.toml
+and stored in WORK. They are trained one after the other in this process, which compiles once, by the parts of the
+reinforcement stages (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each cell is
+evaluated on 1,000 held-out problems, greedily and at temperature 1, and written to WORK/cells: a stop loses only the
+current cell. Cells of a report in docs/ with the same start are not trained again.
 """
 
 import argparse
@@ -61,13 +60,13 @@ CURVES = (
     "norm_positive", "norm_negative", "balance_factor", "gradient_cosine", "logprob_positive", "logprob_negative",
     "entropy", "sampler_gap", "solve_rate", "length", "zero_signal_share",
 )  # fmt: skip
-# What the author's decoding cached when it was first used: all of an SCA layer but its large matrices and norms.
+# What the author's decoding cached on first use: all parameters of an SCA layer except its large matrices and norms.
 CACHED = frozenset({"conv", "theta", "integration", "decay", "score_scale", "score_bias", "phase_scale"})
 
 
 @dataclass
 class Study:
-    """The start and its problems, and the compiled gradients that cells share."""
+    """The start model, the problems, and the compiled gradients that cells share."""
 
     params: Params
     model: ModelConfig
@@ -78,20 +77,20 @@ class Study:
 
     @classmethod
     def load(cls, checkpoint: Path) -> "Study":
-        """The start in `checkpoint`, with the problems of bench/rl/study.toml; seed 1, whatever the cells' seeds."""
+        """The start model in `checkpoint` with the problems of bench/rl/study.toml, always drawn with seed 1."""
         config = load(Path(__file__).with_name("study.toml"))
         params, model, tokenizer = load_weights(checkpoint)
-        asked = config.evaluate.held_out
-        assert asked is not None
-        drawn = generated(asked.tasks, config.seed, "held_out")
-        held_out = [problem for problem, _ in zip(drawn, range(asked.count), strict=False)]
+        held_out_config = config.evaluate.held_out
+        assert held_out_config is not None
+        drawn = generated(held_out_config.tasks, config.seed, "held_out")
+        held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
         return cls(
             on_device(params), model, tokenizer_for(tokenizer), load_problems(config.reason.problems, 1), held_out
         )
 
     def learner(self, cell: Cell) -> Learner:
         """A learner whose gradients are compiled once for all cells with the same loss."""
-        # With log-probabilities of temperature 1, as the author's were: at E3's 0.7 that is part of the question.
+        # Log-probabilities at temperature 1, as the author's; with E3's sampling at 0.7 this difference is tested.
         rollout = cell.rollout.model_copy(update={"temperature": 1.0})
         learner = Learner(self.model, cell.policy, rollout, self.params, cell.balance, make_mesh(1))
         program = self.programs.setdefault((cell.kl, cell.train), learner.program)
@@ -110,8 +109,8 @@ class Study:
             params = learner.sampling_params
             if cell.stale_spectra:
                 params = with_cached(params, self.params)
-            live, every, metrics = draw.step(params, cell.prompts)
-            metrics |= learner.update(pushed(every, cell.push) if cell.push else live)
+            live, all_groups, metrics = draw.step(params, cell.prompts)
+            metrics |= learner.update(pushed(all_groups, cell.push) if cell.push else live)
             for name, curve in curves.items():
                 curve.append(float(f"{metrics[name]:.3g}") if name in metrics else None)
         return learner.params, curves
@@ -130,12 +129,12 @@ class Study:
 
     def outcomes(self, params: Params) -> dict[str, str]:
         """`solved` greedily and at temperature 1, as hexadecimal digits."""
-        ways = {"greedy": 0.0, "sampled": 1.0}
-        return {way: packed(self.solved(params, temperature)) for way, temperature in ways.items()}
+        temperatures = {"greedy": 0.0, "sampled": 1.0}
+        return {way: packed(self.solved(params, temperature)) for way, temperature in temperatures.items()}
 
 
 def with_cached(params: Params, start: Params) -> Params:
-    """`params` with the start's values of all that the author's decoding cached."""
+    """`params` with the start's values for the parameters in `CACHED`."""
 
     def choose(path: tuple[Any, ...], now: Any, before: Any) -> Any:
         return before if path[-1].key in CACHED else now
@@ -144,9 +143,9 @@ def with_cached(params: Params, start: Params) -> Params:
 
 
 def pushed(groups: Sequence[Group], push: float) -> Sequence[Group]:
-    """The groups with every advantage lowered by `push`: what β ∇ log π of each completion adds to the gradient.
+    """The groups with every advantage lowered by `push`, which adds β ∇ log π of each completion to the gradient.
 
-    Groups without a signal too, for a KL term is of every completion.
+    Groups without a signal are included, because a KL term applies to every completion.
     """
     for group in groups:
         for rollout in group.rollouts:
@@ -160,7 +159,7 @@ def packed(solved: Sequence[bool]) -> str:
 
 
 def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
-    """E0: for each group of one draw of `cell` at the start: how many are right, both norms and the cosine."""
+    """E0: for each group of one draw of `cell` at the start, the number right, both norms and the cosine."""
     learner = study.learner(cell)
     engine = RolloutEngine(study.model, study.tokenizer, cell.rollout, cell.seed, learner.mesh)
     order = ProblemOrder(len(study.problems), cell.seed)
@@ -177,8 +176,8 @@ def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
 
 
 def start(work: Path) -> Path:
-    """The folder of the start's weights, made by the pipeline's stages if it is not there."""
-    from bench.rl.table1 import Bench  # the orchestrator, which a test of one cell does not need
+    """The folder of the start's weights, pretrained by the pipeline's stages if it does not exist."""
+    from bench.rl.table1 import Bench  # imports Prefect, which a test of one cell does not need
     from store.artifacts import Store
 
     store = Store(work.absolute())
@@ -188,19 +187,19 @@ def start(work: Path) -> Path:
 
 
 def run(study: Study, cells: Iterable[Cell], folder: Path) -> None:
-    """Train and evaluate the cells that are neither in `folder` nor published, the start itself first."""
+    """Train and evaluate the cells that are neither in `folder` nor published; evaluates the start first."""
     if not (folder / "start.json").exists():
         write_json(folder / "start.json", {"name": "start", **study.outcomes(study.params)})
-    done = {row["name"] for row in published(read_json(folder / "start.json"))}
+    published_names = {row["name"] for row in published(read_json(folder / "start.json"))}
     for cell in cells:
         file = folder / f"{cell.name.replace(' ', ',')}.json"
-        if file.exists() or cell.name in done:
+        if file.exists() or cell.name in published_names:
             continue
-        began = time.perf_counter()
+        start = time.perf_counter()
         params, curves = study.train(cell)
-        trained = time.perf_counter()
+        trained_at = time.perf_counter()
         row = {"name": cell.name, "cell": asdict(cell), **study.outcomes(params), "curves": curves}
-        seconds = [round(trained - began, 1), round(time.perf_counter() - trained, 1)]
+        seconds = [round(trained_at - start, 1), round(time.perf_counter() - trained_at, 1)]
         write_json(file, row | {"seconds": seconds})
         share = {way: int(row[way], 16).bit_count() / len(study.held_out) for way in ("greedy", "sampled")}
         print(f"{cell.name}: {share}, {seconds} s", flush=True)
@@ -211,31 +210,29 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".nautile/study"))
     parser.add_argument("--only", nargs="+", help="experiments")
     parser.add_argument("--repeat", nargs="+", default=[], metavar="SETTING", help="settings to run with every seed")
-    parser.add_argument(
-        "--arms", nargs="+", help="of those settings, plain, balanced-step, ...; all of them if not given"
-    )
+    parser.add_argument("--arms", nargs="+", help="arms to run: plain, balanced-step, ...; default: all")
     parser.add_argument("--report", type=Path, nargs="?", const=RESULTS / "rl-study", metavar="PATH")
-    options = parser.parse_args()
-    folder, premise = options.work / "cells", options.work / "premise.json"
-    if options.report:
+    arguments = parser.parse_args()
+    folder, premise = arguments.work / "cells", arguments.work / "premise.json"
+    if arguments.report:
         start_row = read_json(folder / "start.json")
         rows = [thinned(read_json(file)) for file in sorted(folder.glob("E*.json"))] + published(start_row)
-        print(write(start_row, rows, read_json(premise), options.report))
+        print(write(start_row, rows, read_json(premise), arguments.report))
         return
-    checkpoint = start(options.work)
-    enable_compile_cache(options.work / "compiled")
+    checkpoint = start(arguments.work)
+    enable_compile_cache(arguments.work / "compiled")
     study = Study.load(checkpoint)
     folder.mkdir(exist_ok=True)
     if not premise.exists():
         write_json(premise, [row for cell in PREMISE for row in norms_by_right(study, cell)])
     cells = [*screen(), *later()]
-    if options.repeat:
-        unknown = set(options.repeat) - {f"{cell.experiment} {cell.setting}" for cell in cells}
+    if arguments.repeat:
+        unknown = set(arguments.repeat) - {f"{cell.experiment} {cell.setting}" for cell in cells}
         if unknown:
             raise SystemExit(f"--repeat: no setting {sorted(unknown)} in bench/rl/study_cells.py")
-        cells = list(repeated(cell for cell in cells if f"{cell.experiment} {cell.setting}" in options.repeat))
-    cells = [cell for cell in cells if not options.only or cell.experiment in options.only]
-    run(study, [cell for cell in cells if not options.arms or cell.arm in options.arms], folder)
+        cells = list(repeated(cell for cell in cells if f"{cell.experiment} {cell.setting}" in arguments.repeat))
+    cells = [cell for cell in cells if not arguments.only or cell.experiment in arguments.only]
+    run(study, [cell for cell in cells if not arguments.arms or cell.arm in arguments.arms], folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cells of bench/rl/study.py, in the order in which they run: what each changes of a common setting, and why.
+"""The cells of bench/rl/study.py in the order in which they run, each as its changes to a common setting.
 
 A cell is one training from the start S, with one seed. The experiments E0 to E7 ask where plain GRPO could fail while
 the gradient-balanced form does not; docs/results/rl.md has the question, the decision rule and the answers.
@@ -23,9 +23,9 @@ CAP, POSITIVES = {"mode": "cap"}, {"mode": "positives"}
 class Cell:
     """One training; the defaults are the common setting: on-policy Dr. GRPO, one pass, no KL term.
 
-    `push`: β of the author's KL term, β (log π - c), whose gradient pushes every sampled completion down whatever the
-    reference says. `stale_spectra`: the sampler keeps the start's convolution, θ, ω, λ, γ, β and η, as the author's
-    cache did.
+    `push`: β of the author's KL term, β (log π - c), whose gradient lowers the probability of every sampled completion,
+    whatever the reference. `stale_spectra`: the sampler keeps the start's convolution, θ, ω, λ, γ, β and η, as the
+    author's cache did.
     """
 
     experiment: str
@@ -50,18 +50,18 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """What distinguishes the cell from the common setting, without its mode and seed; one cell of each mode."""
-        shown = [
+        """The fields that differ from the common setting, without mode and seed; shared by the arms of a setting."""
+        changes = [
             f"{field.name}={_text(getattr(self, field.name))}"
             for field in fields(self)
             if field.name not in ("experiment", "mode", "over", "rate", "seed")
             and getattr(self, field.name) != field.default
         ]
-        return " ".join([f"rate={self.rate:g}", *shown])
+        return " ".join([f"rate={self.rate:g}", *changes])
 
     @property
     def arm(self) -> str:
-        """The mode, and for the paper's rule what it is computed over."""
+        """The mode, and for the paper's rule whether it balances a step or each group."""
         names = {"off": "plain", "cap": "cap", "positives": "positives", "equalise": f"balanced-{self.over}"}
         return names[self.mode]
 
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def balance(self) -> Balance:
-        """Plain GRPO too is computed from its two parts, with factor 1, so that their norms are known."""
+        """The balance. Plain GRPO is also computed from its two parts, with factor 1, so that their norms are known."""
         return Balance(self.mode, self.over)
 
     @property
@@ -106,7 +106,7 @@ PREMISE = [Cell("E0", "off", group=group, prompts=prompts) for group, prompts in
 
 
 def screen() -> Iterator[Cell]:
-    """Every cell with the first seed, those that decide most first."""
+    """Every cell with the first seed, the most decisive ones first."""
     yield from _cells("E2", PLAIN, STEP, POSITIVES, EACH_GROUP)  # the common setting, which all others compare with
     yield from _cells("E7", PLAIN, STEP, POSITIVES, stale_spectra=True)
     for rate in (1e-4, 5e-5):
@@ -117,7 +117,7 @@ def screen() -> Iterator[Cell]:
     for temperature, top_k in ((1.0, 0), (0.7, 50)):
         for push in (0.1, 0.05):
             yield from _cells("E3", PLAIN, CAP, push=push, temperature=temperature, top_k=top_k)
-    # Added when the stale sampler had turned out to do harm: does the ratio mend it?
+    # Added after the stale sampler had turned out to be harmful: does the ratio repair it?
     yield from _cells("E2", PLAIN, STEP, sync_every=10)
     standard = {"advantage": "std", "aggregate": "sequence_mean", "kl": 0.04}
     for passes in (1, 4):
@@ -125,7 +125,7 @@ def screen() -> Iterator[Cell]:
 
 
 def later() -> Iterator[Cell]:
-    """The cells that run only once all of `screen` and the seeds of its findings have run."""
+    """The cells that run after all of `screen` and the further seeds of its results."""
     small = {"prompts": 4, "group": 6, "steps": 4 * STEPS}
     yield from _cells("E4", PLAIN, STEP, EACH_GROUP, CAP, **small)
     yield from _cells("E6", PLAIN, STEP, train=("blocks",))
@@ -134,9 +134,9 @@ def later() -> Iterator[Cell]:
 
 def repeated(cells: Iterable[Cell]) -> Iterator[Cell]:
     """The cells with each further seed."""
-    chosen = list(cells)
+    first_seed_cells = list(cells)
     for seed in SEEDS[1:]:
-        yield from (replace(cell, seed=seed) for cell in chosen)
+        yield from (replace(cell, seed=seed) for cell in first_seed_cells)
 
 
 def _cells(experiment: str, *modes: dict[str, Any], **changes: Any) -> Iterator[Cell]:

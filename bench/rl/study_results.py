@@ -1,4 +1,4 @@
-"""What the cells of bench/rl/study.py came to: the table of all, the decision rule, a figure, and the data behind them.
+"""Results of the cells of bench/rl/study.py: the table, the decision rule, a figure, and their data.
 
 Gains are paired by problem over the start, leads by problem and seed over plain GRPO in the same setting. Intervals of
 95 % resample problems, and seeds where there are several, together.
@@ -21,8 +21,8 @@ from common.files import read_json
 WAYS = ("greedy", "sampled")
 DRAWS = 4000
 ARMS = ("plain", "balanced-step", "balanced-group", "cap", "positives")
-THINNED = 2  # every second step of the curves is kept beside the page, and the table is computed from those
-ENDS = 3  # of them at each end of a curve: the first and the last six steps
+THINNED = 2  # every second step of the curves is published, and the table is computed from these
+ENDS = 3  # published steps at each end of a curve: the first and the last six steps
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
@@ -39,7 +39,10 @@ class Interval:
 
 
 def interval(differences_SN: np.ndarray) -> Interval:
-    """Of differences by seed and problem [S, N]: problems are drawn with replacement, and for each draw the seeds."""
+    """The mean difference and its interval, of differences by seed and problem [S, N].
+
+    Bootstrap: problems are drawn with replacement, and for each draw the seeds.
+    """
     seeds, problems = differences_SN.shape
     rng = np.random.default_rng(0)
     counts_DN = rng.multinomial(problems, np.full(problems, 1 / problems), DRAWS)
@@ -65,7 +68,7 @@ class ArmResult:
         return interval(np.stack([solved[seed] - start[way] for seed in seeds or solved]))
 
     def lead(self, plain: "ArmResult", way: str, seeds: Sequence[int] | None = None) -> Interval:
-        """Over `plain`, in the seeds that both have."""
+        """The difference from `plain`, over the seeds that both have."""
         ours, theirs = self.solved(way), plain.solved(way)
         return interval(np.stack([ours[seed] - theirs[seed] for seed in seeds or sorted(ours.keys() & theirs.keys())]))
 
@@ -89,9 +92,9 @@ class Setting:
     def verdict(
         self, start: Mapping[str, np.ndarray], way: str, seeds: Sequence[int] | None = None
     ) -> dict[str, Interval]:
-        """The balanced arms that ran with `seeds` and by which the setting meets the decision rule, and their lead.
+        """The balanced arms with which the setting meets the decision rule, and their leads; empty if it does not.
 
-        Empty if it does not meet it. None: the seeds that plain GRPO ran with.
+        Only arms that ran with all of `seeds` count; None means the seeds of plain GRPO.
         """
         if (plain := self.arms.get("plain")) is None:
             return {}
@@ -113,12 +116,12 @@ def unpacked(digits: str) -> np.ndarray:
 
 
 def thinned(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as it is published: every second step of its curves."""
+    """The published form of a row, with every second step of its curves."""
     return row | {"curves": {name: curve[::THINNED] for name, curve in row["curves"].items()}}
 
 
 def published(start: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an earlier report of the same start, judged by every outcome, with their cells; or none."""
+    """The rows of an earlier report with exactly the same outcomes of the start, with their cells; or none."""
     planned = [*screen(), *later()]
     cells = {cell.name: cell for cell in [*planned, *repeated(planned)]}
     for file in sorted(RESULTS.glob("rl-study*.json")):
@@ -166,8 +169,8 @@ def _lines(start: Mapping[str, np.ndarray], setting: Setting) -> Iterator[list[s
     plain = setting.arms.get("plain")
     for name, arm in setting.arms.items():
         leads = ["" if plain is None or arm is plain else str(arm.lead(plain, way)) for way in WAYS]
-        changes = [arm.curve(f"logprob_{side}") for side in ("positive", "negative")]
-        moved = [np.nanmean(curve[:, -ENDS:]) - np.nanmean(curve[:, :ENDS]) for curve in changes]
+        logprob_curves = [arm.curve(f"logprob_{side}") for side in ("positive", "negative")]
+        logprob_changes = [np.nanmean(curve[:, -ENDS:]) - np.nanmean(curve[:, :ENDS]) for curve in logprob_curves]
         medians = [np.nanmedian(values) for values in (arm.norm_ratio, arm.curve("balance_factor"))]
         yield [
             setting.experiment,
@@ -177,7 +180,7 @@ def _lines(start: Mapping[str, np.ndarray], setting: Setting) -> Iterator[list[s
             *(str(arm.gain(start, way)) for way in WAYS),
             *leads,
             *(f"{value:.2f}" for value in medians),
-            *(f"{value:+.2f}" for value in moved),
+            *(f"{value:+.2f}" for value in logprob_changes),
         ]
 
 
@@ -225,14 +228,14 @@ def write(
     text += "\n" + textwrap.fill(f"Not run: {'; '.join(names) or 'none'}.", 120) + "\n"
     out.with_suffix(".md").write_text(text, encoding="utf-8")
     out.with_suffix(".svg").write_text(picture(start, results), encoding="utf-8")
-    kept = [{name: row[name] for name in ("name", *WAYS, "curves")} for row in rows]
-    data = {"start": {way: start_row[way] for way in WAYS}, "premise": premise, "cells": kept}
+    cells = [{name: row[name] for name in ("name", *WAYS, "curves")} for row in rows]
+    data = {"start": {way: start_row[way] for way in WAYS}, "premise": premise, "cells": cells}
     out.with_suffix(".json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     return text
 
 
 def by_right(premise: Sequence[dict[str, Any]]) -> str:
-    """E0 as a table: the median ratio of norms by the number of right completions, and what nearly orthogonal gives."""
+    """E0 as a table: median ratio of norms by number of right completions, and the ratio for orthogonal gradients."""
     lines = ["| G | right | groups | ‖g⁻‖/‖g⁺‖ | √(k/(G-k)) | cosine |", "| --- | --- | --- | --- | --- | --- |"]
     for size, right in sorted({(row["group"], row["right"]) for row in premise}):
         same = [row for row in premise if (row["group"], row["right"]) == (size, right)]

@@ -5,12 +5,12 @@
 
 A model is pretrained until it solves some 20 to 40 % of held-out problems. From it, with the same number of sampled
 completions each: plain GRPO, gradient-balanced GRPO, scored self-distillation; then self-distillation after balanced
-GRPO, the paper's order. (Its stage 1 needs a judge that can judge; the embedded one cannot, so it is left out.) Only
+GRPO, the paper's order. (Stage 1 is left out, because the embedded judge is not able to judge.) Only
 the sampling differs between seeds: the start and the held-out problems are the same.
 
-Every piece is a stage of the pipeline with its artifacts in the store: stopped at any moment and started again, it goes
-on where it was, and what is done is not done again. Accuracy is pass@1, both of the likeliest completion (greedy) and
-of one drawn at temperature 1: what a policy gains by growing surer of itself alone shows in the second only.
+Each part is a stage of the pipeline with its artifacts in the store, so after a stop the bench continues and repeats
+nothing. Accuracy is pass@1, of the likeliest completion (greedy) and of one drawn at temperature 1; a gain that comes
+only from a sharper distribution shows in the second alone.
 """
 
 import argparse
@@ -38,14 +38,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs stages of one configuration and reads what they measured."""
+    """Runs stages of one configuration and reads their metrics."""
 
     config: RunConfig
     store: Store
     run: str
 
     def stage(self, name: str, label: str, inputs: dict[str, str], seed: int, **changes: Any) -> dict[str, str]:
-        """One stage with `seed`, its own part of the configuration changed as said; kind -> artifact id."""
+        """Run one stage with `seed` and `changes` to its section; returns artifact kind -> id."""
         steps = [step for step in build_dag(self.config) if step.stage.name == name]
         step = next((step for step in steps if step.label == label), steps[0])
         section = step.section | {"seed": seed}
@@ -65,12 +65,12 @@ class Bench:
     def evaluated(self, checkpoint: str, label: str, temperature: float) -> list[bool]:
         """Right or wrong on each held-out problem, by the strict grader."""
         inputs, seed = {"checkpoint": checkpoint}, self.config.seed
-        made = self.stage("evaluate", f"evaluate:{label}@{temperature:g}", inputs, seed, temperature=temperature)
-        rows = (self.store.get(made["evaluation"]).path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+        outputs = self.stage("evaluate", f"evaluate:{label}@{temperature:g}", inputs, seed, temperature=temperature)
+        rows = (self.store.get(outputs["evaluation"]).path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
         return [row["strict"] for row in sorted(map(json.loads, rows), key=lambda row: row["index"])]
 
     def curves(self, artifact: str) -> dict[str, list[tuple[int, float]]]:
-        """Every metric of the execution that made an artifact, by step."""
+        """Every metric of the execution that published an artifact, by step."""
         catalog = Catalog(self.store)
         catalog.ingest()
         query = catalog.query(
@@ -92,23 +92,27 @@ def table(bench: Bench, seeds: list[int]) -> list[Arm]:
     """The start and every arm with every seed."""
     start = bench.start()
     arms = [Arm("start", "pretrained (the start)", None, [bench.measured(start, "start")])]
-    arms += [Arm(name, title, before, []) for name, title, before in ARMS]
-    known = {arm.name: arm for arm in arms}
+    arms += [Arm(name, title, start_name, []) for name, title, start_name in ARMS]
+    arms_by_name = {arm.name: arm for arm in arms}
     for seed in seeds:
-        made: dict[str, str] = {"start": start}
-        for name, _, before in ARMS:
+        checkpoints: dict[str, str] = {"start": start}
+        for name, _, start_name in ARMS:
             label = f"{name}.{seed}"
             if name.startswith("self_distill"):
-                checkpoint = bench.stage("self_distill", label, {"checkpoint": made[before]}, seed)["checkpoint"]
+                checkpoint = bench.stage("self_distill", label, {"checkpoint": checkpoints[start_name]}, seed)[
+                    "checkpoint"
+                ]
             else:
                 changes = {"balance": "off" if name == "plain" else "equalise"}
-                checkpoint = bench.stage("reason", label, {"checkpoint": made[before]}, seed, **changes)["checkpoint"]
-            made[name] = checkpoint
-            known[name].runs.append(bench.measured(checkpoint, label))
+                checkpoint = bench.stage("reason", label, {"checkpoint": checkpoints[start_name]}, seed, **changes)[
+                    "checkpoint"
+                ]
+            checkpoints[name] = checkpoint
+            arms_by_name[name].runs.append(bench.measured(checkpoint, label))
     return arms
 
 
-# Name, title, and what it starts from.
+# Name, title, and the arm that it starts from.
 ARMS = (
     ("plain", "plain GRPO", "start"),
     ("balanced", "gradient-balanced GRPO (stage 2)", "start"),
@@ -118,7 +122,7 @@ ARMS = (
 
 
 def rates(bench: Bench, values: list[float]) -> list[Arm]:
-    """Plain and balanced GRPO at each learning rate, with the first seed: where does the plain sum fail?"""
+    """Plain and balanced GRPO at each learning rate, with the first seed."""
     start = bench.start()
     arms = [Arm("start", "pretrained (the start)", None, [bench.measured(start, "start")])]
     for rate in values:
@@ -126,8 +130,10 @@ def rates(bench: Bench, values: list[float]) -> list[Arm]:
         policy["optimizer"] |= {"learning_rate": rate}
         for mode, title in (("off", "plain"), ("equalise", "balanced")):
             label = f"{title}.rate{rate:g}"
-            made = bench.stage("reason", label, {"checkpoint": start}, 1, balance=mode, policy=policy)["checkpoint"]
-            arms.append(Arm(label, f"{title} GRPO at {rate:g}", "start", [bench.measured(made, label)]))
+            checkpoint = bench.stage("reason", label, {"checkpoint": start}, 1, balance=mode, policy=policy)[
+                "checkpoint"
+            ]
+            arms.append(Arm(label, f"{title} GRPO at {rate:g}", "start", [bench.measured(checkpoint, label)]))
     return arms
 
 
@@ -138,13 +144,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--map", type=float, nargs="+", metavar="RATE")
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "docs" / "results")
-    options = parser.parse_args()
-    store = Store(Path(options.store).absolute())
+    arguments = parser.parse_args()
+    store = Store(Path(arguments.store).absolute())
     store.prepare()
-    bench = Bench(load(options.config), store, f"table1-{uuid.uuid4().hex[:8]}")
-    arms = rates(bench, options.map) if options.map else table(bench, options.seeds)
-    name = f"rl-{'rates' if options.map else 'table'}{bench.config.name.removeprefix('table1')}"
-    print(write(arms, options.out, name))
+    bench = Bench(load(arguments.config), store, f"table1-{uuid.uuid4().hex[:8]}")
+    arms = rates(bench, arguments.map) if arguments.map else table(bench, arguments.seeds)
+    name = f"rl-{'rates' if arguments.map else 'table'}{bench.config.name.removeprefix('table1')}"
+    print(write(arms, arguments.out, name))
 
 
 if __name__ == "__main__":

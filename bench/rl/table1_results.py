@@ -1,8 +1,8 @@
-"""What bench/rl/table1.py found, as a table beside the paper's and as curves.
+"""Results of bench/rl/table1.py: a table beside the paper's, and curves.
 
 An arm's accuracy is the mean over its seeds. Its interval resamples the held-out problems, each with its outcomes under
-every seed: the start and the problems are shared, so seeds are not independent trials of a problem. The gain over what
-an arm started from is paired, problem by problem. The range over seeds stands beside it.
+every seed: the start and the problems are shared, so seeds are not independent trials of a problem. The gain over the
+arm's start is paired by problem. Accuracies by seed are shown too.
 """
 
 import json
@@ -46,28 +46,28 @@ class Arm:
 def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
     """Write NAME.json, NAME.md and NAME.svg into `folder`; returns the table as Markdown.
 
-    Of the curves the JSON keeps those that the figure shows, thinned; all of them are in the store.
+    The JSON contains only the curves of the figure, thinned; all curves are in the store.
     """
     rows = summary(arms)
     text = markdown(rows)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    kept = {arm.name: [{"facts": run.facts, "curves": thinned(run.curves)} for run in arm.runs] for arm in arms[1:]}
-    output = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, separators=(",", ":"))
+    runs = {arm.name: [{"facts": run.facts, "curves": thinned(run.curves)} for run in arm.runs] for arm in arms[1:]}
+    output = json.dumps({"rows": [asdict(row) for row in rows], "runs": runs}, separators=(",", ":"))
     (folder / f"{name}.json").write_text(output + "\n", encoding="utf-8")
     (folder / f"{name}.svg").write_text(picture(name, arms), encoding="utf-8")
     return text
 
 
 def thinned(curves: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
-    """The curves of `PANELS` at every second step, to four digits: what a repository can keep."""
-    shown = {name: curves[name] for name, _ in PANELS if name in curves}
-    return {name: [(step, float(f"{value:.4g}")) for step, value in curve[::2]] for name, curve in shown.items()}
+    """The curves of `PANELS` at every second step, to four digits, to keep the file small."""
+    panel_curves = {name: curves[name] for name, _ in PANELS if name in curves}
+    return {name: [(step, float(f"{value:.4g}")) for step, value in curve[::2]] for name, curve in panel_curves.items()}
 
 
 @dataclass(frozen=True)
 class Score:
-    """Shares, with intervals of 95 %: by seed, their mean, and the gain over what the arm started from."""
+    """Accuracies with 95 % intervals: by seed, their mean, and the gain over the arm's start."""
 
     seeds: list[float]
     accuracy: float
@@ -90,14 +90,14 @@ class Row:
 
 
 def summary(arms: Sequence[Arm]) -> list[Row]:
-    known = {arm.name: arm for arm in arms}
+    arms_by_name = {arm.name: arm for arm in arms}
     return [
         Row(
             arm.name,
             arm.title,
             arm.before,
             len(arm.runs[0].greedy),
-            *(_score(arm, known.get(arm.before or ""), how) for how in ("greedy", "sampled")),
+            *(_score(arm, arms_by_name.get(arm.before or ""), how) for how in ("greedy", "sampled")),
             PAPER.get(arm.name),
         )
         for arm in arms
@@ -105,7 +105,7 @@ def summary(arms: Sequence[Arm]) -> list[Row]:
 
 
 def _score(arm: Arm, before: Arm | None, how: str) -> Score:
-    """The gain is taken seed by seed (a start that all share stands for each) and problem by problem."""
+    """The score of an arm; its gain is paired by seed (a shared start counts for each) and by problem."""
     right = arm.right(how)
     by_problem = right.mean(axis=0)
     seeds, accuracy, interval = [float(x) for x in right.mean(axis=1)], float(by_problem.mean()), resampled(by_problem)

@@ -1,4 +1,4 @@
-"""The Fourier inversion of the paper on the finite cyclic group Z_n^d, where it is exact; and its decay as M falls.
+"""The paper's Fourier inversion on the finite cyclic group Z_n^d, where it is exact; and its error with M points.
 
     python bench/rl/theory_plot.py          draws docs/theory.svg
 
@@ -48,23 +48,23 @@ def readout(summary_F: np.ndarray, query_F: np.ndarray) -> np.ndarray:
 def retrieval_error(rng: np.random.Generator, count: int, points: int) -> float:
     """Root mean square of |retrieved - h_j| / |h|, over trials, when only `points` of the N frequencies are summed.
 
-    |h| is the root mean square length of the other tokens: what their leakage is measured in.
+    |h| is the root mean square length of the other tokens, the unit of their leakage.
     """
     theta_FD = dual_group(SIDE, DIMENSIONS)
     squares = []
     for _ in range(TRIALS):
         tokens_TD = distinct_tokens(rng, count, SIDE, DIMENSIONS)
-        some_FD = theta_FD[rng.choice(len(theta_FD), size=points, replace=False)]
-        query_F = 1j * count * np.exp(1j * some_FD @ tokens_TD[0])
-        found_D = readout(gradient(some_FD, tokens_TD, np.full(count, 1 / count)), query_F)
-        squares.append(np.sum(np.abs(found_D - tokens_TD[0]) ** 2) / np.mean(np.sum(tokens_TD[1:] ** 2, axis=1)))
+        sampled_FD = theta_FD[rng.choice(len(theta_FD), size=points, replace=False)]
+        query_F = 1j * count * np.exp(1j * sampled_FD @ tokens_TD[0])
+        retrieved_D = readout(gradient(sampled_FD, tokens_TD, np.full(count, 1 / count)), query_F)
+        squares.append(np.sum(np.abs(retrieved_D - tokens_TD[0]) ** 2) / np.mean(np.sum(tokens_TD[1:] ** 2, axis=1)))
     return float(np.sqrt(np.mean(squares)))
 
 
 def expected_error(count: int, points: int) -> float:
     """√((t-1)/M · (N-M)/(N-1)): each other token leaks through a mean of M characters drawn without replacement."""
-    whole = SIDE**DIMENSIONS
-    return float(np.sqrt((count - 1) / points * (whole - points) / (whole - 1)))
+    frequencies = SIDE**DIMENSIONS
+    return float(np.sqrt((count - 1) / points * (frequencies - points) / (frequencies - 1)))
 
 
 def draw(path: Path = FIGURE) -> None:
@@ -76,15 +76,15 @@ def draw(path: Path = FIGURE) -> None:
 
     matplotlib.rcParams.update({"svg.hashsalt": "nautile", "svg.fonttype": "none", "font.size": 9})
     rng = np.random.default_rng(0)
-    whole = SIDE**DIMENSIONS
+    frequencies = SIDE**DIMENSIONS
     points = [2**power for power in range(10)] + [768, 960, 1008, 1023]
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     for count, colour in zip(TOKENS, ("tab:blue", "tab:orange", "tab:green"), strict=True):
         axes.plot(points, [expected_error(count, m) for m in points], color=colour, linewidth=1)
-        measured = [retrieval_error(rng, count, m) for m in points]
-        axes.plot(points, measured, "o", color=colour, markersize=3.5, label=f"t = {count} tokens")
-    axes.axvline(whole, color="black", linewidth=0.8)
-    axes.text(whole * 1.06, 0.0035, "M = N: exact, 1e-15", rotation=90, va="bottom", fontsize=8)
+        errors = [retrieval_error(rng, count, m) for m in points]
+        axes.plot(points, errors, "o", color=colour, markersize=3.5, label=f"t = {count} tokens")
+    axes.axvline(frequencies, color="black", linewidth=0.8)
+    axes.text(frequencies * 1.06, 0.0035, "M = N: exact, 1e-15", rotation=90, va="bottom", fontsize=8)
     for m, label in ((2, "M = 2, a head"), (32, "K·M = 32, a layer's heads together")):
         axes.axvline(m, color="grey", linewidth=0.8, linestyle=":")
         axes.text(m * 1.06, 0.0035, label, rotation=90, va="bottom", fontsize=8, color="grey")

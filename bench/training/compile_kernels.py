@@ -1,8 +1,8 @@
-"""Compiles the fused mixing for chips that need not be here: a TPU v4 or an H100.
+"""Compile the fused mixing kernels for chips that need not be present: a TPU v4 or an H100.
 
     python bench/training/compile_kernels.py tpu|gpu      (`make ahead` installs the compilers)
 
-Prints a line of JSON for each dtype: the kernels called, by name, and the bytes of temporaries.
+Prints a line of JSON for each dtype: the number of kernel calls, and the bytes of temporaries.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""Hosts that share nothing but an object store: network namespaces of this machine, each with a folder of its own.
+"""Hosts that share only an object store: network namespaces of this machine, each with its own folder.
 
     sudo PYTHONPATH=. .venv/bin/python bench/training/hosts.py [pretrain] [distill] [ray]
 
-Needs root on Linux (`ip netns`, `unshare`); takes some minutes of two cores. A bridge in a namespace of its own carries
-an S3 server and a teacher; nothing of the machine's own network is changed. Every host sees its own folder at /mnt and,
-where all the folders are, an empty one. In each part one host is lost: all its processes are killed with SIGKILL, its
-folder is deleted, and another takes its place. At the end the bytes are compared with those of one machine that nobody
-disturbed, with a store in a folder.
+Needs root on Linux (`ip netns`, `unshare`); takes some minutes on two cores. An S3 server and a teacher run on a bridge
+in a separate namespace; the machine's own network is not changed. Each host sees its own folder at /mnt, and an empty
+folder where all the folders are. In each part one host is lost: its processes are killed with SIGKILL, its folder is
+deleted, and another host takes its place. At the end the bytes are compared with those of an undisturbed run on one
+machine, with a store in a folder.
 """
 
 import argparse
@@ -64,24 +64,24 @@ from tests.support.servers.object_store import CREDENTIALS
 from tests.support.stages.stage_pieces import pieces, section
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = os.environ.setdefault("NAUTILE_NAMES", f"nautile-{os.getpid()}")  # what those of the namespaces begin with
+NAMES = os.environ.setdefault("NAUTILE_NAMES", f"nautile-{os.getpid()}")  # prefix of the namespaces' names
 SERVER, S3_PORT, TEACHER_PORT, COORDINATOR_PORT = "10.77.0.1", 5000, 7000, 6000
 URL = "s3://runs/demo"
 RAY_PORT = 6379
 RAY_ADDRESS = f"10.77.0.10:{RAY_PORT}"
-PIECES, GATED = 12, ("piece-4", "piece-5", "piece-6", "piece-7")  # those gated wait until a host is lost
+PIECES, GATED = 12, ("piece-4", "piece-5", "piece-6", "piece-7")  # the gated ones wait until a host is lost
 PIDS = Path("/run") / NAMES
 STEPS, SAVE_EVERY = 1000, 100
 PROMPTS = 200
-BEGAN = float(os.environ.setdefault("NAUTILE_BEGAN", str(time.time())))
+START = float(os.environ.setdefault("NAUTILE_BEGAN", str(time.time())))
 
 
-def say(text: str) -> None:
-    sys.stdout.write(f"{time.time() - BEGAN:6.1f} s  {text}\n")
+def log(text: str) -> None:
+    sys.stdout.write(f"{time.time() - START:6.1f} s  {text}\n")
     sys.stdout.flush()
 
 
-def ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
@@ -96,27 +96,27 @@ class Network:
         self.children: list[subprocess.Popen[bytes]] = []
 
     def begin(self) -> None:
-        """Make the bridge, and start the servers on it."""
+        """Create the bridge, and start the servers on it."""
         PIDS.mkdir(exist_ok=True)
-        ip("netns", "add", self.names[0])
+        run_ip("netns", "add", self.names[0])
         inside = ["netns", "exec", self.names[0], "ip"]
-        ip(*inside, "link", "set", "lo", "up")
-        ip(*inside, "link", "add", "bridge", "type", "bridge")
-        ip(*inside, "address", "add", f"{SERVER}/24", "dev", "bridge")
-        ip(*inside, "link", "set", "bridge", "up")
+        run_ip(*inside, "link", "set", "lo", "up")
+        run_ip(*inside, "link", "add", "bridge", "type", "bridge")
+        run_ip(*inside, "address", "add", f"{SERVER}/24", "dev", "bridge")
+        run_ip(*inside, "link", "set", "bridge", "up")
         self.start(["ip", "netns", "exec", self.names[0], sys.executable, __file__, "serve"])
         wait_until(lambda: (PIDS / "serving").exists(), "the servers")
 
     def add(self, number: int, name: str) -> None:
-        """A host at 10.77.0.1<number>, with an empty folder."""
+        """Add a host at 10.77.0.1<number>, with an empty folder."""
         full, port, folder = f"{NAMES}-{name}", f"nb{number}{name[-1]}", self.base / name
         self.names.append(full)
-        ip("netns", "add", full)
-        ip("link", "add", port, "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", full)
-        ip("netns", "exec", self.names[0], "ip", "link", "set", port, "master", "bridge", "up")
+        run_ip("netns", "add", full)
+        run_ip("link", "add", port, "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", full)
+        run_ip("netns", "exec", self.names[0], "ip", "link", "set", port, "master", "bridge", "up")
         for settings in (["link", "set", "lo", "up"], ["link", "set", "eth0", "up"]):
-            ip("netns", "exec", full, "ip", *settings)
-        ip("netns", "exec", full, "ip", "address", "add", f"10.77.0.1{number}/24", "dev", "eth0")
+            run_ip("netns", "exec", full, "ip", *settings)
+        run_ip("netns", "exec", full, "ip", "address", "add", f"10.77.0.1{number}/24", "dev", "eth0")
         folder.mkdir()
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1{number} {full}\n")
         steps = (
@@ -131,7 +131,7 @@ class Network:
         wait_until(lambda: (PIDS / str(number)).exists(), f"host {name}")
 
     def run(self, number: int, part: str, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start a part of this program on a host."""
+        """Start a function of `ON_HOSTS` on a host."""
         return self.shell(number, f"{sys.executable} {__file__} {part}", settings)
 
     def shell(self, number: int, command: str, settings: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
@@ -139,7 +139,7 @@ class Network:
         return self.start(remote_shell(number, f"cd {ROOT} && exec {command}"), settings)
 
     def kill(self, number: int, name: str) -> None:
-        """The host is lost: its processes, its network and its disk."""
+        """Lose a host: its processes, its network and its disk."""
         (PIDS / str(number)).unlink()
         self._remove_host(f"{NAMES}-{name}")
 
@@ -152,7 +152,7 @@ class Network:
 
     def _remove_host(self, full: str) -> None:
         end_processes(full)
-        ip("netns", "delete", full)
+        run_ip("netns", "delete", full)
         self.names.remove(full)
         shutil.rmtree(self.base / full.removeprefix(f"{NAMES}-"))
 
@@ -165,7 +165,7 @@ class Network:
         for name in self.names:
             end_processes(name)
             with suppress(subprocess.CalledProcessError):
-                ip("netns", "delete", name)
+                run_ip("netns", "delete", name)
         for child in self.children:
             child.kill()
             child.wait()
@@ -197,10 +197,14 @@ ENVIRONMENT = CREDENTIALS | {
 
 
 def remote_shell(number: int | str, command: str) -> list[str]:
-    """A command run in the namespaces of a host, as `ssh` would run it on one."""
+    """The command line that runs `command` in the namespaces of a host, as `ssh` would."""
     settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
-    lost = f"[ -e {PIDS}/{number} ] || exit 255"
-    return ["sh", "-c", f'{lost}; exec nsenter -t $(cat {PIDS}/{number}) -n -m -u -- env {settings} sh -c "{command}"']
+    check_alive = f"[ -e {PIDS}/{number} ] || exit 255"
+    return [
+        "sh",
+        "-c",
+        f'{check_alive}; exec nsenter -t $(cat {PIDS}/{number}) -n -m -u -- env {settings} sh -c "{command}"',
+    ]
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
@@ -213,7 +217,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) 
 
 
 def serve(_: dict[str, Any]) -> None:
-    """The S3 server and the teacher, until they are killed."""
+    """Run the S3 server and the teacher until they are killed, and write their status every half second."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     ThreadedMotoServer(ip_address=SERVER, port=S3_PORT, verbose=False).start()
     os.environ |= ENVIRONMENT
@@ -236,7 +240,7 @@ def serve(_: dict[str, Any]) -> None:
 
 
 def launch_pretraining(_: dict[str, Any]) -> None:
-    """On the machine where a run is started: publish the tokens, and have two other hosts train on them."""
+    """On the launching machine: publish the tokens, and let two other hosts train on them."""
     store = open_store()
     assert isinstance(store, MirroredStore)
     store.prepare()
@@ -245,11 +249,11 @@ def launch_pretraining(_: dict[str, Any]) -> None:
     shell, option, script = remote_shell("{host}", f"cd {ROOT} && exec env {{member}}")
     coordinator = f"10.77.0.10:{COORDINATOR_PORT}"
     launch = LaunchConfig(processes=2, command=f"{shell} {option} '{script}'", coordinator=coordinator, silent_s=20)
-    finish(pretrain, pretraining(), inputs, store, launch)
+    run_until_published(pretrain, pretraining(), inputs, store, launch)
 
 
 def distil(settings: dict[str, Any]) -> None:
-    """On whichever host holds the lease: make the documents."""
+    """On the host that gets the lease: distil the documents."""
     leases.EXPIRES_S, leases.RENEW_S, attempt.MIRROR_REPLIES_EVERY_S = 10.0, 1.0, 1.0
     store = open_store(settings.get("store"))
     store.prepare()
@@ -257,11 +261,11 @@ def distil(settings: dict[str, Any]) -> None:
     inputs = {"retrieval": retrieval(store)}
     if isinstance(store, MirroredStore):
         store.push(inputs.values())
-    finish(distill, distillation(settings["teacher"]), inputs, store, LaunchConfig())
+    run_until_published(distill, distillation(settings["teacher"]), inputs, store, LaunchConfig())
 
 
 def ray_items(_: dict[str, Any]) -> None:
-    """On the machine where a run is started: a fan-out over the nodes of the Ray cluster."""
+    """On the launching machine: a fan-out over the nodes of the Ray cluster."""
     store = open_store()
     store.prepare()
     launch = LaunchConfig(engine="ray", ray_address=RAY_ADDRESS)
@@ -272,32 +276,32 @@ def ray_items(_: dict[str, Any]) -> None:
         with cancelling():
             return as_prefect_task(pieces)(section(PIECES, gate=str(PIDS), gated=GATED), {}, context)
 
-    say(f"pieces: published {items()['numbers']}")
+    log(f"pieces: published {items()['numbers']}")
 
 
-def finish(
+def run_until_published(
     stage: Stage, section: dict[str, Any], inputs: dict[str, Artifact], store: Store, launch: LaunchConfig
 ) -> None:
-    """Run a stage, and again after an outage, as a Prefect task does."""
-    shown = ""
+    """Run a stage, and retry it after an outage, as a Prefect task does."""
+    last_line = ""
 
-    def show(update: StageUpdate) -> None:
-        nonlocal shown
-        if (line := f"{update.stage}: {update.state} {update.note}".rstrip()) != shown and not update.metrics:
-            shown = line
-            say(line)
+    def print_update(update: StageUpdate) -> None:
+        nonlocal last_line
+        if (line := f"{update.stage}: {update.state} {update.note}".rstrip()) != last_line and not update.metrics:
+            last_line = line
+            log(line)
 
-    unsubscribe = subscribe(show)
+    unsubscribe = subscribe(print_update)
     while True:
         try:
             context = RunContext("demo", str(store.root), label=stage.name, launch=launch)
             outputs = run_stage(stage, section, {name: artifact.id for name, artifact in inputs.items()}, context)
         except Retryable as error:
-            say(f"{stage.name}: {error}")
+            log(f"{stage.name}: {error}")
             time.sleep(3.0)
         else:
             unsubscribe()
-            return say(f"{stage.name}: published {', '.join(outputs.values())}")
+            return log(f"{stage.name}: published {', '.join(outputs.values())}")
 
 
 def tokens(store: Store) -> dict[str, Artifact]:
@@ -311,11 +315,11 @@ def tokens(store: Store) -> dict[str, Artifact]:
 
 def retrieval(store: Store) -> Artifact:
     """An index of eight exemplars, the same on every machine."""
-    if known := store.find("retrieval", key_of("index")):
-        return known
+    if existing := store.find("retrieval", key_of("index")):
+        return existing
     work = store.staging(key_of("index"))
-    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(work / "exemplars.jsonl", map(synth_record, drawn))
+    problem_sample = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
+    write_exemplars(work / "exemplars.jsonl", map(synth_record, problem_sample))
     job = Job("index", "key", "e", {"index": IndexConfig().model_dump(mode="json")}, {"exemplars": work}, work, silent)
     index.work(job)
     return store.publish("retrieval", key_of("index"), job.output("retrieval"), **PUBLISHED)
@@ -348,58 +352,58 @@ def distillation(teacher: str) -> dict[str, Any]:
 # The parts of the demonstration
 
 
-def show_pretraining(network: Network, undisturbed: Store) -> None:
-    say("PRETRAINING: two hosts (a, b) train as one; a third machine (c) launches them; b is lost")
+def show_pretraining(network: Network, baseline: Store) -> None:
+    log("PRETRAINING: two hosts (a, b) train as one; a third machine (c) launches them; b is lost")
     launching = network.run(2, "launch_pretraining")
-    wait_until(lambda: status("finished"), "the first uploaded checkpoint")
-    say(f"a checkpoint is uploaded: step {status('finished')} of {STEPS}")
+    wait_until(lambda: read_status("finished"), "the first uploaded checkpoint")
+    log(f"a checkpoint is uploaded: step {read_status('finished')} of {STEPS}")
     network.kill(1, "b")
-    say("host b is lost: its processes, its network, its disk; host d takes its place")
+    log("host b is lost: its processes, its network, its disk; host d takes its place")
     network.add(1, "d")
     launching.wait()
     launch = LaunchConfig(processes=2)
-    finish(pretrain, pretraining(), tokens(undisturbed), undisturbed, launch)
-    compare("checkpoint", network, undisturbed)
+    run_until_published(pretrain, pretraining(), tokens(baseline), baseline, launch)
+    compare("checkpoint", network, baseline)
 
 
-def show_distillation(network: Network, undisturbed: Store) -> None:
-    say("DISTILLATION: host a asks the teacher; it is lost, and host c, which waited for it, goes on")
+def show_distillation(network: Network, baseline: Store) -> None:
+    log("DISTILLATION: host a asks the teacher; it is lost, and host c, which waited for it, goes on")
     teacher = f"http://{SERVER}:{TEACHER_PORT}/v1"
     network.run(0, "distil", teacher=teacher)
-    wait_until(lambda: status("answered") > PROMPTS // 4, "the teacher")
+    wait_until(lambda: read_status("answered") > PROMPTS // 4, "the teacher")
     waiting = network.run(2, "distil", teacher=teacher)
-    wait_until(lambda: status("answered") > PROMPTS // 2, "the teacher")
+    wait_until(lambda: read_status("answered") > PROMPTS // 2, "the teacher")
     network.kill(0, "a")
-    say(f"host a is lost; the teacher has answered {status('answered')} of {PROMPTS} requests")
+    log(f"host a is lost; the teacher has answered {read_status('answered')} of {PROMPTS} requests")
     waiting.wait()
-    say(f"the teacher has answered {status('answered')} requests for {PROMPTS} prompts in all")
+    log(f"the teacher has answered {read_status('answered')} requests for {PROMPTS} prompts in all")
     with FakeOpenAI() as local:
-        distil({"store": str(undisturbed.root), "teacher": local.url})
-    compare("documents", network, undisturbed)
+        distil({"store": str(baseline.root), "teacher": local.url})
+    compare("documents", network, baseline)
 
 
-def compare(kind: str, network: Network, undisturbed: Store) -> None:
-    """Print whether the bytes that the hosts published are those of one machine that nobody disturbed."""
+def compare(kind: str, network: Network, baseline: Store) -> None:
+    """Compare the bytes that the hosts published with those of an undisturbed machine; exits if they differ."""
     (PIDS / "files").unlink(missing_ok=True)
     network.run(2, "list_files", kind=kind).wait()
     files = json.loads((PIDS / "files").read_text())
-    expected = undisturbed.list(kind)[-1].manifest["files"]
+    expected = baseline.list(kind)[-1].manifest["files"]
     size = sum(entry["bytes"] for entry in expected.values())
     same = "the same" if files == expected else "OTHER"
-    say(f"{same} bytes as one machine that nobody disturbed: {len(expected)} files of {kind}, {size:,} bytes")
+    log(f"{same} bytes as one machine that nobody disturbed: {len(expected)} files of {kind}, {size:,} bytes")
     if files != expected:
         raise SystemExit(1)
 
 
 def list_files(settings: dict[str, Any]) -> None:
-    """On a host: the files of the newest artifact of a kind at the remote, with their digests."""
+    """On a host: write the files of the newest artifact of a kind at the remote, with their digests."""
     store = open_store()
     store.refresh()
     (PIDS / "files").write_text(json.dumps(store.list(settings["kind"])[-1].manifest["files"]))
 
 
-def show_ray(network: Network, undisturbed: Store) -> None:
-    say("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with items at work")
+def show_ray(network: Network, baseline: Store) -> None:
+    log("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with items at work")
     (PIDS / "token").write_text(secrets.token_hex(32))
     start = f"{ROOT}/.venv/bin/ray start --block --disable-usage-stats --object-store-memory=80000000"
     head = f"--head --port={RAY_PORT} --include-dashboard=false --temp-dir=/mnt/ray"
@@ -413,49 +417,49 @@ def show_ray(network: Network, undisturbed: Store) -> None:
     launching = network.run(2, "ray_items")
     wait_until(lambda: all((PIDS / name).exists() for name in GATED) or launching.poll() is not None, "the work items")
     network.kill(1, "b")
-    say("host b is lost: its processes, its network, its disk")
+    log("host b is lost: its processes, its network, its disk")
     (PIDS / "open").touch()
     if launching.wait():
         raise SystemExit("the fan-out failed")
-    finish(pieces, section(PIECES), {}, undisturbed, LaunchConfig())
-    compare("numbers", network, undisturbed)
+    run_until_published(pieces, section(PIECES), {}, baseline, LaunchConfig())
+    compare("numbers", network, baseline)
 
 
-def status(name: str) -> int:
-    """A number that the servers' process knows: `answered` requests, or the `finished` step that was uploaded last."""
+def read_status(name: str) -> int:
+    """A number from the servers' status: `answered` requests, or the last uploaded `finished` step."""
     return json.loads((PIDS / "status").read_text())[name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
-    chosen = parser.parse_args().parts or list(PARTS)
-    if os.geteuid() or not usable():
-        return say("skipped: this needs root and network namespaces (`ip netns`, `unshare`) on Linux")
+    parts = parser.parse_args().parts or list(PARTS)
+    if os.geteuid() or not namespaces_available():
+        return log("skipped: this needs root and network namespaces (`ip netns`, `unshare`) on Linux")
     os.environ |= {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory(prefix=f"{NAMES}-") as folder, ExitStack() as stack:
         (Path(folder) / "hosts").mkdir()
         network = Network(Path(folder) / "hosts")
         stack.callback(network.remove)
         network.begin()
-        undisturbed = Store(Path(folder) / "undisturbed")
-        undisturbed.prepare()
-        for part in chosen:
+        baseline = Store(Path(folder) / "undisturbed")
+        baseline.prepare()
+        for part in parts:
             for number, name in enumerate("abc"):
                 network.add(number, name)
-            PARTS[part](network, undisturbed)
+            PARTS[part](network, baseline)
             network.remove_hosts()
 
 
-def usable() -> bool:
-    """Whether a network namespace can be made here."""
+def namespaces_available() -> bool:
+    """Whether network namespaces can be created on this machine."""
     if not (shutil.which("ip") and shutil.which("unshare") and shutil.which("nsenter")):
         return False
     probe = f"{NAMES}-probe"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode == 0
-    if made:
-        ip("netns", "delete", probe)
-    return made
+    is_possible = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode == 0
+    if is_possible:
+        run_ip("netns", "delete", probe)
+    return is_possible
 
 
 PARTS = {"pretrain": show_pretraining, "distill": show_distillation, "ray": show_ray}

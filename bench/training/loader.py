@@ -1,11 +1,12 @@
-"""The loader with few shards and with many: rows of 1,024 tokens a second, the page cache cold and warm.
+"""The loader with few and with many shards: rows of 1,024 tokens a second, with a cold and a warm page cache.
 
     python bench/training/loader.py [--shards 36 36000] [--rows 144000] [--steps 200] [--folder FOLDER] [--json FILE]
 
-The same rows (ids of 2 bytes) in so many shards, in an artifact as ingest writes it. Batches of 64 rows, as one of the
-paper's 8 hosts takes them, are drawn one after the other, and nothing else is done: the model would take 188 rows/s on
-a v4 host at 40 % utilisation (a reckoning: `nautile plan`). "cold": a new loader, after the system was told to drop the
-shards and the row offsets from its cache. "warm": the same steps again by another loader. In turns; medians.
+The same rows (ids of 2 bytes) in different numbers of shards, in an artifact as ingest writes it. Batches of 64 rows,
+those of one of the paper's 8 hosts, are drawn one after the other, without any training. For comparison, the model
+would consume 188 rows/s on a v4 host at 40 % utilisation (estimated: `nautile plan`). "cold": a new loader, after the
+shards and the row offsets are dropped from the page cache. "warm": the same steps by another loader. Interleaved;
+medians.
 """
 
 import os
@@ -21,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, print_rows, write_results
+from bench.measure import argument_parser, print_rows, write_results
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.tokenizer import tokenizer_for
@@ -35,7 +36,7 @@ TOKENIZER = TokenizerConfig(ranks=8000)
 
 
 def artifact(folder: Path, shards: int, rows: int) -> Path:
-    """A tokens artifact of `shards` equal shards of random documents, some 300 tokens long; written once."""
+    """A tokens artifact of `shards` equal shards of random documents of some 300 tokens; written once per folder."""
     if (folder / "index.json").is_file():
         return folder
     tokenizer, rng = tokenizer_for(TOKENIZER), np.random.default_rng(0)
@@ -66,29 +67,31 @@ def rows_per_second(folder: Path, steps: int, *, cold: bool) -> float:
     loader = Loader({"web": folder}, [phase], BATCH_ROWS, 0, TOKENIZER, host=3, hosts=HOSTS)
     if cold:
         drop_from_cache(folder)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for step in range(steps):
         loader.batch(step)
-    return steps * BATCH_ROWS / HOSTS / (time.perf_counter() - began)
+    return steps * BATCH_ROWS / HOSTS / (time.perf_counter() - start)
 
 
 def main() -> None:
-    asked = options(__doc__, shards=[36, 36_000], rows=144_000, steps=200, repeats=3, folder=None).parse_args()
-    with tempfile.TemporaryDirectory(dir=asked.folder) as root:
-        folders = {shards: artifact(Path(root) / str(shards), shards, asked.rows) for shards in asked.shards}
+    arguments = argument_parser(
+        __doc__, shards=[36, 36_000], rows=144_000, steps=200, repeats=3, folder=None
+    ).parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
+        folders = {shards: artifact(Path(root) / str(shards), shards, arguments.rows) for shards in arguments.shards}
         rates: dict[tuple[int, bool], list[float]] = {}
-        for _ in range(asked.repeats):
+        for _ in range(arguments.repeats):
             for shards, folder in folders.items():
                 for cold in (True, False):
-                    rates.setdefault((shards, cold), []).append(rows_per_second(folder, asked.steps, cold=cold))
+                    rates.setdefault((shards, cold), []).append(rows_per_second(folder, arguments.steps, cold=cold))
     results = [
         {"shards": shards, "cache": "cold" if cold else "warm", "rows_per_s": round(median(entry))}
-        | {"of_the_fewest": round(median(entry) / median(rates[asked.shards[0], cold]), 2)}
+        | {"of_the_fewest": round(median(entry) / median(rates[arguments.shards[0], cold]), 2)}
         | {"times_what_a_v4_host_needs": round(median(entry) / NEEDED, 1)}
         for (shards, cold), entry in rates.items()
     ]
     print_rows({"loader": results})
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Mixing: time and memory of every form, all in one run, forward and with all gradients; and cost against length.
+"""Mixing operator: time and memory of every form, forward and with all gradients; and cost by length.
 
     python bench/training/mixing.py [--repeats 15] [--lengths] [--json FILE]
 
-Rounds go through all alternatives in turn, so a noisy machine disturbs all alike; medians are shown. Sizes are the
-published layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to
-the end of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under
-autodiff, and the chunked form of `model.layers.mixing.operator`.
+The alternatives are interleaved, so a noisy machine disturbs all alike; medians are printed. Sizes are the published
+layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form; the cumsum form (decay measured to the end
+of the row, so that it is a plain prefix sum; correct only while λ·L is small); a plain chunked scan under autodiff; and
+the chunked form of `model.layers.mixing.operator`.
 """
 
 import platform
@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import in_turns, medians, options, print_rows, write_results
+from bench.measure import argument_parser, medians, print_rows, time_interleaved, write_results
 from model.layers.mixing.operator import empty_state, mix, reference
 from model.layers.mixing.parts import MixState, Operands, divide, softsign
 
@@ -27,7 +27,7 @@ BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
 
 
 def inputs(batch: int, length: int, seed: int = 0) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Operands and the cotangents of both readouts."""
+    """Random operands, and the cotangents of both readouts."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> jax.Array:
@@ -48,7 +48,7 @@ def encoded(keys: jax.Array, phase_scale: jax.Array, grid: jax.Array) -> tuple[j
     return keys[..., None] * jnp.cos(phase), keys[..., None] * jnp.sin(phase)
 
 
-def read(state: MixState, weights: jax.Array, q_re: jax.Array, q_im: jax.Array) -> tuple[jax.Array, jax.Array]:
+def read_out(state: MixState, weights: jax.Array, q_re: jax.Array, q_im: jax.Array) -> tuple[jax.Array, jax.Array]:
     re, im = (divide(part, state.z_BK[..., None, None]) for part in state[:2])
     q_re, q_im = q_re * weights, q_im * weights
     root = HEAD_DIM**-0.5
@@ -60,7 +60,7 @@ def cumsum(keys, gates, decay, phase_scale, grid, weights, q_re, q_im):
     re, im = encoded(keys, phase_scale, grid)
     wide = gates[..., None, None]
     state = MixState(jnp.cumsum(wide * re, 1), jnp.cumsum(wide * im, 1), jnp.cumsum(gates, 1))
-    return read(state, weights, q_re, q_im)
+    return read_out(state, weights, q_re, q_im)
 
 
 def matrix(*operands):
@@ -86,15 +86,15 @@ def plain_scan(*operands, chunk: int = 32):
     return tuple(jnp.moveaxis(out, 0, 1).reshape(keys.shape) for out in outs)
 
 
-def ours(*operands):
+def chunked(*operands):
     return mix(Operands(*operands))[:2]
 
 
-FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "plain scan": plain_scan, "chunked": ours}
+FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "plain scan": plain_scan, "chunked": chunked}
 
 
 def with_gradients(form: Callable) -> Callable:
-    """Both readouts and the gradients of all eight operands."""
+    """A function of operands and cotangents: both readouts and the gradients of all eight operands."""
 
     def both(operands, cotangents):
         outs, back = jax.vjp(form, *operands)
@@ -104,7 +104,7 @@ def with_gradients(form: Callable) -> Callable:
 
 
 def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, float]]:
-    """name of the pass -> (call, MiB of temporaries)."""
+    """Compile a form; returns name of the pass -> (call, MiB of temporaries)."""
     forward = jax.jit(lambda operands: form(*operands)).lower(operands).compile()
     backward = jax.jit(with_gradients(form)).lower(operands, cotangents).compile()
     return {
@@ -114,9 +114,9 @@ def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, 
 
 
 def milliseconds(calls: dict[tuple, Callable], repeats: int) -> dict[tuple, float]:
-    """Median of each, the rounds interleaved."""
+    """Median milliseconds of each call, interleaved."""
     waiting = {name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()}
-    return {name: 1e3 * seconds for name, seconds in medians(in_turns(waiting, repeats)).items()}
+    return {name: 1e3 * seconds for name, seconds in medians(time_interleaved(waiting, repeats)).items()}
 
 
 def compare(repeats: int) -> list[dict]:
@@ -124,13 +124,13 @@ def compare(repeats: int) -> list[dict]:
     operands, cotangents = inputs(BATCH, LENGTH)
     passes = {name: compiled(form, operands, cotangents) for name, form in FORMS.items()}
     calls = {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}
-    took = milliseconds(calls, repeats)
+    median_ms = milliseconds(calls, repeats)
     return [
         {
             "form": name,
-            **{f"{kind}_ms": round(took[name, kind], 1) for kind in kinds},
+            **{f"{kind}_ms": round(median_ms[name, kind], 1) for kind in kinds},
             **{f"{kind}_mib": round(mib, 1) for kind, (_, mib) in kinds.items()},
-            "ours_is_times_faster": round(took[name, "gradients"] / took["chunked", "gradients"], 1),
+            "ours_is_times_faster": round(median_ms[name, "gradients"] / median_ms["chunked", "gradients"], 1),
         }
         for name, kinds in passes.items()
     ]
@@ -138,13 +138,13 @@ def compare(repeats: int) -> list[dict]:
 
 def lengths(repeats: int) -> list[dict]:
     """The chunked form against L, batch 1: time and temporaries per token should not change. Needs 5 GB."""
-    passes = {length: compiled(ours, *inputs(1, length))["gradients"] for length in (1024, 4096, 16384, 65536)}
-    took = milliseconds({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
+    passes = {length: compiled(chunked, *inputs(1, length))["gradients"] for length in (1024, 4096, 16384, 65536)}
+    median_ms = milliseconds({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
     return [
         {
             "length": length,
-            "gradients_ms": round(took["gradients", length], 1),
-            "us_per_token": round(1e3 * took["gradients", length] / length, 1),
+            "gradients_ms": round(median_ms["gradients", length], 1),
+            "us_per_token": round(1e3 * median_ms["gradients", length] / length, 1),
             "kib_per_token": round(1024 * mib / length, 2),
         }
         for length, (_, mib) in passes.items()
@@ -152,15 +152,15 @@ def lengths(repeats: int) -> list[dict]:
 
 
 def main() -> None:
-    asked = options(__doc__, repeats=15, lengths=False).parse_args()
+    arguments = argument_parser(__doc__, repeats=15, lengths=False).parse_args()
     results = {
         "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "comparison": compare(asked.repeats),
+        "comparison": compare(arguments.repeats),
     }
-    if asked.lengths:
+    if arguments.lengths:
         results["lengths"] = lengths(5)
     print_rows(results)
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Around the training step: saving and resuming, and devices as correctness.
+"""Pretraining beside its step: saving and resuming, and equal losses on several devices.
 
     python bench/training/pretraining.py [--repeats 5] [--json FILE]
 
-Steps, saves and resumes are of a model of 25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 of them share
-the same cores, so their times mean nothing: what is shown is that their losses agree. The loader:
-bench/training/loader.py.
+Steps, saves and resumes are timed for a model of 25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 devices
+share the same cores, so only their losses are compared, not their times. For the loader see bench/training/loader.py.
 """
 
 import os
@@ -23,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import median_seconds, options, print_rows, write_results
+from bench.measure import argument_parser, median_seconds, print_rows, write_results
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PhaseConfig, PretrainConfig
@@ -47,19 +46,19 @@ def median(run: Callable[[], Any], repeats: int) -> float:
 
 def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> Path:
     """A tokens artifact of random documents, half a row long on average."""
-    chosen, rng, entries = tokenizer_for(tokenizer), np.random.default_rng(0), []
+    text_tokenizer, rng, entries = tokenizer_for(tokenizer), np.random.default_rng(0), []
     for split, count in (("train", rows), ("validation", 8)):
         packer = ConcatPacker(length)
         for _ in range(2 * count):
-            ids = rng.integers(0, chosen.end_of_text, rng.integers(8, length), dtype=np.uint32)
-            packer.add(np.append(ids, np.uint32(chosen.end_of_text)))
-        entries.append(write_shard(folder, 0, split, packer.finish(), chosen.vocabulary))
-    write_index(folder, ShardIndex(tokenizer, chosen.fingerprint, length, "web", tuple(entries)))
+            ids = rng.integers(0, text_tokenizer.end_of_text, rng.integers(8, length), dtype=np.uint32)
+            packer.add(np.append(ids, np.uint32(text_tokenizer.end_of_text)))
+        entries.append(write_shard(folder, 0, split, packer.finish(), text_tokenizer.vocabulary))
+    write_index(folder, ShardIndex(tokenizer, text_tokenizer.fingerprint, length, "web", tuple(entries)))
     return folder
 
 
-def stepping(root: Path, repeats: int) -> dict[str, Any]:
-    """What a save keeps the loop from doing, and what a resume costs."""
+def time_saving(root: Path, repeats: int) -> dict[str, Any]:
+    """Seconds of a step, of the stall and the whole of a save, and of a resume."""
     config, program, loader = _program(root, 1)
     state = program.fresh()
     batch = {name: loader.batch(0)[name] for name in BATCH}
@@ -71,29 +70,29 @@ def stepping(root: Path, repeats: int) -> dict[str, Any]:
         jax.block_until_ready(metrics)
         times.append(time.perf_counter() - start)
     step = statistics.median(times[3:])
-    kept = TrainCheckpoints(root / "checkpoints", config.keep, {})
-    stalls, wholes = [], []
+    checkpoints = TrainCheckpoints(root / "checkpoints", config.keep, {})
+    stall_seconds, save_seconds = [], []
     for number in range(1, repeats + 1):
         start = time.perf_counter()
-        kept.save(number, state, {})
-        stalls.append(time.perf_counter() - start)
-        kept.wait()
-        wholes.append(time.perf_counter() - start)
-    resume = median(lambda: kept.restore(kept.latest(), program.state_shapes())[0], repeats)
-    kept.close()
+        checkpoints.save(number, state, {})
+        stall_seconds.append(time.perf_counter() - start)
+        checkpoints.wait()
+        save_seconds.append(time.perf_counter() - start)
+    resume = median(lambda: checkpoints.restore(checkpoints.latest(), program.state_shapes())[0], repeats)
+    checkpoints.close()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return {
         "parameters": sum(parameter_counts(MODEL).values()),
         "step_seconds": round(step, 3),
         "state_mib": round(size / 2**20),
-        "save_keeps_the_loop_seconds": round(statistics.median(stalls), 3),
-        "save_until_on_disk_seconds": round(statistics.median(wholes), 3),
-        "stall_share_at_one_save_a_1000_steps": round(statistics.median(stalls) / (1000 * step), 6),
+        "save_keeps_the_loop_seconds": round(statistics.median(stall_seconds), 3),
+        "save_until_on_disk_seconds": round(statistics.median(save_seconds), 3),
+        "stall_share_at_one_save_a_1000_steps": round(statistics.median(stall_seconds) / (1000 * step), 6),
         "verify_and_restore_seconds": round(resume, 3),
     }
 
 
-def devices(root: Path) -> dict[str, Any]:
+def losses_by_devices(root: Path) -> dict[str, Any]:
     """The loss of the third step on 1, 2, 4 and 8 devices, and the largest difference from one device."""
     losses = {}
     for count in (1, 2, 4, 8):
@@ -119,12 +118,12 @@ def _program(root: Path, count: int) -> tuple[PretrainConfig, Program, Loader]:
 
 
 def main() -> None:
-    asked = options(__doc__, repeats=5).parse_args()
+    arguments = argument_parser(__doc__, repeats=5).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        results = {"saving": stepping(root, asked.repeats), "devices": devices(root)}
+        results = {"saving": time_saving(root, arguments.repeats), "devices": losses_by_devices(root)}
     print_rows(results)
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python bench/training/shapes.py [--store .nautile] [--work .nautile/shapes] [--seeds 1 2 3] [--report]
 
-Each arm is pretrained on the same tokens, those that the default run has ingested (`nautile run local --until
-ingest:answers`), with as many parameters as the largest arm: the feed-forward width of its Transformer layers is set
-so. Then it is asked the held-out problems of the default run, greedily. Stopped and started again it goes on where it
-was; `--report` writes docs/results/shapes.md from what there is.
+Each arm is pretrained on the same tokens, those that the default run ingests (`nautile run local --until
+ingest:answers`). The feed-forward width of the Transformer layers is set so that all arms have as many parameters as
+the largest. Each arm is then evaluated greedily on the held-out problems of the default run. After a stop the bench
+continues; `--report` writes docs/results/shapes.md from the finished arms.
 """
 
 import argparse
@@ -51,21 +51,21 @@ ARMS = (
 )
 
 
-def shaped(base: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+def with_equal_parameters(base: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     """`base` with `changes`, and the feed-forward width at which it has as many parameters as the largest arm."""
     from model.nautile import parameter_counts
 
     def size(width: int, fields: dict[str, Any]) -> int:
         return sum(parameter_counts(base.model_copy(update={**fields, "feed_forward": width})).values())
 
-    wanted = max(size(base.feed_forward, arm.model) for arm in ARMS)
-    a_column = size(base.feed_forward + 1, changes) - size(base.feed_forward, changes)
-    width = base.feed_forward + round((wanted - size(base.feed_forward, changes)) / a_column)
+    target = max(size(base.feed_forward, arm.model) for arm in ARMS)
+    parameters_per_column = size(base.feed_forward + 1, changes) - size(base.feed_forward, changes)
+    width = base.feed_forward + round((target - size(base.feed_forward, changes)) / parameters_per_column)
     return base.model_copy(update={**changes, "feed_forward": width})
 
 
 def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work: Path) -> dict[str, Any]:
-    """The row of one arm and seed: bits per byte by source, problems solved, parameters, and how far θ went."""
+    """Train one arm with one seed; returns bits per byte by source, problems solved, parameters, and θ's change."""
     from bench.rl.study import Study, packed
     from data.sources.reasoning_gym import problems
     from data.tokenizer import tokenizer_for
@@ -75,7 +75,7 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
     from model.training.loop import train as pretrain
     from model.weights.files import load_weights
 
-    model = shaped(config.model, arm.model)
+    model = with_equal_parameters(config.model, arm.model)
     optimizer = config.pretrain.optimizer.model_copy(update=arm.optimizer)
     settings = config.pretrain.model_copy(
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
@@ -83,17 +83,19 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
     out = work / "weights"
     facts = pretrain(Pretraining(settings, model, config.tokenizer, sources, seed), work, out, silent)
     params, _, tokenizer = load_weights(out)
-    asked = config.evaluate.held_out
-    assert asked is not None
-    drawn = problems(asked.tasks, config.seed, "held_out")
-    held_out = [problem for problem, _ in zip(drawn, range(asked.count), strict=False)]
+    held_out_config = config.evaluate.held_out
+    assert held_out_config is not None
+    drawn = problems(held_out_config.tasks, config.seed, "held_out")
+    held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
     solved = Study(params, model, tokenizer_for(tokenizer), [], held_out).solved(params, 0.0)
     grids: dict[str, list[float]] = {}
     for name in sca_names(model):
-        first = initialise(model, seed)["blocks"][name]
-        before, after = (np.asarray(spectrum(each).grid_KHM) for each in (first, params["blocks"][name]))
-        # Of the smallest sample, which is free; the largest is 3 by construction.
-        grids[name] = [round(float(np.median(grid[..., 0])), 5) for grid in (before, after)]
+        initial_block = initialise(model, seed)["blocks"][name]
+        initial, trained = (
+            np.asarray(spectrum(block_params).grid_KHM) for block_params in (initial_block, params["blocks"][name])
+        )
+        # θ of the smallest sample, which is trainable; the largest is 3 by construction.
+        grids[name] = [round(float(np.median(grid[..., 0])), 5) for grid in (initial, trained)]
     return {
         "arm": arm.name,
         "seed": seed,
@@ -158,26 +160,26 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / ".nautile" / "shapes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--report", action="store_true")
-    options = parser.parse_args()
-    config, store = load("local"), Store(Path(options.store).absolute())
+    arguments = parser.parse_args()
+    config, store = load("local"), Store(Path(arguments.store).absolute())
     keys = {step.label: step.key for step in build_dag(config)}
     names = ["synth", "answers"]
-    # Two phases of the three: text of the web teaches nothing that these figures show.
+    # Two of the three phases: these figures do not measure anything that web text teaches.
     phases = tuple(
         phase.model_copy(update={"tokens": tokens, "mixture": {name: 1.0}})
         for phase, name, tokens in zip(config.pretrain.phases[1:], names, (400_000, 200_000), strict=True)
     )
     config = config.model_copy(update={"pretrain": config.pretrain.model_copy(update={"phases": phases})})
     sources = {name: store.get(f"tokens/{keys[f'ingest:{name}']}").path for name in names}
-    for seed in [] if options.report else options.seeds:
+    for seed in [] if arguments.report else arguments.seeds:
         for number, arm in enumerate(ARMS):
-            work = options.work / f"{number}-{seed}"
+            work = arguments.work / f"{number}-{seed}"
             if not (work / "row.json").exists():
                 work.mkdir(parents=True, exist_ok=True)
                 row = train(arm, seed, config, sources, work)
                 write_json(work / "row.json", row)
                 print(f"{arm.name}, seed {seed}: {row['bits_per_byte']}, {100 * row['share']:.1f} % solved", flush=True)
-    rows = [row for path in sorted(options.work.glob("*/row.json")) if (row := read_json(path))]
+    rows = [row for path in sorted(arguments.work.glob("*/row.json")) if (row := read_json(path))]
     rows.sort(key=lambda row: (row["seed"], row["arm"]))
     if rows:
         (ROOT / "docs" / "results" / "shapes.md").write_text(report(rows, names), encoding="utf-8")

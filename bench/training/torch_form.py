@@ -1,12 +1,12 @@
-"""The exported PyTorch form against ours: forward, and forward and backward, of 372 M parameters in float32.
+"""The exported PyTorch form compared with JAX: forward, and forward and backward, of 372 M parameters in float32.
 
     make torch; python bench/training/torch_form.py [--length 512] [--tokens 32] [--repeats 3] [--folder SCRATCH]
         [--json FILE]
 
-Random weights in nautile_370m's shape, one row of `length` tokens, both forms on all cores of this machine, each in a
-process and an environment of its own (.venv/torch for PyTorch). The backward pass is that of the mean cross-entropy,
-with every block recomputed in both. Medians. A greedy token after that prompt is timed for PyTorch alone; ours is in
-bench/decoding/edge.py.
+Random weights in nautile_370m's shape, one row of `length` tokens, on all cores of this machine. Each form has its own
+process and environment (.venv/torch for PyTorch). The backward pass is that of the mean cross-entropy, with every block
+recomputed in both forms. Medians. A greedy token after the prompt is timed for PyTorch only; bench/decoding/edge.py
+times JAX's.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import median_seconds, options, write_results
+from measure import argument_parser, median_seconds, write_results
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = {"jax": Path(sys.executable), "torch": ROOT / ".venv" / "torch" / "bin" / "python"}
@@ -26,35 +26,37 @@ CHECKPOINT, EXPORT = "checkpoint", "export"
 
 
 def main():
-    parser = options(__doc__, length=512, tokens=32, repeats=3, folder=None, worker="")
-    asked = parser.parse_args()
-    if asked.worker:
-        print(json.dumps({"jax": ours, "torch": exported, "write": write}[asked.worker](asked)))
+    parser = argument_parser(__doc__, length=512, tokens=32, repeats=3, folder=None, worker="")
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print(
+            json.dumps({"jax": time_jax, "torch": time_torch, "write": write_checkpoint}[arguments.worker](arguments))
+        )
         return
     if not PYTHONS["torch"].is_file():
-        parser.error(f"{PYTHONS['torch']} is not there: `make torch` makes it")
+        parser.error(f"{PYTHONS['torch']} does not exist: run `make torch`")
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch)
+        folder = arguments.folder or Path(scratch)
         for name in ("write", "jax", "torch"):
             if name == "write" and (folder / EXPORT).exists():
                 continue
-            numbers = [f"--{key}={getattr(asked, key)}" for key in ("length", "tokens", "repeats")]
-            done = subprocess.run(
+            numbers = [f"--{key}={getattr(arguments, key)}" for key in ("length", "tokens", "repeats")]
+            worker = subprocess.run(
                 [PYTHONS.get(name, sys.executable), __file__, "--worker", name, *numbers, "--folder", folder],
                 stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
             if name == "write":
                 continue
-            results[name] = json.loads(done.stdout.splitlines()[-1])
+            results[name] = json.loads(worker.stdout.splitlines()[-1])
             print(name, {key: round(value, 3) for key, value in results[name].items()}, flush=True)
     for key, value in results["jax"].items():
         print(f"{key}: PyTorch takes {results['torch'][key] / value:.2f} times as long as JAX")
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
-def write(asked):
-    """A checkpoint with random weights, and its export."""
+def write_checkpoint(arguments):
+    """Write a checkpoint with random weights, and its export."""
     import jax
     import numpy as np
 
@@ -65,16 +67,16 @@ def write(asked):
 
     config, rng = load("nautile_370m"), np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.random(leaf.shape, np.float32) * np.float32(0.02), shapes(config.model))
-    save_weights(asked.folder / CHECKPOINT, params, config.model, config.tokenizer)
-    export_transformers(asked.folder / CHECKPOINT, asked.folder / EXPORT)
+    save_weights(arguments.folder / CHECKPOINT, params, config.model, config.tokenizer)
+    export_transformers(arguments.folder / CHECKPOINT, arguments.folder / EXPORT)
 
 
-def timed(calls, repeats):
-    """Name -> the median of seconds, each call repeated by itself: one of the forms is in memory at a time."""
+def median_times(calls, repeats):
+    """Name -> median seconds. Each call is repeated by itself, because only one form is in memory at a time."""
     return {name: median_seconds(call, repeats) for name, call in calls.items()}
 
 
-def ours(asked):
+def time_jax(arguments):
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -83,10 +85,10 @@ def ours(asked):
     from model.nautile import forward
     from model.weights.files import load_weights
 
-    params, config, _ = load_weights(asked.folder / CHECKPOINT)
+    params, config, _ = load_weights(arguments.folder / CHECKPOINT)
     config = config.model_copy(update={"compute_dtype": "float32", "mixing": "chunked", "remat": "block"})
-    ids_BL = np.random.default_rng(0).integers(0, 1000, (1, asked.length), np.int32)
-    ones_BL, positions_BL = np.ones_like(ids_BL), np.arange(asked.length, dtype=np.int32)[None]
+    ids_BL = np.random.default_rng(0).integers(0, 1000, (1, arguments.length), np.int32)
+    ones_BL, positions_BL = np.ones_like(ids_BL), np.arange(arguments.length, dtype=np.int32)[None]
 
     def loss(params):
         hidden_BLD = forward(params, config, ids_BL, ones_BL, positions_BL)
@@ -98,15 +100,15 @@ def ours(asked):
             program(params)
         ),
     }
-    return timed(calls, asked.repeats)
+    return median_times(calls, arguments.repeats)
 
 
-def exported(asked):
+def time_torch(arguments):
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(asked.folder / EXPORT, trust_remote_code=True, dtype=torch.float32)
-    ids = torch.randint(1, 1000, (1, asked.length), generator=torch.Generator().manual_seed(0))
+    model = AutoModelForCausalLM.from_pretrained(arguments.folder / EXPORT, trust_remote_code=True, dtype=torch.float32)
+    ids = torch.randint(1, 1000, (1, arguments.length), generator=torch.Generator().manual_seed(0))
 
     def forward():
         with torch.no_grad():
@@ -124,15 +126,15 @@ def exported(asked):
                 out = model(chosen, past_key_values=out.past_key_values, use_cache=True)
 
     model.eval()
-    seconds = timed({"forward": forward}, asked.repeats)
+    seconds = median_times({"forward": forward}, arguments.repeats)
     model.train()
     model.gradient_checkpointing_enable()
-    seconds |= timed({"forward and backward": backward}, asked.repeats)
+    seconds |= median_times({"forward and backward": backward}, arguments.repeats)
     model.gradient_checkpointing_disable()
     model.eval()
     model.zero_grad()
-    both = timed({1: lambda: reply(asked.tokens), 2: lambda: reply(2 * asked.tokens)}, asked.repeats)
-    return {**seconds, "a token": (both[2] - both[1]) / asked.tokens}
+    both = median_times({1: lambda: reply(arguments.tokens), 2: lambda: reply(2 * arguments.tokens)}, arguments.repeats)
+    return {**seconds, "a token": (both[2] - both[1]) / arguments.tokens}
 
 
 if __name__ == "__main__":

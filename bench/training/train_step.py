@@ -1,16 +1,16 @@
-"""A whole training step at the published width: this model against a plain one, and what each holds while it computes.
+"""A whole training step at the published width: time and memory of this model and of plain forms of it.
 
     python bench/training/train_step.py [--blocks 2] [--repeats 5] [--remat dots] [--only NAME] [--json FILE]
 
-Loss and every gradient of B2 L1024 D1024, vocabulary 100,352, 6 layers. The plain one is the same mathematics as one
-writes it first: the L x L matrix form of the mixing operator, whole logits, blocks one after the other with every
-activation kept; and so once more with each block rematerialised, to need less memory. Between them, each of the three
-alone is put back in ours. Ours runs as a stage does, with the settings of `tasks.engine.child_process.ALLOCATOR`; the
-plain ones run both so and with the allocator as it comes. Two processes take turns, a round through all at a time;
-medians, with processor time because the machine may be shared.
+Loss and every gradient of B2 L1024 D1024, vocabulary 100,352, 6 layers. "plain" is the straightforward form of the same
+mathematics: the L x L matrix form of the mixing operator, logits of all positions at once, and unscanned blocks that
+keep every activation; "plain, rematerialised" rematerialises each block, to need less memory. Other rows change one of
+the three in ours. Ours runs as in a stage, with the settings of `tasks.engine.child_process.ALLOCATOR`; the plain forms
+run with them and with the default allocator. Two processes alternate, and all forms are interleaved; medians, with
+processor time because the machine may be shared.
 
-`products alone`: the matrix products that such a step cannot do without, forward and for both gradients, each at its
-shape and as our layers take it, with nothing between them and nothing recomputed. The mixing operator has none.
+`products alone`: the matrix products that such a step needs, forward and for both gradients, with the shapes and
+layouts of our layers, with nothing between them and nothing recomputed. The mixing operator has none.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, write_results
+from bench.measure import argument_parser, write_results
 from configs.model import ModelConfig
 from model.capacity.flops import peak_of, training_flops
 from model.layers.attention import QUERY_BLOCK
@@ -47,7 +47,7 @@ PRODUCTS = "products alone"
 Loss = Callable[[Params, dict[str, jax.Array]], jax.Array]
 
 
-def rows(vocabulary: int) -> dict[str, jax.Array]:
+def random_batch(vocabulary: int) -> dict[str, jax.Array]:
     """Two full rows of random tokens, one document each."""
     rng = np.random.default_rng(0)
     tokens_BL = jnp.asarray(rng.integers(0, vocabulary, (BATCH, LENGTH)), jnp.int32)
@@ -90,14 +90,14 @@ def alternatives(config: ModelConfig) -> dict[str, Loss]:
 
 
 def products_alone(config: ModelConfig) -> Callable[[], None]:
-    """What computes every product of a step with a matrix, scores and values of attention, and those of the head."""
+    """A function that computes every matrix product of a step: of the layers, of attention, and of the head."""
     width, heads, head_dim, tokens = config.width, config.memory_heads, config.head_dim, BATCH * LENGTH
     expanded, shared = config.readout_expand * head_dim, config.kv_heads * config.attention_head_dim
     layers = config.blocks * config.sca_per_block
     sca = [(width, projection_width(config)), (width, 2 * head_dim * heads), (expanded * heads, width)]
     attention = [(width, width)] * 2 + [(width, shared)] * 2
     attention += [(width, 2 * config.feed_forward), (config.feed_forward, width)]
-    # How often, the function, and the shapes of its two arguments.
+    # The count, the function, and the shapes of its two arguments.
     parts: list[tuple[int, Callable, tuple[int, ...], tuple[int, ...]]] = [
         *((layers, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in sca),
         *((config.blocks, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in attention),
@@ -132,15 +132,15 @@ def _einsum(letters: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 def _with_gradients(function: Callable) -> Callable:
-    def three(first: jax.Array, second: jax.Array, slope: jax.Array) -> tuple:
-        made, pull = jax.vjp(function, first, second)
-        return made, *pull(slope)
+    def result_and_gradients(first: jax.Array, second: jax.Array, slope: jax.Array) -> tuple:
+        result, pull = jax.vjp(function, first, second)
+        return result, *pull(slope)
 
-    return three
+    return result_and_gradients
 
 
 def _head_products(hidden_TD: jax.Array, table_VD: jax.Array, slope_TV: jax.Array) -> tuple:
-    """Logits of a chunk, and the gradients as `model.loss` takes them."""
+    """Logits of a chunk, and its two gradients as `model.loss` computes them."""
     return (
         jnp.einsum("td,vd->tv", hidden_TD, table_VD),
         jnp.einsum("tv,vd->td", slope_TV, table_VD),
@@ -149,8 +149,8 @@ def _head_products(hidden_TD: jax.Array, table_VD: jax.Array, slope_TV: jax.Arra
 
 
 def serve(config: ModelConfig) -> None:
-    """The worker: a name on each line of standard input; seconds, processor seconds and GiB on each line it writes."""
-    params, batch = jax.jit(initialise, static_argnums=0)(config, 0), rows(config.vocabulary)
+    """The worker: reads a name per line of standard input; prints seconds, processor seconds and GiB of temporaries."""
+    params, batch = jax.jit(initialise, static_argnums=0)(config, 0), random_batch(config.vocabulary)
     calls: dict[str, tuple[Callable[[], object], float]] = {}
     for line in sys.stdin:
         name = line.strip()
@@ -168,12 +168,12 @@ def serve(config: ModelConfig) -> None:
 
 
 def measure(names: list[str], repeats: int, ask: Callable[[str], tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    """Medians of the seconds, processor seconds and GiB of temporaries of each, the rounds interleaved."""
+    """Medians of seconds, processor seconds and GiB of temporaries of each name, interleaved."""
     by_name: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
             by_name[name].append(ask(name))
-    return {name: tuple(map(statistics.median, zip(*asked, strict=True))) for name, asked in by_name.items()}
+    return {name: tuple(map(statistics.median, zip(*runs, strict=True))) for name, runs in by_name.items()}
 
 
 def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, tuple[float, ...]]:
@@ -185,9 +185,9 @@ def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, t
     workers = {True: worker(plain), False: worker(plain | ALLOCATOR)}
 
     def ask(name: str) -> tuple[float, ...]:
-        asked = workers[name.endswith(DEFAULT)]
-        print(name, file=asked.stdin, flush=True)
-        return tuple(map(float, asked.stdout.readline().split()))
+        process = workers[name.endswith(DEFAULT)]
+        print(name, file=process.stdin, flush=True)
+        return tuple(map(float, process.stdout.readline().split()))
 
     try:
         return measure(names, repeats, ask)
@@ -198,34 +198,36 @@ def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, t
 
 
 def main() -> None:
-    parser = options(__doc__, blocks=2, repeats=5)
+    parser = argument_parser(__doc__, blocks=2, repeats=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--remat", default="dots", choices=["none", "block", "layer", "dots"], help="of ours")
     parser.add_argument("--only", nargs="+", help="names to run beside ours; all if none")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    config = ModelConfig(vocabulary=100_352, blocks=asked.blocks, compute_dtype=asked.dtype, remat=asked.remat)
-    if asked.serve:
+    arguments = parser.parse_args()
+    config = ModelConfig(
+        vocabulary=100_352, blocks=arguments.blocks, compute_dtype=arguments.dtype, remat=arguments.remat
+    )
+    if arguments.serve:
         serve(config)
         return
     device = jax.devices()[0].device_kind
     millions = sum(parameter_counts(config).values()) / 1e6
-    print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {asked.dtype}")
-    every = [*alternatives(config), PRODUCTS]
-    names = [name for name in every if not asked.only or name in ("ours", *asked.only)]
-    shape = ["--blocks", str(asked.blocks), "--dtype", asked.dtype, "--remat", asked.remat]
+    print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {arguments.dtype}")
+    all_names = [*alternatives(config), PRODUCTS]
+    names = [name for name in all_names if not arguments.only or name in ("ours", *arguments.only)]
+    shape = ["--blocks", str(arguments.blocks), "--dtype", arguments.dtype, "--remat", arguments.remat]
     results = []
-    medians = compare(names, asked.repeats, shape)
+    medians = compare(names, arguments.repeats, shape)
     for name, (seconds, processor, gib) in medians.items():
         row = {"step": name, "seconds": round(seconds, 2), "processor_seconds": round(processor, 2)}
         row |= {"tokens_per_second": round(BATCH * LENGTH / seconds, 1), "temporaries_gib": round(gib, 2)}
-        for kind, own, ours in zip(("", "_processor"), (seconds, processor), medians["ours"], strict=False):
-            row[f"times_ours{kind}"] = round(own / ours, 3)
+        for kind, value, ours_value in zip(("", "_processor"), (seconds, processor), medians["ours"], strict=False):
+            row[f"times_ours{kind}"] = round(value / ours_value, 3)
         if peak := peak_of(device):
             row["mfu"] = round(training_flops(config, LENGTH) * BATCH * LENGTH / seconds / peak, 3)
         results.append(row)
         print("  ", row)
-    write_results(results, asked.json)
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

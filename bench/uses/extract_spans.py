@@ -1,9 +1,9 @@
-"""Strings that must stand in a text: how many rows hold when they are held to it while decoding, and when not.
+"""Strings that must occur in a text: share of valid rows with and without the constraint during decoding.
 
     python bench/uses/extract_spans.py CHECKPOINT [--rows 64] [--write FILE]
 
 The first sentences of Wikipedia articles, and a schema with two strings that must be parts of them. Both arms decode
-the same rows with the same seeds, greedily and drawn at temperature 1; the time includes neither start nor compilation.
+the same rows with the same seeds, greedily and at temperature 1. Times exclude start and compilation.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options
+from bench.measure import argument_parser
 from common.text import markdown_table
 from configs.labelling import ExtractConfig
 from configs.tune import LabelledDataConfig
@@ -37,27 +37,27 @@ CHARACTERS = 160  # of a text
 
 
 def main():
-    parser = options(__doc__, rows=64, write=None)
+    parser = argument_parser(__doc__, rows=64, write=None)
     parser.add_argument("checkpoint", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = read_rows(LabelledDataConfig.model_validate("wikipedia_topics"), "label", Path(folder))
-    texts = [row.text[:CHARACTERS] for row in rows[:: max(1, len(rows) // asked.rows)][: asked.rows]]
+    texts = [row.text[:CHARACTERS] for row in rows[:: max(1, len(rows) // arguments.rows)][: arguments.rows]]
     within = Constraint.within
     lines = []
     for temperature in (0.0, 1.0):
-        for held in (False, True):
-            Constraint.within = within if held else lambda constraint, text: constraint
-            lines.append(measured(asked.checkpoint, texts, temperature, held))
+        for constrained in (False, True):
+            Constraint.within = within if constrained else lambda constraint, text: constraint
+            lines.append(measure(arguments.checkpoint, texts, temperature, constrained))
             print(lines[-1], flush=True)
     columns = ["", "Temperature", "Rows that hold", "Refused for a span", "Otherwise", "Rows / CPU s"]
     table = markdown_table(columns, lines)
     print(table)
-    if asked.write:
-        Path(asked.write).write_text(table + "\n", encoding="utf-8")
+    if arguments.write:
+        Path(arguments.write).write_text(table + "\n", encoding="utf-8")
 
 
-def measured(checkpoint, texts, temperature, held):
+def measure(checkpoint, texts, temperature, constrained):
     config = ExtractConfig(
         texts={"reader": "jsonl", "path": "texts.jsonl"}, json_schema=json.dumps(SCHEMA),
         instructions="Name the subject and what it is, as JSON.", temperature=temperature, max_tokens=80,
@@ -65,13 +65,13 @@ def measured(checkpoint, texts, temperature, held):
     extractor = Extractor(checkpoint, config, SCHEMA)
     with tempfile.TemporaryDirectory() as folder:
         extractor.run(texts[:4], Path(folder) / "first.jsonl")  # compiles
-        began = time.process_time()
+        start = time.process_time()
         rows = extractor.run(texts, Path(folder) / "rows.jsonl")
-        seconds = time.process_time() - began
+        seconds = time.process_time() - start
     reasons = Counter(row["reason"] for row in rows)
     other = len(rows) - reasons[None] - reasons["span"]
     share = f"{reasons[None]} of {len(rows)} ({100 * reasons[None] / len(rows):.0f} %)"
-    title = "held to the text" if held else "checked afterwards alone"
+    title = "held to the text" if constrained else "checked afterwards alone"
     return [title, temperature, share, reasons["span"], other, f"{len(rows) / seconds:.1f}"]
 
 

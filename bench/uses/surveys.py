@@ -1,10 +1,10 @@
-"""Surveys with real people, answered by a checkpoint in their place, beside every baseline and humans themselves.
+"""Surveys of real people, answered by a checkpoint in their place, beside every baseline and the people themselves.
 
     python bench/uses/surveys.py CHECKPOINT [--people 80] [--seeds 3] [--write docs/results/uses-surveys.md]
 
-Of each survey (ANES 1996, Redbook 1974) half of the people are held out, anew for each seed; `--people` of them are
-asked, and every arm is judged on these. The regression and the forest are fitted on the other half. A measurement that
-is done is kept in the folder `--work`, so that a stopped bench goes on.
+Half of the respondents of each survey (ANES 1996, Redbook 1974) are held out, drawn again for each seed; every arm is
+evaluated on `--people` of them. The regression and the forest are fitted on the other half. Finished measurements are
+stored in the folder `--work`, so that a stopped bench continues.
 """
 
 import json
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from safetensors import safe_open
 from scipy.stats import t as student
 
-from bench.measure import options
+from bench.measure import argument_parser
 from common.files import write_json
 from common.text import markdown_table
 from configs.survey import SimulateConfig
@@ -37,46 +37,46 @@ WIDTH = 0.95  # of intervals
 
 
 def main():
-    parser = options(__doc__, people=80, seeds=3, write=None, work="")
+    parser = argument_parser(__doc__, people=80, seeds=3, write=None, work="")
     parser.add_argument("checkpoint", type=Path)
-    asked = parser.parse_args()
-    work = Path(asked.work or tempfile.mkdtemp())
+    arguments = parser.parse_args()
+    work = Path(arguments.work or tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
     parts = []
     for name in GROUPS:
         runs = []
-        for seed in range(asked.seeds):
-            kept = work / f"{name}-{seed}.json"
-            if not kept.exists():
-                write_json(kept, measured(asked.checkpoint, name, seed, asked.people, work))
-            runs.append(json.loads(kept.read_text(encoding="utf-8")))
+        for seed in range(arguments.seeds):
+            seed_file = work / f"{name}-{seed}.json"
+            if not seed_file.exists():
+                write_json(seed_file, measure_seed(arguments.checkpoint, name, seed, arguments.people, work))
+            runs.append(json.loads(seed_file.read_text(encoding="utf-8")))
         parts += tables(name, runs)
     lines = [
         "# Surveys: a small model in the place of real people",
         "",
         f"Measured by `python bench/uses/surveys.py`: {runs[0]['model']} ({runs[0]['parameters']:,} parameters), "
-        f"{asked.people} held-out people of each survey, {asked.seeds} seeds (of who is held out, the orders, the "
-        f"forest), {os.cpu_count()} CPU cores with other programs beside it. Mean over the seeds, and its 95 % "
+        f"{arguments.people} held-out people of each survey, {arguments.seeds} seeds (of who is held out, the orders, "
+        f"the forest), {os.cpu_count()} CPU cores with other programs beside it. Mean over the seeds, and its 95 % "
         "interval (Student's t). All arms of a seed are judged on the same people.",
         "",
         *parts,
     ]
     text = "\n".join(lines) + "\n"
     print(text)
-    if asked.write:
-        Path(asked.write).write_text(text, encoding="utf-8")
+    if arguments.write:
+        Path(arguments.write).write_text(text, encoding="utf-8")
 
 
-def measured(checkpoint, name, seed, people, work):
-    """The scores of all arms for one survey and seed, the position bias, and processor seconds."""
+def measure_seed(checkpoint, name, seed, people, work):
+    """Scores of all arms for one survey and seed, the position bias, and processor seconds."""
     survey = load_survey(name).model_copy(update={"split_seed": seed})
     config = SimulateConfig(n=people, by=GROUPS[name], seed=seed)
     respondents = read_respondents(survey, work)
     chosen, places = choose_people(survey, config, respondents, work)
     scorer = OpinionScorer(checkpoint, survey, config)
-    started = time.process_time()
+    start = time.process_time()
     opinions = scorer.opinions(chosen)
-    seconds = time.process_time() - started
+    seconds = time.process_time() - start
     by_order = [np.stack([row[number].by_order for row in opinions]) for number in range(len(survey.questions))]
     summary = compare(survey, config, chosen, [orders.mean(axis=1) for orders in by_order], respondents, places)
     bias = [position_bias(values, orders) for values, orders in zip(by_order, scorer.orders, strict=True)]
@@ -94,28 +94,32 @@ def measured(checkpoint, name, seed, people, work):
 
 
 def weights_in(folder):
-    """How many numbers a checkpoint holds."""
+    """The number of parameters in a checkpoint."""
     with safe_open(folder / WEIGHTS, framework="numpy") as tensors:
         return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
 
 def tables(name, runs):
-    """Markdown lines of one survey."""
-    shown = [figure for figure in FIGURES if any(run["scores"]["model"].get(figure) for run in runs)]
-    rows = [[ARMS[arm], *(over_seeds(runs, arm, figure) for figure in shown)] for arm in ARMS]
+    """The Markdown lines of one survey."""
+    columns = [figure for figure in FIGURES if any(run["scores"]["model"].get(figure) for run in runs)]
+    rows = [[ARMS[arm], *(over_seeds(runs, arm, figure) for figure in columns)] for arm in ARMS]
     bias, spread = (np.mean([run[field] for run in runs]) for field in ("bias", "spread"))
     seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
-    ahead = [
+    better_baselines = [
         ARMS[arm].partition(":")[0]
         for arm in ARMS
         if arm not in ("model", "humans")
         and mean(runs, arm, "group_similarity") >= mean(runs, "model", "group_similarity")
     ]
-    verdict = f"At least as close to humans as the model, by group: {'; '.join(ahead)}." if ahead else ""
+    verdict = (
+        f"At least as close to humans as the model, by group: {'; '.join(better_baselines)}."
+        if better_baselines
+        else ""
+    )
     return [
         f"## {runs[0]['title']}",
         "",
-        markdown_table(["", *(FIGURES[figure] for figure in shown)], rows),
+        markdown_table(["", *(FIGURES[figure] for figure in columns)], rows),
         "",
         verdict or "By group the model is closer to humans than every baseline.",
         f"Groups by {', '.join(GROUPS[name])}; baselines know {runs[0]['train']:,} other people. Position bias of the "
