@@ -216,7 +216,7 @@ def test_when_the_model_fails_every_invalidgets_an_answer(config, params, monkey
     assert all(
         isinstance(outcome, RequestFailed) and "RuntimeError: out of memory" in outcome.message for outcome in outcomes
     )
-    with pytest.raises(EngineStopped, match="start the server again"):
+    with pytest.raises(EngineStopped, match="restart the server"):
         client.engine.submit([DecodeRequest((5,), 5)])
     client.engine.close()
 

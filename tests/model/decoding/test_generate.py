@@ -154,7 +154,7 @@ def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params,
     lengths = {len(completion.ids) for completion in alone}
     assert len(lengths) > 2
     assert 15 in lengths
-    monkeypatch.setattr(lane, "SMALLEST", 1)
+    monkeypatch.setattr(lane, "SMALLEST_LANE", 1)
     monkeypatch.setattr(lane, "FIRST_GROWTH", 5)
     assert length_buckets(15, 5) == [5, 10, 15]
     sizes = []
