@@ -1,8 +1,9 @@
-"""What `nautile deploy --print` writes: a job template for Kubernetes work pools, a JobSet, a SkyPilot task.
+"""The manifests of `nautile deploy --print`: a job template for Kubernetes work pools, a JobSet, a SkyPilot task.
 
-The template is the one that Prefect ships, with variables for accelerators, nodes and disks added, so that stages
-differ by `[deploy.STAGE] job_variables`. The other two spread one stage over `[launch] processes` hosts of a cluster or
-cloud account: `nautile run` on the first starts the stage's processes on all of them by a `launch.command` of theirs.
+The job template is Prefect's own with additional variables for accelerators, nodes and disks, which stages set with
+`[deploy.STAGE] job_variables`. The JobSet and the SkyPilot task run one stage on `[launch] processes` hosts of a
+cluster or cloud: `nautile run` on the first host starts the stage's processes on all hosts, with the manifest's
+`launch.command`.
 """
 
 import json
@@ -18,14 +19,17 @@ from common.errors import ConfigError
 from configs.schema import RunConfig
 from flows.operate.deployments import job_variables
 
-GRACE_S = 600  # that a stage has to save its work when its pod is asked to end
-PORT = 8476  # of the first process, by which the others join it
-RESTARTS = 20  # of a JobSet; each goes on from the last checkpoint
+GRACE_S = 600  # time for a stage to save its work when its pod is terminated
+PORT = 8476  # port of the first process, to which the others connect
+RESTARTS = 20  # of a JobSet; each resumes from the last checkpoint
 _SHIPPED = "server/api/collections_data/views/aggregate-worker-metadata.json"  # of the package prefect
 
 
 def manifest(config: RunConfig, name: str, what: str) -> str:
-    """The text of a manifest; `name` is the configuration's, as on the command line. Raises `ConfigError`."""
+    """The text of a manifest. `name`: the configuration as given on the command line.
+
+    Raises `ConfigError` for an unknown manifest, or if `[launch]` does not configure one stage on several hosts.
+    """
     if what == "job-template":
         return json.dumps(job_template(), indent=2)
     if what not in ("jobset", "skypilot"):
@@ -39,7 +43,7 @@ def manifest(config: RunConfig, name: str, what: str) -> str:
 
 
 def job_template() -> dict[str, Any]:
-    """Prefect's base job template for Kubernetes, with our variables."""
+    """Prefect's base job template for Kubernetes, with additional variables (`_VARIABLES`)."""
     shipped = json.loads((Path(prefect.__file__).parent / _SHIPPED).read_text(encoding="utf-8"))
     template = shipped["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]
     template["variables"]["properties"] |= _VARIABLES
@@ -57,10 +61,10 @@ def job_template() -> dict[str, Any]:
 
 
 def jobset(config: RunConfig, name: str) -> dict[str, Any]:
-    """A Kubernetes JobSet: a job for each host of the stage, and one that runs `nautile run` and ends the set.
+    """A Kubernetes JobSet: a job for each host of the stage, and a launcher that runs `nautile run` and ends the set.
 
-    All pods are those of the stage's job template (`[deploy.STAGE] job_variables`); the launcher asks for no
-    accelerator, and its service account must be allowed to exec in pods.
+    All pods use the stage's job template (`[deploy.STAGE] job_variables`). The launcher requests no accelerator, and
+    its service account needs the permission to exec in pods.
     """
     (stage,), hosts = config.launch.stages, config.launch.processes
     variables = job_variables(config.deployment(stage), "kubernetes")
@@ -90,7 +94,7 @@ def jobset(config: RunConfig, name: str) -> dict[str, Any]:
 def skypilot_task(config: RunConfig, name: str) -> dict[str, Any]:
     """A SkyPilot task: `nautile run` on the head node starts the stage's processes on all nodes over ssh.
 
-    `[deploy.STAGE] job_variables` gives SkyPilot's own `resources`, and `env`. The checkout is its `workdir`.
+    `[deploy.STAGE] job_variables` sets SkyPilot's `resources`, and `env`. Its `workdir` is the checkout.
     """
     (stage,), nodes = config.launch.stages, config.launch.processes
     variables = job_variables(config.deployment(stage), "process")
@@ -122,14 +126,14 @@ exec .venv/bin/nautile run "$$folder/run.toml" --only ${stage}
 
 
 def _launch_toml(name: str, stage: str, processes: int, command: str, coordinator: str) -> str:
-    """The configuration `name` with the `[launch]` of a manifest. No key contains that section."""
+    """A TOML file that extends configuration `name` with the `[launch]` of a manifest, which is not part of any key."""
     values = {"processes": processes, "stages": [stage], "command": command, "coordinator": coordinator}
     lines = [f"extends = {json.dumps(name)}", "[launch]", *(f"{key} = {json.dumps(values[key])}" for key in values)]
     return "\n".join([*lines, ""])
 
 
 def _replicated_job(name: str, replicas: int, variables: dict[str, Any], script: str) -> dict[str, Any]:
-    """Jobs of one pod each, so that `job/NAME-INDEX` names a pod; the pod is the job template's."""
+    """A replicated job of one pod per job, so that `job/NAME-INDEX` names a pod; the pod is the job template's."""
     values = {"grace_seconds": GRACE_S, **variables}
     job = apply_values(job_template()["job_configuration"]["job_manifest"], values)
     shipped_pod = job["spec"]["template"]["spec"]

@@ -1,6 +1,7 @@
-"""The link between the decoding engine's thread and the server's event loop.
+"""Bridge between the decoding engine's thread and the server's event loop.
 
-Requests go to the engine's queue; the engine hands its events over once per step, and they are sorted by HTTP request.
+Requests go to the engine's queue. The engine delivers its events once per step, and the bridge routes them to the HTTP
+requests.
 """
 
 import asyncio
@@ -19,14 +20,17 @@ class EngineBridge:
         self._receivers: dict[Handle, tuple[RequestEvents, int]] = {}
 
     def start(self) -> None:
-        """Start the engine; its events come to the running event loop."""
+        """Start the engine, whose events are delivered to the running event loop."""
         loop = asyncio.get_running_loop()
         self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
 
     def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
-        """Queue all of them. Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, or 400."""
+        """Queue all samples of an HTTP request.
+
+        Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, 400 for invalid or too many samples.
+        """
         if len(requests) > self._engine.queue:
-            message = f"n: {len(requests)} samples, and the queue holds {self._engine.queue}: send several requests"
+            message = f"n: {len(requests)} samples exceed the queue of {self._engine.queue}: send several requests"
             raise ApiError(400, message, "n")
         try:
             handles = self._engine.submit(requests)
@@ -42,10 +46,10 @@ class EngineBridge:
         return events
 
     def cancel(self, handles: list[Handle]) -> None:
-        """Drop these samples and the rest of their events; finished ones may be among them."""
-        known = [handle for handle in handles if self._receivers.pop(handle, None)]
-        if known:
-            self._engine.cancel(known)
+        """Cancel these samples and ignore their remaining events. Finished samples are allowed."""
+        unfinished = [handle for handle in handles if self._receivers.pop(handle, None)]
+        if unfinished:
+            self._engine.cancel(unfinished)
 
     def _dispatch(self, events: list[tuple[Handle, EngineEvent]]) -> None:
         for handle, event in events:
@@ -55,7 +59,7 @@ class EngineBridge:
 
 
 class RequestEvents:
-    """The engine's events for the samples of one HTTP request, by their index."""
+    """Queue of (index, event): the engine's events for the samples of one HTTP request."""
 
     def __init__(self, bridge: EngineBridge, handles: list[Handle]) -> None:
         self._bridge, self._handles = bridge, handles

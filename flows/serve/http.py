@@ -1,7 +1,7 @@
 """The HTTP API of `nautile serve`: OpenAI's routes over one decoding engine.
 
-Everything here runs in one event loop. When a client disconnects, its samples are cancelled, streamed or not. Request
-bodies must be JSON by their content type, so that no web page can post to a loopback server unasked.
+Everything here runs in one event loop. When a client disconnects, its samples are cancelled. Request bodies must have
+the content type JSON, so that web pages cannot post to a loopback server without a CORS preflight.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from model.decoding.engine import Engine
 from model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20
-_OF_BODY = (400, 401, 413, 415)  # the errors of every request with a body
+_BODY_ERRORS = (400, 401, 413, 415)  # error statuses of all requests with a body
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model that is served, the name clients use for it, and the API key they must send, if any."""
+    """The served model: its name for clients, its engine, and the API key that clients must send, if any."""
 
     name: str
     created: int
@@ -55,7 +55,7 @@ class ServedModel:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. Closes the engine's side however the response ends, even if no chunk was ever read."""
+    """A response of server-sent events that cancels its samples when it ends, also if no chunk was read."""
 
     def __init__(self, chunks: AsyncIterator[bytes], events: RequestEvents) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -69,20 +69,20 @@ class EventStream(StreamingResponse):
 
 
 class SizedRequest(Request):
-    """A request whose body is refused once more than `MAX_BODY_BYTES` of it have arrived."""
+    """A request that raises `ApiError` 413 once more than `MAX_BODY_BYTES` of its body have arrived."""
 
     async def stream(self) -> AsyncIterator[bytes]:
         size = 0
         async for part in super().stream():
             size += len(part)
             if size > MAX_BODY_BYTES:
-                message = f"the body is over {MAX_BODY_BYTES} bytes: send several requests"
+                message = f"the body is larger than {MAX_BODY_BYTES} bytes: send several requests"
                 raise ApiError(413, message, headers={"Connection": "close"})
             yield part
 
 
 class GuardedRoute(APIRoute):
-    """A route that checks the API key and the content type before it reads any of the body."""
+    """A route that checks the API key and the content type before it reads the body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -102,8 +102,8 @@ class GuardedRoute(APIRoute):
 
 
 def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI], Any] | None = None) -> FastAPI:
-    """An application of `router` (of `GuardedRoute`) whose every error has OpenAI's form."""
-    # Its pages of documentation would fetch scripts from elsewhere: the description alone is served.
+    """An application of `router` (of `GuardedRoute`) whose errors all have OpenAI's format."""
+    # Only the OpenAPI description is served: FastAPI's documentation pages load scripts from other servers.
     app = FastAPI(title="nautile serve", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.key = key
     app.include_router(router)
@@ -117,7 +117,7 @@ def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI]
             if error.status_code == 400:
                 error = ApiError(400, "the body is not JSON", code="invalid_json")
             else:
-                headers = dict(error.headers or {})  # of a 405: the methods that are allowed
+                headers = dict(error.headers or {})  # a 405 lists the allowed methods
                 error = ApiError(error.status_code, f"no {request.method} {request.url.path} here", headers=headers)
         return JSONResponse(error.body(), error.status_code, error.headers)
 
@@ -147,14 +147,16 @@ def application(served: ServedModel) -> FastAPI:
         _served_name(name, served)
         return JSONResponse(_model_object(served))
 
-    @api.post("/v1/completions", responses=documented(bodies.TextCompletion, *_OF_BODY, 404, 429, 503, streams=True))
+    @api.post(
+        "/v1/completions", responses=documented(bodies.TextCompletion, *_BODY_ERRORS, 404, 429, 503, streams=True)
+    )
     async def completions(connection: Request, request: CompletionRequest) -> Response:
         name = _served_name(request.model, served)
         response = CompletionResponse(request, tokenizer, engine.config.context, name)
         return await _respond(connection, request, response, bridge, metrics)
 
     @api.post(
-        "/v1/chat/completions", responses=documented(bodies.ChatCompletion, *_OF_BODY, 404, 429, 503, streams=True)
+        "/v1/chat/completions", responses=documented(bodies.ChatCompletion, *_BODY_ERRORS, 404, 429, 503, streams=True)
     )
     async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
         name = _served_name(request.model, served)
@@ -162,7 +164,7 @@ def application(served: ServedModel) -> FastAPI:
         response = ChatCompletionResponse(request, tokenizer, engine.config.context, name, constraint)
         return await _respond(connection, request, response, bridge, metrics)
 
-    # The next three are vLLM's routes, by which evaluation harnesses learn the tokenizer.
+    # vLLM's routes, with which evaluation harnesses use the tokenizer.
 
     @api.get("/tokenizer_info", responses=documented(bodies.TokenizerInfo, 401))
     async def tokenizer_info() -> Response:
@@ -170,16 +172,16 @@ def application(served: ServedModel) -> FastAPI:
         context = engine.config.context
         return JSONResponse({**special, "model_max_length": context, "fingerprint": tokenizer.fingerprint})
 
-    @api.post("/tokenize", responses=documented(bodies.TokenizeResponse, *_OF_BODY, 404))
+    @api.post("/tokenize", responses=documented(bodies.TokenizeResponse, *_BODY_ERRORS, 404))
     async def tokenize(request: TokenizeRequest) -> Response:
         _served_name(request.model, served)
-        # A prompt that is exactly the name of a special token gives its id, as harnesses expect; inside a longer text
-        # such a name is text.
+        # A prompt that is exactly the name of a special token gives its id, as harnesses expect. In a longer prompt the
+        # name is ordinary text.
         special = tokenizer.specials.get(request.prompt)
         ids = tokenizer.encode(request.prompt) if special is None else [special]
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.config.context})
 
-    @api.post("/detokenize", responses=documented(bodies.DetokenizeResponse, *_OF_BODY, 404))
+    @api.post("/detokenize", responses=documented(bodies.DetokenizeResponse, *_BODY_ERRORS, 404))
     async def detokenize(request: DetokenizeRequest) -> Response:
         _served_name(request.model, served)
         text = b"".join(bytes_of(tokenizer, token) for token in request.tokens).decode("utf-8", "replace")
@@ -189,7 +191,7 @@ def application(served: ServedModel) -> FastAPI:
     app.openapi = lambda: described(app)  # type: ignore[method-assign]
     app.add_middleware(MeasuredRequests, metrics=metrics)
 
-    # None of these needs the key.
+    # Routes that do not require the API key.
 
     state = {
         200: {"model": bodies.ServerState},
@@ -218,7 +220,7 @@ async def _respond(
     bridge: EngineBridge,
     metrics: ServerMetrics,
 ) -> Response:
-    """Submit the samples of a completion request, and answer with a stream or with one body."""
+    """Submit the samples of a completion request, and respond with a stream or with one body."""
     events = bridge.submit([choice.request for choice in response.choices])
     metrics.prompt_tokens.inc(response.usage()["prompt_tokens"])
     if request.stream:
@@ -232,6 +234,7 @@ async def _respond(
 
 
 async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
+    """Collect the events of all samples until they are finished. Raises `ApiError` 503 if the engine fails."""
     while not response.finished:
         index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
@@ -240,6 +243,7 @@ async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
 
 
 async def _stream(response: ResponseBuilder, events: RequestEvents, include_usage: bool) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of a streamed response."""
     for chunk in response.opening_chunks():
         yield _server_sent(chunk)
     while not response.finished:
@@ -259,7 +263,7 @@ async def _stream(response: ResponseBuilder, events: RequestEvents, include_usag
 def _add_event(
     response: ResponseBuilder, events: RequestEvents, index: int, event: Chunk | PromptScores
 ) -> StreamedText | None:
-    """The text that an event adds; None for a choice that a stop string has already ended."""
+    """Add an event to its choice and return the new text; None if a stop string has already ended the choice."""
     choice = response.choices[index]
     if choice.finish_reason:
         return None
@@ -270,30 +274,31 @@ def _add_event(
 
 
 async def _unless_disconnected(connection: Request, work: Awaitable[None]) -> bool:
-    """Do the work, unless the client disconnects before it is done: then cancel it and return False."""
+    """Await `work` and return True; if the client disconnects first, cancel it and return False."""
 
     async def disconnect() -> None:
         while (await connection.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
             return False
-        working.result()
+        work_task.result()
         return True
     finally:
-        for task in (working, leaving):
+        for task in (work_task, disconnect_task):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ApiError):
                 await task
 
 
 def _served_name(name: str | None, served: ServedModel) -> str:
-    """The name of the model that answers a request; one without a name gets the model that is here."""
+    """The name of the served model. Raises `ApiError` 404 if a request names another model."""
     if name not in (None, served.name):
-        raise ApiError(404, f"model: {name!r} is not served here, {served.name!r} is", "model", "model_not_found")
+        message = f"model: {name!r} is not served here, only {served.name!r}"
+        raise ApiError(404, message, "model", "model_not_found")
     return served.name
 
 
@@ -308,7 +313,7 @@ def _model_object(served: ServedModel) -> dict[str, Any]:
 
 
 def _state(served: ServedModel, ready: bool = False) -> Response:
-    """The state of the engine. `/health`: 503 once it has failed; `/ready`: 503 until its programs are compiled."""
+    """The state of the engine. `/health`: 503 after a failure; `/ready`: also 503 until its programs are compiled."""
     engine = served.engine
     busy, waiting = engine.load()
     status = "failed" if engine.failure else "ok" if engine.ready.is_set() else "starting"

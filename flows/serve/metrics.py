@@ -1,4 +1,4 @@
-"""What `GET /metrics` shows, in Prometheus' text format: requests, their latency, tokens, slots and the queue."""
+"""The metrics of `GET /metrics` in Prometheus' text format: requests, latency, tokens, slots and the queue."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from model.decoding.engine import Engine
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-CLIENT_CLOSED_REQUEST = 499  # nobody receives it
+CLIENT_CLOSED_REQUEST = 499  # only for metrics: the client has disconnected
 _MEASURED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
 Message = MutableMapping[str, Any]
@@ -18,16 +18,14 @@ Application = Callable[[Message, Any, Any], Awaitable[None]]
 
 
 class ServerMetrics:
-    """The metrics of one server; those of the engine are read when they are asked for."""
+    """The metrics of one server. Those of the engine are read when the metrics are requested."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        of_request = ["route", "status"]
-        self.requests = Counter(
-            "nautile_requests", "Requests by route and status.", of_request, registry=self._registry
-        )
+        labels = ["route", "status"]
+        self.requests = Counter("nautile_requests", "Requests by route and status.", labels, registry=self._registry)
         self.seconds = Histogram(
             "nautile_request_seconds",
             "Seconds from a request's head to the end of its response.",
@@ -38,7 +36,7 @@ class ServerMetrics:
         self.prompt_tokens = Counter("nautile_prompt_tokens", "Tokens of prompts.", registry=self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's state now, for the registry."""
+        """The current metrics of the engine; called by the registry."""
         engine = self._engine
         busy, waiting = engine.load()
         for name, text, value in (
@@ -48,17 +46,17 @@ class ServerMetrics:
             ("queue_waiting", "Completions that wait for a slot.", waiting),
             ("ready", "1 once the programs are compiled, 0 before and after a failure.", engine.ready.is_set()),
         ):
-            usable = value if name != "ready" or not engine.failure else 0
-            yield GaugeMetricFamily(f"nautile_{name}", text, float(usable))
+            gauge = 0 if name == "ready" and engine.failure else value
+            yield GaugeMetricFamily(f"nautile_{name}", text, float(gauge))
         yield CounterMetricFamily("nautile_generated_tokens", "Tokens that were generated.", float(engine.tokens))
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class MeasuredRequests:
-    """An ASGI application around another, which counts the requests and times their responses, streams to the end."""
+    """ASGI middleware that counts requests and measures the time until the end of their responses, streams included."""
 
     def __init__(self, app: Application, metrics: ServerMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -78,7 +76,7 @@ class MeasuredRequests:
         try:
             await self._app(scope, receive, observed)
         finally:
-            # Paths that clients invent would each be a series of its own.
+            # Unknown paths share one label, so that clients cannot create any number of time series.
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, status).inc()
             if route in _MEASURED:

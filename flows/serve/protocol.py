@@ -1,7 +1,7 @@
-"""The HTTP API's requests, as pydantic models of OpenAI's fields, and its errors in OpenAI's form.
+"""Requests of the HTTP API as pydantic models with OpenAI's fields, and errors in OpenAI's format.
 
-A field that the server does not know or cannot honour is refused by name: a reply that ignored part of the request
-would look like any other. `top_k` and `thinking_budget` are additions to OpenAI's fields.
+Unknown and unsupported fields are errors that name the field, because a client could not see that a reply ignored them.
+`top_k` and `thinking_budget` are extensions of OpenAI's fields.
 """
 
 import re
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOPS = 16
 _UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias", "best_of")
-# For a union of types pydantic reports what is wrong for its first member only, so these messages are ours.
+# Messages for union types, where pydantic reports only the error of the first member.
 _UNIONS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "stop": f"a text of 1 to 256 characters, or a list of at most {MAX_STOPS} such texts",
@@ -24,7 +24,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class ApiError(HTTPException):
-    """An error response. `body()` is its JSON in OpenAI's form; `param` names the field at fault."""
+    """An error response. `body()`: its JSON in OpenAI's format. `param`: the invalid field."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:
         field = re.match(r"`(\w+)`", message)
         return ApiError(400, message if field else f"the body: {message}", param=field[1] if field else None)
     if error["type"] == "extra_forbidden":
-        message = "this server knows no such field"
+        message = "unknown field"
     elif path[0] in _UNSUPPORTED:
-        message = "not supported here: leave it out"
+        message = "not supported: omit it"
     for depth, name in enumerate(path):
         if name in _UNIONS:
             path, message = path[: depth + 1], f"must be {_UNIONS[name]}"
@@ -65,7 +65,7 @@ def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:
 
 
 class _Body(BaseModel):
-    """Strict: a number in quotes, a fraction for a count, an unknown field and NaN are errors."""
+    """A strict model: numbers as strings, fractions for counts, unknown fields and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -75,9 +75,9 @@ class StreamOptions(_Body):
 
 
 class SamplingRequest(_Body):
-    """The fields that both completion routes share. `user` and `metadata` are accepted and have no effect.
+    """Fields of both completion routes. `user` and `metadata` are accepted and have no effect.
 
-    Without `model`, the model that is served answers; another name is refused.
+    `model`: the served model or nothing; other names are an error.
     """
 
     model: str | None = None
@@ -106,7 +106,7 @@ class SamplingRequest(_Body):
 
 
 class CompletionRequest(SamplingRequest):
-    """`POST /v1/completions`: continue texts or token ids as they are, without a chat template."""
+    """`POST /v1/completions`: continue texts or token ids without a chat template."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -145,7 +145,7 @@ class Message(_Body):
 
 
 class JsonSchema(_Body):
-    """`strict` is accepted and has no effect: the answer always keeps to the schema."""
+    """A JSON schema of the answer. `strict` has no effect: the answer always matches the schema."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     content: dict[str, Any] | bool = Field(alias="schema")
@@ -154,7 +154,7 @@ class JsonSchema(_Body):
 
 
 class ResponseFormat(_Body):
-    """What the answer is: any text, a JSON object, or a document of a schema."""
+    """The format of the answer: text, a JSON object, or a document that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -162,7 +162,7 @@ class ResponseFormat(_Body):
     @model_validator(mode="after")
     def _complete(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("`json_schema` goes with the type json_schema, and only with it")
+            raise ValueError("`json_schema` must be set for the type json_schema, and only for it")
         return self
 
 
@@ -181,7 +181,7 @@ class ChatCompletionRequest(SamplingRequest):
         roles = [message.role for message in self.messages]
         if roles[-1] != "user" or "user" in roles[:-1]:
             raise ValueError(
-                "`messages` must be one user message, which system messages may precede: the model is trained on "
+                "`messages` must be one user message, optionally after system messages: the model is trained on "
                 "single turns"
             )
         if self.max_tokens and self.max_completion_tokens:
@@ -192,7 +192,7 @@ class ChatCompletionRequest(SamplingRequest):
 
     @property
     def query(self) -> str:
-        """The texts of the system messages and the question, in that order."""
+        """The texts of the system messages and of the user message, joined."""
         return "\n\n".join(text for message in self.messages if (text := message.text))
 
 

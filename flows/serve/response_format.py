@@ -1,7 +1,7 @@
-"""`response_format` of a chat request: the answer is a JSON object, or a document of a schema.
+"""`response_format` of a chat request: constrain the answer to a JSON object, or to a document of a schema.
 
-The constraint begins behind the thinking. A request that sets no `thinking_budget` gets one of half the tokens that the
-shortest document leaves, so that the answer has room; 0 answers at once.
+The constraint applies after the thinking. The default of `thinking_budget` is half of the tokens that the shortest
+document leaves, so that the answer has room; 0 skips the thinking.
 """
 
 import functools
@@ -15,36 +15,36 @@ from model.decoding.constrained import Constraint
 from model.decoding.requests import DecodeRequest
 
 FIELD = "response_format"
-REMEMBERED = 32  # compiled schemas
+CACHED_SCHEMAS = 32
 
 
-def constraint_for(tokenizer: Tokenizer, wanted: ResponseFormat | None) -> Constraint | None:
-    """What the answer is held to; None if it is free. Raises `ApiError` 400 for a schema that is none or cannot be met.
+def constraint_for(tokenizer: Tokenizer, response_format: ResponseFormat | None) -> Constraint | None:
+    """The constraint of the answer; None for free text. Raises `ApiError` 400 for an invalid or unsatisfiable schema.
 
-    Compiling a schema may take a tenth of a second, so this belongs in a thread; equal schemas are compiled once.
+    Compiling a schema may take 0.1 s, so call this in a thread. Equal schemas are compiled once.
     """
-    if wanted is None or wanted.type == "text":
+    if response_format is None or response_format.type == "text":
         return None
-    schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.content
+    schema = {"type": "object"} if response_format.json_schema is None else response_format.json_schema.content
     try:
         return _compiled(tokenizer, json.dumps(schema))
     except ConfigError as error:
         raise ApiError(400, str(error), FIELD, "invalid_schema") from None
 
 
-def held_to(constraint: Constraint, request: DecodeRequest) -> DecodeRequest:
-    """The request with the constraint, and a budget for its thinking. Raises `ApiError` 400 where no answer can fit."""
+def constrained_request(constraint: Constraint, request: DecodeRequest) -> DecodeRequest:
+    """The request with the constraint and a thinking budget. Raises `ApiError` 400 if no answer fits `max_tokens`."""
     spare = request.max_tokens - constraint.least_tokens
     if spare < 0:
         message = (
-            f"max_tokens: {request.max_tokens} are too few for any answer of the {FIELD}, the shortest of which takes "
-            f"{constraint.least_tokens}"
+            f"max_tokens: {request.max_tokens} are too few for the {FIELD}, whose shortest answer has "
+            f"{constraint.least_tokens} tokens"
         )
         raise ApiError(400, message, "max_tokens")
     budget = spare // 2 if request.thinking_budget is None else request.thinking_budget
     return replace(request, constraint=constraint, thinking_budget=budget)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=CACHED_SCHEMAS)
 def _compiled(tokenizer: Tokenizer, schema: str) -> Constraint:
     return Constraint(tokenizer, json.loads(schema), f"{FIELD}.json_schema.schema")

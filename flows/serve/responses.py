@@ -1,6 +1,7 @@
-"""Completion requests to engine requests, and engine events to OpenAI's response bodies, whole or as stream chunks.
+"""Translate completion requests into engine requests, and engine events into OpenAI's response bodies or chunks.
 
-Log-probabilities are those of the untruncated distribution at temperature 1, over what a constraint allows.
+Log-probabilities are those of the untruncated distribution at temperature 1, restricted to the tokens that a constraint
+allows.
 """
 
 import codecs
@@ -14,18 +15,18 @@ from typing import Any
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer
 from flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
-from flows.serve.response_format import held_to
+from flows.serve.response_format import constrained_request
 from flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
 from model.decoding.constrained import Constraint
 from model.decoding.requests import Chunk, DecodeRequest, PromptScores
 
-DEFAULT_TOKENS = 16  # of /v1/completions without `max_tokens`, as in OpenAI's API
-TokenScore = tuple[int, float]  # an id and its log-probability
+DEFAULT_TOKENS = 16  # default of `max_tokens` in /v1/completions, as in OpenAI's API
+TokenScore = tuple[int, float]  # a token id and its log-probability
 
 
 @dataclass
 class Choice:
-    """One sample of the response: its engine request, and the text and tokens it has so far."""
+    """One sample of the response: its engine request, and its text and tokens so far."""
 
     request: DecodeRequest
     stream: TokenStream
@@ -39,7 +40,7 @@ class Choice:
     finish_reason: str | None = None
 
     def add(self, event: Chunk | PromptScores) -> StreamedText:
-        """The text that an event adds. The last event, or a stop string, sets `finish_reason`."""
+        """Process an event of the engine and return the new text. The last event, or a stop string, ends the choice."""
         if isinstance(event, PromptScores):
             self.prompt_scores = event
             self.finish_reason = None if self.request.max_tokens else "length"
@@ -52,16 +53,16 @@ class Choice:
             self.finish_reason = "stop"
         elif event.finish:
             self.finish_reason = event.finish
-            rest = self.stream.finish()
-            added.thinking, added.answer = added.thinking + rest.thinking, added.answer + rest.answer
+            final = self.stream.finish()
+            added.thinking, added.answer = added.thinking + final.thinking, added.answer + final.answer
         self.thinking, self.answer = self.thinking + added.thinking, self.answer + added.answer
         return added
 
 
 class ResponseBuilder(ABC):
-    """Collects the events of all samples of one HTTP request, and builds the response bodies.
+    """Collects the engine events of all samples of one HTTP request, and builds the response bodies.
 
-    kind, chunk_kind: the `object` field of the whole response and of its chunks; prefix: of its id.
+    `kind`, `chunk_kind`: the `object` field of the response and of its stream chunks. `prefix`: of its id.
     """
 
     kind = chunk_kind = prefix = ""
@@ -83,25 +84,25 @@ class ResponseBuilder(ABC):
         return all(choice.finish_reason for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Token counts of the request; a prompt with `n` samples counts once."""
+        """The `usage` field: token counts. A prompt with `n` samples counts once."""
         prompt = sum(map(len, self._prompts))
         completion = sum(len(choice.ids) for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def opening_chunks(self) -> list[dict[str, Any]]:
-        """The chunks that begin a stream."""
+        """The chunks at the beginning of a stream."""
         return []
 
     @abstractmethod
     def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
-        """The stream chunk for `event` of choice `index`, whose tokens begin at `first`; None if it would be empty."""
+        """The stream chunk for `event` of choice `index`, or None if it is empty. `first`: index of its first token."""
 
     @abstractmethod
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        """A choice in the body of a response that is not streamed: its text and log-probabilities."""
+        """The text and log-probabilities of a choice in the body of a non-streaming response."""
 
     def whole(self) -> dict[str, Any]:
-        """The body of a response that is not streamed."""
+        """The body of a non-streaming response."""
         choices = [
             {"index": index, **self.whole_choice(choice), "finish_reason": choice.finish_reason}
             for index, choice in enumerate(self.choices)
@@ -109,7 +110,7 @@ class ResponseBuilder(ABC):
         return self._body(choices, self.kind, self.usage())
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk after the last one, for `stream_options.include_usage`."""
+        """The final chunk with token counts, for `stream_options.include_usage`."""
         return self._body([], self.chunk_kind, self.usage())
 
     def _chunk(self, index: int, logprobs: dict[str, Any] | None = None, **content: Any) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class ResponseBuilder(ABC):
         return {**head, "choices": list(choices), "usage": usage}
 
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
-        """`n` requests per prompt. Sample j has the seed (seed, j + 1), as the first question of `nautile chat`."""
+        """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`."""
         request = self._request
         seed = secrets.randbits(63) if request.seed is None else request.seed
         return [
@@ -142,7 +143,7 @@ class ResponseBuilder(ABC):
         ]
 
     def _token_text(self, token: int) -> str:
-        """A token's text; one that is not whole UTF-8 as `bytes:\\x..`, so that no two tokens read the same."""
+        """The text of a token, or `bytes:\\x..` if it is not UTF-8, so that different tokens have different texts."""
         raw = bytes_of(self._tokenizer, token)
         try:
             return raw.decode("utf-8")
@@ -151,21 +152,21 @@ class ResponseBuilder(ABC):
 
 
 def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocabulary: int, field_name: str) -> None:
-    """Refuse prompts that do not fit the model, naming the field at fault."""
+    """Raise `ApiError` 400, with the field, for prompts that do not fit the model's context or vocabulary."""
     for index, prompt in enumerate(prompts):
         where = f"{field_name}[{index}]" if len(prompts) > 1 else field_name
         too_long = "context_length_exceeded"
         if len(prompt) + min(max_tokens, 1) > context:
-            message = f"{where}: {len(prompt)} tokens, and the model's context is {context}"
+            message = f"{where}: {len(prompt)} tokens do not fit into the model's context of {context}"
             raise ApiError(400, message, field_name, too_long)
         if len(prompt) + max_tokens > context:
             message = (
                 f"max_tokens: {max_tokens} after the {len(prompt)} tokens of {where} exceed the model's context of "
-                f"{context}: ask for {context - len(prompt)} at most"
+                f"{context}: set it to at most {context - len(prompt)}"
             )
             raise ApiError(400, message, "max_tokens", too_long)
         if max(prompt) >= vocabulary:
-            raise ApiError(400, f"{where}: the id {max(prompt)} is not in a vocabulary of {vocabulary}", field_name)
+            raise ApiError(400, f"{where}: the id {max(prompt)} is not in the vocabulary of {vocabulary}", field_name)
 
 
 class ChatCompletionResponse(ResponseBuilder):
@@ -188,7 +189,7 @@ class ChatCompletionResponse(ResponseBuilder):
         limit = limit or context - len(prompt)
         for decode_request in self._decode_requests(limit, False, request.top_logprobs or 0):
             if constraint is not None:
-                decode_request = held_to(constraint, decode_request)
+                decode_request = constrained_request(constraint, decode_request)
             self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops, chat=True)))
 
     def usage(self) -> dict[str, Any]:
@@ -213,7 +214,7 @@ class ChatCompletionResponse(ResponseBuilder):
         return {"message": message, "logprobs": self._logprobs(choice, 0)}
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any] | None:
-        """Those of the answer's tokens under `content`, of the thinking's under `reasoning_content`."""
+        """The `logprobs` field: of the answer's tokens under `content`, of the reasoning under `reasoning_content`."""
         if not self._request.logprobs:
             return None
         rows: dict[Part, list[dict[str, Any]]] = {"answer": [], "thinking": []}
@@ -233,9 +234,9 @@ class ChatCompletionResponse(ResponseBuilder):
 
 
 class CompletionResponse(ResponseBuilder):
-    """The response to a plain completion: the continued text.
+    """The response to a text completion: the continued text.
 
-    Markers such as `<|think_end|>` are in the text by name; the id that ended it is not.
+    Special tokens such as `<|think_end|>` are in the text by name, except the token that ended it.
     """
 
     kind = chunk_kind = "text_completion"
@@ -247,8 +248,8 @@ class CompletionResponse(ResponseBuilder):
         check_lengths(prompts, max_tokens, context, tokenizer.vocabulary, "prompt")
         super().__init__(request, tokenizer, prompts, model)
         self._echo = bool(request.echo)
-        # The engine takes no request that neither generates nor scores: one with `max_tokens` 0 is always scored, and
-        # the scores are left out of the response unless they were asked for.
+        # The engine rejects a request that neither generates nor scores. With `max_tokens` 0 the prompt is therefore
+        # always scored; the response includes the scores only if they were requested.
         score_prompt = (self._echo and request.logprobs is not None) or request.max_tokens == 0
         for decode_request in self._decode_requests(max_tokens, score_prompt, request.logprobs or 0):
             raw = b"".join(bytes_of(tokenizer, token) for token in decode_request.prompt) if self._echo else b""
@@ -256,7 +257,7 @@ class CompletionResponse(ResponseBuilder):
             self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops), text))
 
     def opening_chunks(self) -> list[dict[str, Any]]:
-        if not self._echo or self._request.logprobs is not None:  # with scores, the echoed prompt comes with them
+        if not self._echo or self._request.logprobs is not None:  # with scores, their chunk contains the prompt
             return []
         return [self._chunk(index, text=choice.prompt_text) for index, choice in enumerate(self.choices)]
 
@@ -276,10 +277,10 @@ class CompletionResponse(ResponseBuilder):
         return {"text": choice.prompt_text + choice.answer, "logprobs": logprobs}
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any]:
-        """Four parallel lists over the tokens from `first` on.
+        """The `logprobs` field: four parallel lists over the tokens from `first` on.
 
-        They cover an echoed prompt, whose first token has no log-probability, and the generated tokens including the
-        id that ended them, because evaluation harnesses count one row per token.
+        They include an echoed prompt, whose first token has no log-probability, and all generated tokens. The token
+        that ended the text is included, because evaluation harnesses count one row per token.
         """
         rows: list[tuple[int, float | None, list[TokenScore]]] = []
         if scores := choice.prompt_scores:
@@ -288,13 +289,13 @@ class CompletionResponse(ResponseBuilder):
             rows = [(prompt[0], None, []), *zip(prompt[1:], scores.logprobs, alternatives, strict=True)]
         alternatives = choice.alternatives or [[] for _ in choice.ids]
         rows += zip(choice.ids, choice.logprobs, alternatives, strict=True)
-        # The character of the text at which each token begins; tokens that share a character begin where it does.
+        # The offset in characters at which each token begins. Tokens that are parts of one character share its offset.
         decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
         for token, _, _ in rows:
             offsets.append(length)
             length += len(decoder.decode(bytes_of(self._tokenizer, token)))
         rows = rows[first:]
-        # The likeliest tokens, and the sampled one.
+        # The most likely tokens, and the sampled token.
         top = [
             None if logprob is None else {self._token_text(other): p for other, p in [*best, (token, logprob)]}
             for token, logprob, best in rows

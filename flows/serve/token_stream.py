@@ -1,7 +1,7 @@
-"""Token ids to streamed text: reasoning and answer apart, cut at stop strings, never half a character.
+"""Incremental decoding of token ids to text: reasoning and answer separate, cut at stop strings, whole characters.
 
-Put together, the streamed texts are what `data.chat_template.parse_completion` returns for the whole. Text that may
-still turn out to begin a stop string, or to be the white space that ends a part, is held back until that is decided.
+The concatenated texts equal the result of `data.chat_template.parse_completion` for the whole completion. Text that may
+be the beginning of a stop string, or trailing white space of a part, is held back until that is decided.
 """
 
 import codecs
@@ -16,7 +16,7 @@ Part = Literal["thinking", "answer"]
 
 @dataclass
 class StreamedText:
-    """The text that some ids added, by part, and how many of the ids came before a stop string ended the stream."""
+    """New text by part. `used`: the number of ids up to the end of the stream by a stop string."""
 
     thinking: str = ""
     answer: str = ""
@@ -28,12 +28,11 @@ class StreamedText:
 
 @dataclass
 class TokenStream:
-    """The text of one completion.
+    """Incremental decoder of one completion.
 
-    chat: the completion begins with thinking, and white space around its parts is stripped; otherwise everything is
-    `answer`, unchanged.
-    stops: strings that end the answer. They do not end the thinking, which is not part of the answer.
-    parts: for each id used, the part it belongs to; None for an id that ends a part.
+    `chat`: the completion begins with thinking, and white space around its parts is stripped; otherwise all text is
+    `answer`, unchanged. `stops`: strings that end the answer; in the thinking they have no effect. `parts`: the part of
+    each used id; None for an id that ends a part.
     """
 
     tokenizer: Tokenizer
@@ -48,7 +47,7 @@ class TokenStream:
         self._begin_part()
 
     def write(self, ids: Sequence[int]) -> StreamedText:
-        """The text that these ids add. Ids after a stop string are ignored."""
+        """Decode more ids and return the new text. Ids after a stop string are ignored."""
         added = StreamedText()
         for token in ids:
             if self.stopped:
@@ -68,7 +67,7 @@ class TokenStream:
         return added
 
     def finish(self) -> StreamedText:
-        """The text that was held back, when no more ids will come."""
+        """The text that was held back; call it after the last id."""
         added = StreamedText()
         if not self.stopped:
             added.add(self.part, self._flush())
@@ -85,7 +84,7 @@ class TokenStream:
         return text
 
     def _release(self, text: str) -> str:
-        """Add `text` to what is held back, and return as much of it as later text cannot change."""
+        """Add `text` to the held-back text, and return as much of it as later text cannot change."""
         self._held += text
         if self.chat and not self._any_text:
             self._held = self._held.lstrip()
@@ -96,7 +95,7 @@ class TokenStream:
             if positions:
                 self.stopped, length = True, min(positions)
             else:
-                # The longest end of the text that may be the beginning of a stop string.
+                # Hold back the longest suffix of the text that is a prefix of a stop string.
                 sizes = ((size, stop) for stop in self.stops for size in range(1, min(length, len(stop) - 1) + 1))
                 length -= max((size for size, stop in sizes if stop.startswith(self._held[-size:])), default=0)
         if self.chat:
@@ -106,7 +105,7 @@ class TokenStream:
 
 
 def bytes_of(tokenizer: Tokenizer, token: int, *, specials: bool = True) -> bytes:
-    """The bytes of an id; U+FFFD for an id that the vocabulary does not use, which random weights may sample."""
+    """The bytes of a token; U+FFFD for an unused id, which a model with random weights may sample."""
     try:
         return tokenizer.decode_bytes([token], specials)
     except ValueError:

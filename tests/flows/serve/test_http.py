@@ -198,11 +198,16 @@ def test_a_client_that_disconnects_before_the_response_frees_its_slots(server):
 @pytest.mark.parametrize(
     ("path", "changes", "status", "message"),
     [
-        ("completions", {"model": "another"}, 404, "'another' is not served here, 'tiny' is"),
-        ("completions", {"prompt": "x" * (CONTEXT + 1)}, 400, f"{CONTEXT + 1} tokens, and the model's context is"),
-        ("completions", {"max_tokens": CONTEXT}, 400, f"ask for {CONTEXT - 2} at most"),
-        ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in a vocabulary of 261"),
-        ("completions", {"n": 65}, 400, "65 samples, and the queue holds 64"),
+        ("completions", {"model": "another"}, 404, "'another' is not served here, only 'tiny'"),
+        (
+            "completions",
+            {"prompt": "x" * (CONTEXT + 1)},
+            400,
+            f"{CONTEXT + 1} tokens do not fit into the model's context of",
+        ),
+        ("completions", {"max_tokens": CONTEXT}, 400, f"set it to at most {CONTEXT - 2}"),
+        ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in the vocabulary of 261"),
+        ("completions", {"n": 65}, 400, "65 samples exceed the queue of 64"),
         ("completions", {"temperature": -1}, 400, "temperature"),
         ("chat/completions", {"prompt": None}, 400, "messages"),
         ("embeddings", {}, 404, "no POST /v1/embeddings here"),

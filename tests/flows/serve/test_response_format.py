@@ -90,7 +90,7 @@ def test_any_object_and_plain_text(ask):
         (schema_format({"type": "integer", "minimum": 5, "maximum": 3}), "response_format", "is greater than maximum"),
         (schema_format({"uniqueItems": True}), "response_format", "uniqueItems"),
         (schema_format({"type": "string", "minLength": 200}), "max_tokens", "are too few"),
-        ({"type": "json_schema"}, "response_format", "goes with the type json_schema"),
+        ({"type": "json_schema"}, "response_format", "must be set for the type json_schema"),
         ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, "response_format", "pattern"),
         ({"type": "grammar"}, "response_format", "should be"),
     ],
