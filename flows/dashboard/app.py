@@ -1,4 +1,4 @@
-"""The script that Streamlit runs: navigation, the choice of a run, and the page, redrawn every few seconds."""
+"""The script that Streamlit runs: navigation, the run picker, and the chosen page, redrawn every few seconds."""
 
 from collections import defaultdict
 
@@ -9,9 +9,9 @@ from flows.dashboard.pages import PAGES
 from flows.run_state import LIVE
 
 EVERY_S = 5
-IDLE_S = 60  # while no run is at work; that one begins is seen after five seconds nonetheless
-# No empty band on top, the choice of a run before the list of pages, and headings and figures in sizes that leave the
-# first screen to content. On a narrow screen columns stand below each other, and their figures side by side in pairs.
+IDLE_S = 60  # interval while no run is live; a new run is still detected after EVERY_S
+# No empty band at the top, the run picker above the list of pages, and smaller headings and figures, so that content
+# fits on the first screen. On a narrow screen columns are stacked, and metrics are shown in pairs.
 STYLE = """<style>
 [data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
 [data-testid=stHeader]{background:transparent;height:2.2rem;pointer-events:none}
@@ -40,21 +40,21 @@ STYLE = """<style>
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
     st.html(STYLE)
-    live_at_first = st.query_params.get("live") != "off"
+    live_by_default = st.query_params.get("live") != "off"
     live = st.sidebar.toggle(
         "Live",
-        value=live_at_first,
+        value=live_by_default,
         key="live",
-        help=f"Refresh the page every {EVERY_S} seconds while a run is at work.",
+        help=f"Refresh the page every {EVERY_S} seconds while a run is live.",
     )
     titles = shared.run_titles()
     run = shared.choose_run(titles)
-    at_work = any(row["stands"] in LIVE for row in shared.run_summaries())
-    every = EVERY_S if at_work else IDLE_S  # a browser need not draw all charts again while no run changes them
+    has_live_run = any(row["current_state"] in LIVE for row in shared.run_summaries())
+    interval_s = EVERY_S if has_live_run else IDLE_S  # redraw charts rarely while no run changes them
 
     def watch() -> None:
         if shared.run_titles() != titles:
-            st.rerun()  # a run has begun or ended: the sidebar, which a fragment does not redraw, is out of date
+            st.rerun()  # a run has begun or ended: redraw the sidebar as well, which is not part of the fragment
 
     def page(address: str) -> st.Page:
         @shared.one_connection()
@@ -62,14 +62,14 @@ def main() -> None:
             watch()
             PAGES[address].draw(shared.chosen_run(run))
 
-        fragment = st.fragment(redraw, run_every=every if live else None)
+        fragment = st.fragment(redraw, run_every=interval_s if live else None)
         return st.Page(fragment, title=PAGES[address].title, url_path=address, default=address == "overview")
 
     themes = defaultdict(list)
     for address in PAGES:
         themes[PAGES[address].theme].append(page(address))
     st.navigation(themes, expanded=True).run()
-    if live and not at_work:
+    if live and not has_live_run:
         st.fragment(watch, run_every=EVERY_S)()
 
 

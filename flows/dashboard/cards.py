@@ -1,7 +1,7 @@
-"""Cards of text: prompts with the answers to them, right and wrong apart at a glance, special tokens as badges.
+"""HTML cards and tables: prompts with their answers, marked as right or wrong, special tokens as badges.
 
-The only HTML of the pages that holds text from models and the web. Every such text passes through `Markup.format` or
-`tokens_marked`, which escape it; Streamlit sanitises the result once more.
+This is the only HTML of the pages that contains text from models and the web. All such text passes through
+`Markup.format` or `tokens_marked`, which escape it; Streamlit sanitises the result again.
 """
 
 import re
@@ -14,10 +14,10 @@ from markupsafe import Markup, escape
 from common.text import visible
 from flows.dashboard.shared import split_thinking
 
-LONGEST_OPEN = 1200  # characters of a text that is not folded
+LONGEST_OPEN = 1200  # characters; longer texts are folded
 SIGNS = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "—")}
 _TOKEN = re.compile(r"<\|([A-Za-z0-9_]{1,40})\|>")
-_LAST_TOKEN = re.compile(r"\s+(<\|[A-Za-z0-9_]{1,40}\|>)\s*$")  # its badge stands on the line of the last word
+_LAST_TOKEN = re.compile(r"\s+(<\|[A-Za-z0-9_]{1,40}\|>)\s*$")  # to put its badge on the line of the last word
 _STYLE = """<style>
 .group { border: 1px solid #c9ccd3; border-radius: .5rem; padding: .6rem .7rem; margin: 0 0 1rem; background: #fbfbfc; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .6rem; }
@@ -46,20 +46,20 @@ pre.literal.command { user-select: all; margin: 0; }
 
 
 def show(cards: Iterable[Markup]) -> None:
-    """Show cards one below the other."""
+    """Show cards below each other."""
     st.html(Markup("").join([Markup(_STYLE), *cards]))
 
 
 def show_text(text: str, kind: str = "") -> None:
-    """Show a text literally, with wrapped lines. `kind`: "command" for what a click is to select as a whole.
+    """Show a text literally, with wrapped lines. `kind`: "command" to select the whole text with a click.
 
-    Streamlit's own element for code makes a browser read 1.5 MB of highlighting first.
+    Streamlit's own `st.code` loads 1.5 MB of syntax highlighting.
     """
     show([Markup('<pre class="literal {}">{}</pre>').format(kind, visible(text))])
 
 
 def tokens_marked(text: str | None) -> Markup:
-    """The text, escaped, its special tokens (`<|im_end|>`) as badges that have their names."""
+    """The escaped text with its special tokens (`<|im_end|>`) as badges."""
     parts = _TOKEN.split(_LAST_TOKEN.sub(r" \1", visible(text or "")))
     badge = Markup('<span class="token" title="special token">{}</span>')
     return Markup("").join(badge.format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
@@ -74,7 +74,7 @@ def literal(text: str | None, kind: str = "", title: str = "text") -> Markup:
 
 
 def card(right: bool | None, verdict: str, facts: Iterable[str], blocks: Iterable[Markup]) -> Markup:
-    """One answer. `right` None: it was not graded."""
+    """A card with one answer. `right` None: not graded."""
     kind, sign = SIGNS[right]
     head = Markup('<p><span class="sign">{} {}</span> <span class="facts">{}</span></p>')
     return Markup('<article class="{}">{}{}</article>').format(
@@ -83,7 +83,7 @@ def card(right: bool | None, verdict: str, facts: Iterable[str], blocks: Iterabl
 
 
 def group(facts: Iterable[str], prompt: str | None, answers: Iterable[Markup]) -> Markup:
-    """A prompt, once, and its answers beside each other."""
+    """A prompt with its answers side by side."""
     head = Markup('<div class="card-head"><p class="facts">{}</p>{}</div>')
     below = Markup('<div class="cards">{}</div>').format(Markup("").join(answers))
     about = head.format(" · ".join(facts), literal(prompt, title="prompt"))
@@ -91,7 +91,7 @@ def group(facts: Iterable[str], prompt: str | None, answers: Iterable[Markup]) -
 
 
 def reply_blocks(text: str, thinks: bool = True) -> list[Markup]:
-    """Reasoning and answer of a completion; its whole text where it does not think or its thinking does not end."""
+    """Blocks of reasoning and answer of a completion; one block if it has no thinking, or if that does not end."""
     if not thinks:
         return [literal(text, title="text")]
     reasoning, answer = split_thinking(text)
@@ -101,30 +101,32 @@ def reply_blocks(text: str, thinks: bool = True) -> list[Markup]:
 
 
 def same_answer(text: str, reference: str) -> bool:
-    """Whether two completions end in the same answer, special tokens and spaces aside."""
+    """Whether two completions have the same answer, ignoring special tokens and white space."""
     answers = [" ".join(_TOKEN.sub(" ", split_thinking(part)[1]).split()) for part in (text, reference)]
     return answers[0] == answers[1]
 
 
 def number(fields: Mapping[str, Any], name: str) -> float | None:
-    """A field that has to be a number to be of use; None where it is anything else."""
+    """The field as a number; None if it is missing or not a number."""
     value = fields.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]], caption: str = "") -> Markup:
-    """A table whose cells wrap and are never cut; a Markup cell is taken as it is, every other one is escaped."""
+    """A table whose cells wrap and are never cut. Cells of type Markup are inserted unchanged, all others escaped."""
     head = Markup("").join(Markup('<th scope="col">{}</th>').format(column) for column in columns)
     body = Markup("").join(
         Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row))
         for row in rows
     )
     title = Markup("<caption>{}</caption>").format(caption) if caption else ""
-    # A large one scrolls in its place, by keyboard too: hence the tabindex.
-    whole = '<div class="plain-table" tabindex="0"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
-    return Markup(whole).format(title, head, body)
+    # A large table scrolls inside its container; the tabindex allows scrolling by keyboard.
+    template = (
+        '<div class="plain-table" tabindex="0"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    )
+    return Markup(template).format(title, head, body)
 
 
 def link(address: str, text: str) -> Markup:
-    """A link to another page, which the same window opens."""
+    """A link to another page, opened in the same window."""
     return Markup('<a href="{}" target="_self">{}</a>').format(address, text)

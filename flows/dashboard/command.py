@@ -1,4 +1,4 @@
-"""Start the dashboard: replace this process by Streamlit, on loopback by default and without telemetry."""
+"""Start the dashboard: replace this process with Streamlit, on loopback by default and without telemetry."""
 
 import os
 import socket
@@ -14,9 +14,9 @@ _SETTINGS = {
     "server.runOnSave": "false",
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
-    "client.showErrorDetails": "none",  # a stack trace belongs in the log
+    "client.showErrorDetails": "none",  # stack traces only in the log
     "theme.base": "light",
-    # Streamlit greys captions to 60 % of the text's colour and tints what is chosen: these keep a contrast of 4.5.
+    # Streamlit draws captions with 60 % of the text colour and tints selections: these colours keep a contrast of 4.5.
     "theme.textColor": "#000000",
     "theme.primaryColor": "#1f5fa8",
     "theme.codeTextColor": "#000000",
@@ -24,7 +24,7 @@ _SETTINGS = {
 
 
 def arguments(host: str, port: int) -> list[str]:
-    """Streamlit's command line. Raises `ConfigError` if it could not listen there."""
+    """Streamlit's command line. Raises `ConfigError` if the address is not available."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,6 +39,6 @@ def arguments(host: str, port: int) -> list[str]:
 
 
 def serve(host: str, port: int) -> None:
-    """Become the Streamlit server; does not return."""
+    """Replace this process with the Streamlit server; does not return."""
     command = arguments(host, port)
     os.execv(command[0], command)

@@ -1,7 +1,7 @@
-"""Charts as data in the Vega-Lite language (vega.github.io/vega-lite), which the browser draws.
+"""Charts as Vega-Lite specifications (vega.github.io/vega-lite), which the browser renders.
 
-They are written down as they are sent: to build and check one in a chart library took more time than all else that a
-page of curves does.
+The specifications are written as plain dicts: building them with a chart library took longer than everything else on a
+page of curves.
 """
 
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ import streamlit as st
 
 Spec = dict[str, Any]
 COLOURS = {"scheme": "tableau10"}
-BELOW = {"orient": "bottom", "title": None}  # a legend: beside a chart it would take half of a phone's width
-WHOLE = {"tickMinStep": 1, "format": ",d"}  # an axis of counts
-ROW = {"step": 28}  # pixels: the height of a chart with a bar for each row
+BELOW = {"orient": "bottom", "title": None}  # legend below the chart: at its side it takes half of a phone's width
+WHOLE = {"tickMinStep": 1, "format": ",d"}  # axis of counts
+ROW = {"step": 28}  # height per bar, in pixels
 ZOOM = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its specification, and the table whose columns it names."""
+    """A chart: its specification, and the table with the columns that it uses."""
 
     table: pd.DataFrame
     spec: Spec
 
     def show(self, alt: str | None = None) -> None:
-        """Draw it as wide as its place. `alt`: what it shows, in words for screen readers."""
+        """Draw the chart over the available width. `alt`: a description for screen readers."""
         st.vega_lite_chart(self.table, self.spec, width="stretch", alt=alt)
 
 
 def quantitative(field: str, **more: Any) -> Spec:
-    """A channel with a number; `more`: its scale, axis, title and so on."""
+    """A quantitative encoding channel; `more`: scale, axis, title and so on."""
     return {"field": field, "type": "quantitative", **more}
 
 
 def nominal(field: str, **more: Any) -> Spec:
-    """A channel with a name of a thing."""
+    """A nominal (categorical) encoding channel."""
     return {"field": field, "type": "nominal", **more}
 
 
 def temporal(field: str, **more: Any) -> Spec:
-    """A channel with a time."""
+    """A temporal encoding channel."""
     return {"field": field, "type": "temporal", **more}
 
 
 def layer(mark: str | Spec, **channels: Any) -> Spec:
-    """One kind of mark and what its channels show: a chart, or a layer of it."""
+    """A mark with its encoding channels: a chart, or a layer of a chart."""
     return {"mark": mark, "encoding": channels}

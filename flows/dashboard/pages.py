@@ -11,7 +11,7 @@ from flows.dashboard.training import curves, distillation, samples, tuning
 
 
 class Page(NamedTuple):
-    """A page: its theme, which is a heading of the navigation, its title, and what draws it."""
+    """A page: its theme (a heading of the navigation), its title, and the function that draws it."""
 
     theme: str
     title: str

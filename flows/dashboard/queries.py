@@ -1,7 +1,7 @@
-"""The dashboard's catalog queries, as SQL whose parameters the comments name. `executions` are lists.
+"""SQL queries of the dashboard on the catalog. Comments list their parameters; `executions` are lists.
 
-Curves are thinned and texts are paged in SQL, so that a store with a million metric rows is as fast to show as one with
-a thousand.
+Curves are downsampled and texts are paged in SQL, so that a store with a million metric rows is as fast as one with a
+thousand.
 """
 
 from pathlib import Path
@@ -9,20 +9,20 @@ from pathlib import Path
 from flows.run_state import STEPS
 
 STAGES = STEPS  # the last attempt at each step of a run. (run)
-MOST_RUNS = 200  # in lists: the newest
+MOST_RUNS = 200  # newest runs in lists
 
-POINTS = 150  # of a curve: one for three pixels of a chart. The browser draws each, and a page has up to 26 charts
-PAGE = 10  # texts on a page
-GROUPS_PAGE = 6  # groups of texts on a page
-FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
+POINTS = 150  # points per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
+PAGE = 10  # texts per page
+GROUPS_PAGE = 6  # groups of texts per page
+FILE_ROWS = 20_000  # rows of a JSON Lines file that are searched and sorted; more would take too long
 
 # (executions)
 METRIC_NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
 """
-# Each bucket of steps becomes one point: its last step and when it was measured (`at`, seconds since the epoch), and
-# the mean and the extremes (`low`, `high`) of its values.
-# (executions, metric names, about how many points at most for each execution, metric and source)
+# Each bucket of steps becomes one point: its last step and the time of that (`at`, seconds since the epoch), and the
+# mean and the extremes (`low`, `high`) of its values.
+# (executions, metric names, approximate maximum number of points per execution, metric and source)
 CURVES = """
 WITH chosen AS (
     SELECT execution, name, coalesce(source, '') AS source, step, value, time FROM metrics
@@ -33,7 +33,7 @@ SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value
 FROM chosen c JOIN spans USING (name)
 GROUP BY c.execution, c.name, c.source, floor((c.step - lowest) * ? / span) ORDER BY ALL
 """
-# How many tokens a training step has: its speed times its time. (executions)
+# Tokens per training step: its speed times its time. (executions)
 TOKENS_A_STEP = """
 SELECT s.execution, median(s.value * t.value) AS tokens
 FROM metrics s JOIN metrics t ON t.execution = s.execution AND t.step = s.step AND t.name = 'step_seconds'
@@ -81,8 +81,8 @@ SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_conta
 CONFIGURATIONS = """
 SELECT id, coalesce(label, stage) AS label, config FROM artifacts WHERE list_contains(?, id) ORDER BY created, id
 """
-# Newest first, with the label and configuration of the run that made each. ()
-# `label` names the stage that was evaluated; an evaluation of a checkpoint by name has none.
+# Evaluations, newest first, with the label and configuration of the run that made each. `label` contains the evaluated
+# stage; it is null for an evaluation of a named checkpoint. ()
 EVALUATIONS = """
 SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
 FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
@@ -90,7 +90,7 @@ WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created
 """
 # The newest note of each run. ()
 NOTES = "SELECT id AS run, text, tags FROM notes"
-# The accuracy by benchmark after each step that runs evaluated, oldest evaluation first. (runs)
+# The accuracy by benchmark in each evaluation of runs, oldest first. (runs)
 RUN_SCORES = """
 SELECT r.run, r.label, a.id AS evaluation, a.facts->'accuracy' AS accuracy
 FROM (SELECT * FROM runs WHERE list_contains(?, run) AND stage = 'evaluate' AND state IN ('done', 'reused')
@@ -102,7 +102,7 @@ RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM plans
 WHERE list_contains(?, run) QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1
 """
-# What runs spent themselves: dollars of the calls of what they did not reuse, and the seconds of their attempts. (runs)
+# The runs' own costs, without reused steps: dollars of calls, and seconds of attempts. (runs)
 RUN_COSTS = """
 WITH mine AS (
     SELECT run, execution, sum(seconds) AS seconds FROM runs
@@ -110,7 +110,7 @@ WITH mine AS (
 spent AS (SELECT execution, sum(dollars) AS dollars FROM calls WHERE NOT coalesce(cached, false) GROUP BY execution)
 SELECT run, sum(seconds) AS seconds, sum(dollars) AS dollars FROM mine LEFT JOIN spent USING (execution) GROUP BY run
 """
-# Estimates and single uses of a model: attempts of no run, newest first. (limit)
+# Estimates and single uses of a model: attempts that belong to no pipeline run, newest first. (limit)
 OTHER_WORK = """
 SELECT run, label, state, started, seconds, error FROM runs
 WHERE run IS NOT NULL AND run NOT IN (SELECT run FROM plans)
@@ -123,9 +123,9 @@ SELECT arg_max(value, step) AS value FROM metrics WHERE list_contains(?, executi
 """
 SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 
-# The orders of a list of texts: a fixed choice, because they become part of the SQL.
+# Sort orders of a list of texts. Fixed values, because they are inserted into the SQL.
 ORDERS = {"as they came": '"index"', "longest": "TRY_CAST(fields->>'length' AS BIGINT) DESC NULLS LAST"}
-# The filters, a fixed choice as well.
+# Filters of a list of texts, fixed values as well.
 WHICH = {
     "any": "TRUE",
     "kept": "coalesce(fields->>'rejected', fields->>'reason') IS NULL",
@@ -135,12 +135,12 @@ WHICH = {
     "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
     "unfinished": "NOT TRY_CAST(fields->>'finished_thinking' AS BOOLEAN)",
 }
-# Texts with one prompt, of one round and step, are a group: `members` holds their fields. First the groups of a page
-# are chosen by their figures, so that only their texts are read. Parameters: those of the source, then step (twice; an
-# empty one: all), the text to find (twice), groups a page, first group.
+# Texts with the same prompt, round and step form a group, whose `members` are their fields. The groups of the page are
+# selected first, so that only their texts are read. Parameters: those of the source, then step (twice; empty: all), the
+# text to search (twice), groups per page, first group.
 _GROUPS = """
 WITH source AS ({source}),
-parsed AS (  -- all that is needed of a record at once: each extraction by itself would parse it again
+parsed AS (  -- one extraction for all fields, because each extraction parses the record again
     SELECT "index", fields, json_extract_string(fields, ['$.question', '$.prompt', '$.round', '$.step', '$.reward',
         '$.length', '$.parts.correct']) AS value
     FROM source),
@@ -176,16 +176,16 @@ GROUP_WHICH = {
     "all wrong": "max(correct) < 1",
     "with one cut off": "bool_or(TRY_CAST(fields->>'truncated' AS BOOLEAN))",
 }
-# Steps are shown as the charts count them, from 1: a rollout has the number of updates before it.
+# Steps are numbered from 1, as in the charts; a rollout has the number of updates before it.
 _STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT) + 1 AS step"
-# Of what is sampled during pretraining, a prompt's texts of all steps are a group.
+# Samples during pretraining are grouped by prompt, over all steps.
 _NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
 
 
 def texts(source: str, order: str = "as they came", which: str = "any") -> str:
     """SQL for a page of the texts of a `source`, with their `total` number.
 
-    Its parameters are those of the source, then the text that they contain (any case) twice, rows a page, first row.
+    Parameters: those of the source, then the text to search (any case; twice), rows per page, first row.
     """
     return _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
 
@@ -193,10 +193,9 @@ def texts(source: str, order: str = "as they came", which: str = "any") -> str:
 def groups(source: str, order: str = "newest step first", which: str = "all groups", by_step: bool = True) -> str:
     """SQL for a page of the groups of a `source`, in order, with their `total` number; see `_GROUPS`."""
     keys = _STEPS if by_step else _NO_STEPS
-    ranked = GROUP_ORDERS[order]
-    return _GROUPS.format(source=source, which=GROUP_WHICH[which], order=ranked, keys=keys)
+    return _GROUPS.format(source=source, which=GROUP_WHICH[which], order=GROUP_ORDERS[order], keys=keys)
 
 
 def file_pattern(path: Path) -> str:
-    """The path as DuckDB reads paths: as patterns."""
+    """The path with glob characters escaped, because DuckDB reads paths as glob patterns."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))

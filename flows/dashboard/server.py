@@ -1,10 +1,10 @@
-"""The dashboard as Streamlit serves it: the script of the pages behind a check of origins, ready for its first page.
+"""The Streamlit application of the dashboard: its script behind an origin check, and a fast first page.
 
-Its pages can answer a question, and cancel or retry a run, so a browser may use it for its own page alone. Streamlit
-by itself takes WebSockets from any page of a loopback address, and for any name that points to this machine.
+The pages can approve, cancel and retry runs, so cross-origin requests are refused (`OwnPageOnly`). Streamlit itself
+accepts WebSockets from any page on a loopback address, and for any host name that resolves to this machine.
 
-A new window asks for some 130 files of Streamlit's page. What takes the time until it shows something is the number of
-times that it has to wait for some of them, and what each costs the server, so both are made small here.
+A new window loads some 130 files of Streamlit's page. The time to its first content depends on the number of round
+trips and on the server's cost per file. `Preloading` reduces the former, `PageFiles` the latter.
 """
 
 import importlib
@@ -22,66 +22,66 @@ from starlette.responses import Response
 
 from flows.operate.own_page import Application, OwnPageOnly, Receive, Scope, Send
 
-# What draws the parts of the pages, by the beginnings of the files' names. Streamlit's page asks for each when it is
-# sent the first of its kind, and then for what that file imports.
+# Name prefixes of the scripts that draw elements of the pages. Streamlit's page loads each script when the first
+# element of its kind arrives, and then the script's imports.
 PARTS = (
     *("Html", "Checkbox", "Selectbox", "ButtonGroup", "LinkButton", "Multiselect", "Slider"),
     *("ArrowVegaLiteChart", "embed", "recordbatch", "serialization", "DataFrame", "arrowFormatUtils"),
 )
-MORE_PARTS = {"/lineage": ("GraphVizChart",)}  # by the page's address
+MORE_PARTS = {"/lineage": ("GraphVizChart",)}  # additional parts by page address
 _PAGE = Path(st.__file__).parent / "static"
 _IMPORT = re.compile(r"""(?:from|import)\s*["']\./([\w.-]+\.js)["']""")
-_FOREVER = {"cache-control": "public, immutable, max-age=31536000"}  # as Streamlit has it: their names hold a digest
+_FOREVER = {"cache-control": "public, immutable, max-age=31536000"}  # as Streamlit does: file names contain a digest
 
 
 @asynccontextmanager
 async def ready(_: st.App) -> AsyncIterator[None]:
-    """Import the pages before the server answers: the first window would wait for seconds."""
+    """Import the pages before the server answers, else the first window waits for seconds."""
     importlib.import_module("flows.dashboard.pages")
     yield
 
 
 def scripts_of(parts: tuple[str, ...], page: Path = _PAGE) -> list[str]:
-    """The scripts of these parts and all that they import, without those that the page names itself."""
+    """The scripts of these parts with all of their imports, without those that index.html loads already."""
     folder = page / "static" / "js"
-    named = (page / "index.html").read_text(encoding="utf-8")
-    wanted = [file.name for part in parts for file in sorted(folder.glob(f"{part}.*.js"))]
-    for name in wanted:  # which grows meanwhile
+    index_html = (page / "index.html").read_text(encoding="utf-8")
+    scripts = [file.name for part in parts for file in sorted(folder.glob(f"{part}.*.js"))]
+    for name in scripts:  # the list grows while it is iterated
         imported = _IMPORT.findall((folder / name).read_text(encoding="utf-8"))
-        wanted += [other for other in dict.fromkeys(imported) if other not in wanted]
-    return [name for name in wanted if name not in named]
+        scripts += [other for other in dict.fromkeys(imported) if other not in scripts]
+    return [name for name in scripts if name not in index_html]
 
 
 def preloads(parts: tuple[str, ...]) -> str:
-    """The header `Link` that makes a browser load the scripts of these parts at once."""
+    """The value of the header `Link` that makes a browser preload the scripts of these parts."""
     return ", ".join(f"</static/js/{name}>; rel=modulepreload; crossorigin" for name in scripts_of(parts))
 
 
 class PageFiles:
-    """An ASGI application around Streamlit's, which answers for the files of its page out of memory.
+    """ASGI middleware that serves the static files of Streamlit's page from memory.
 
-    Streamlit sends each through a pool of threads, in pieces: several times what all else in a first draw costs.
+    Streamlit reads them in a thread pool, in pieces, which takes several times as long as the rest of the first page.
     """
 
     def __init__(self, application: Application) -> None:
         self.application = application
         files = (file for file in (_PAGE / "static").rglob("*") if file.is_file())
         self.files = {f"/{file.relative_to(_PAGE).as_posix()}": file for file in files}
-        self.answers: dict[str, Response] = {}
+        self.responses: dict[str, Response] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if scope["type"] != "http" or scope["method"] != "GET" or path not in self.files:
             await self.application(scope, receive, send)
             return
-        if path not in self.answers:
+        if path not in self.responses:
             media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-            self.answers[path] = Response(self.files[path].read_bytes(), headers=_FOREVER, media_type=media_type)
-        await self.answers[path](scope, receive, send)
+            self.responses[path] = Response(self.files[path].read_bytes(), headers=_FOREVER, media_type=media_type)
+        await self.responses[path](scope, receive, send)
 
 
 class Preloading:
-    """An ASGI application around Streamlit's, whose page loads the scripts that draw its parts at once."""
+    """ASGI middleware that makes the browser preload the scripts of the page's elements (header `Link`)."""
 
     def __init__(self, application: Application) -> None:
         self.application = application

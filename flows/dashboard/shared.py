@@ -1,7 +1,7 @@
 """Shared by all pages: the store, cached catalog queries, the chosen run, links, and safe display of text.
 
-Text from models and the web is only ever shown as plain text: nothing here renders it as HTML or markdown. Where
-Streamlit takes nothing but markdown (titles, labels, warnings), a name from outside goes through `escaped`.
+Text from models and the web is only shown as plain text, never rendered as HTML or Markdown. Where Streamlit accepts
+only Markdown (titles, labels, warnings), such text is passed through `escaped`.
 """
 
 import json
@@ -32,7 +32,7 @@ CACHE_S = 3.0  # how long the result of a catalog query is reused
 PATIENCE_S = 5.0
 _ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
 THINK_END = "<|think_end|>"
-# State -> sign, words, text colour, background: each pair has a contrast of at least 4.5 to 1.
+# State -> sign, words, text colour, background. Each pair of colours has a contrast of at least 4.5 to 1.
 LOOKS = {
     "done": ("✓", "done", "#116329", "#e6f4ea"),
     "reused": ("=", "reused", "#3b4a5a", "#e8edf2"),
@@ -46,7 +46,7 @@ LOOKS = {
 }
 STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 
-MOST_ARTIFACTS = 200  # of a use, that can be chosen on its page
+MOST_ARTIFACTS = 200  # newest artifacts in the picker of a page
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,20 @@ class ChosenRun:
 
     run: str
     stages: list[CatalogRow]
-    state: RunState | None = None  # how it stands: of the run that is chosen, not of those it is compared with
+    state: RunState | None = None  # None for runs that the chosen one is compared with
 
     @staticmethod
     def outputs(row: CatalogRow) -> dict[str, str]:
-        """Kind -> id of the artifacts of one of the stages."""
+        """Kind -> id of the artifacts of a row of `stages`."""
         return json.loads(row["outputs"] or "{}")
 
     def executions(self, *stages: str) -> list[str]:
-        """The executions of the run's stages of these names (no name: all), reused ones included."""
+        """The executions of the run's stages with these names (without names: all), including reused ones."""
         return [row["execution"] for row in self.stages if row["execution"] and (not stages or row["stage"] in stages)]
 
 
 class ReadOnlyCatalog(Catalog):
-    """A catalog that never writes."""
+    """A catalog that is never updated from here."""
 
     def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         raise ConfigError(f"the catalog {self.path} is of another version: run `nautile store rebuild`")
@@ -79,9 +79,9 @@ _reader: ContextVar[CatalogReader | None] = ContextVar("reader", default=None)
 
 @contextmanager
 def one_connection() -> Iterator[CatalogReader]:
-    """Let all queries of the block, which is a draw of a page, share a connection: opening one takes longer than most.
+    """Share one connection for all queries of the block (one draw of a page): opening one takes longer than a query.
 
-    They give up on a locked file after seconds, because somebody waits for the page.
+    Queries raise `CatalogBusy` after `PATIENCE_S` if the file is locked, because a user waits for the page.
     """
     if reader := _reader.get():
         yield reader
@@ -94,10 +94,10 @@ def one_connection() -> Iterator[CatalogReader]:
             _reader.reset(token)
 
 
-def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
-    """The rows of one of `queries`, at most three seconds old, none without a catalog. Stops the page on an error.
+def query(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
+    """Run one of `queries`, with results cached for `CACHE_S`; no rows without a catalog. Stops the page on an error.
 
-    `files`: the query reads a file, and no table.
+    `files`: the query reads a file instead of a table.
     """
     try:
         return fetch(sql, *parameters, files=files)
@@ -109,7 +109,7 @@ def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
 
 
 def fetch(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
-    """As `ask`, but raises `CatalogBusy` and `ConfigError`."""
+    """Like `query`, but raises `CatalogBusy` and `ConfigError`."""
     store = open_store()
     return _cached(str(store.root), sql, list(parameters), files) if store.catalog_path.exists() else []
 
@@ -123,10 +123,10 @@ def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[Cat
 
 
 def run_summaries() -> list[CatalogRow]:
-    """The newest runs, as `RUNS` has them, each with its `state` as it stands now."""
+    """The rows of `RUNS` for the newest runs, each with its `current_state` (`run_state.state_of`)."""
     store = open_store()
     waiting = questions_by_run(store)
-    return [row | {"stands": state_of(row, store, waiting)} for row in ask(RUNS, queries.MOST_RUNS)]
+    return [row | {"current_state": state_of(row, store, waiting)} for row in query(RUNS, queries.MOST_RUNS)]
 
 
 def run_titles() -> dict[str, str]:
@@ -135,29 +135,29 @@ def run_titles() -> dict[str, str]:
 
 
 def _title(row: CatalogRow) -> str:
-    """The sign of its state and its name first: the picker is narrow."""
-    sign = LOOKS.get(row["stands"], ("?",))[0]
+    """The title of a run in the picker, which is narrow: first the sign of its state and its name."""
+    sign = LOOKS.get(row["current_state"], ("?",))[0]
     changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
     parts = [f"{sign} {row['name'] or row['config'] or 'run'}", f"{row['begun']:%b %d %H:%M}", changes]
     return visible(" · ".join(part for part in parts if part))
 
 
 def choose_run(titles: dict[str, str]) -> str | None:
-    """The run picked in the sidebar; at first the one in the address, else the newest with content.
+    """The run picked in the sidebar, by default the one in the address, else the newest with content.
 
-    The address names it always, so that a reload and a shared link show the same. None if there is no run.
+    None without runs. It is written to the address, so that a reload and a shared link show the same run.
     """
     requested = st.query_params.get("run", "")
-    if requested and requested not in titles and ask(queries.STAGES, requested):
-        titles = {requested: requested, **titles}  # older than the runs in the list, or none of a pipeline
+    if requested and requested not in titles and query(queries.STAGES, requested):
+        titles = {requested: requested, **titles}  # older than the listed runs, or not a pipeline's run
     if not titles:
         return None
     if requested in titles:
         first = requested
     else:
-        newest = newest_with_content(ask(RUNS, queries.MOST_RUNS))
+        newest = newest_with_content(query(RUNS, queries.MOST_RUNS))
         first = newest["run"] if newest and newest["run"] in titles else next(iter(titles))
-    # Without a key, Streamlit would reset the choice whenever a run begins or changes its state.
+    # Without a key, Streamlit resets the selection whenever a run begins or changes its state.
     run = st.sidebar.selectbox(
         "Run", list(titles), index=list(titles).index(first), format_func=lambda run: titles.get(run, run), key="run"
     )
@@ -167,22 +167,23 @@ def choose_run(titles: dict[str, str]) -> str | None:
 
 
 def chosen_run(run: str | None) -> ChosenRun | None:
-    """The run with its stages as they are now."""
+    """The run with its current state and stages."""
     if run is None:
         return None
     store = open_store()
-    summary = next((row for row in ask(RUNS, queries.MOST_RUNS) if row["run"] == run), None)
-    state = run_state(store, ask, summary, questions(), _seconds_left) if summary else None
-    return ChosenRun(run, ask(queries.STAGES, run), state)
+    summary = next((row for row in query(RUNS, queries.MOST_RUNS) if row["run"] == run), None)
+    state = run_state(store, query, summary, questions(), _seconds_left) if summary else None
+    return ChosenRun(run, query(queries.STAGES, run), state)
 
 
 @st.cache_resource
 def _meters() -> dict[str, RateMeter]:
-    """Key of a step at work -> the rate of its progress, over all pages that show it."""
+    """Key of a running step -> its progress rate, shared by all sessions."""
     return {}
 
 
 def _seconds_left(key: str, done: float, total: float) -> float | None:
+    """Seconds left of a running step by its recent rate; None while the rate is unknown."""
     meters = _meters()
     if len(meters) > 64:
         meters.clear()
@@ -192,17 +193,17 @@ def _seconds_left(key: str, done: float, total: float) -> float | None:
 
 
 def prefect_link(run: str) -> str | None:
-    """The address of a run in Prefect's UI, if PREFECT_UI_URL or PREFECT_API_URL says where that is."""
+    """The address of a run in Prefect's UI, if PREFECT_UI_URL or PREFECT_API_URL is set."""
     base = os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     return f"{base.rstrip('/')}/runs/flow-run/{run}" if base else None
 
 
 def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[str] = ()) -> CatalogRow | None:
-    """The artifact of `kind` picked on the page, of the newest `most` that are not replaced; None if there is none.
+    """The artifact of `kind` picked on the page, from the newest `most` that are not replaced; None if there are none.
 
-    Those of the executions in `first` stand before the others.
+    Artifacts of the executions in `first` are listed first.
     """
-    rows = [row for row in ask(queries.ARTIFACTS, kind, kind, most) if not row["replaced"]]
+    rows = [row for row in query(queries.ARTIFACTS, kind, kind, most) if not row["replaced"]]
     by_id = {row["id"]: row for row in sorted(rows, key=lambda row: row["execution"] not in first)}
     if not by_id:
         return None
@@ -210,7 +211,7 @@ def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[
 
 
 def use_page(chosen: ChosenRun | None, stage: str, kind: str, title: str, made_by: str) -> CatalogRow | None:
-    """Begin the page of a use: its title, and the artifact picked on it; without any, the command `made_by`."""
+    """Begin the page of a use of a model: title and artifact picker; without artifacts, the command `made_by`."""
     st.title(title)
     own = chosen.executions(stage) if chosen else []
     artifact = choose_artifact(kind, title, title.lower(), MOST_ARTIFACTS, own)
@@ -221,17 +222,17 @@ def use_page(chosen: ChosenRun | None, stage: str, kind: str, title: str, made_b
 
 def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
     """The facts of an artifact's manifest, from the catalog."""
-    [row] = [row for row in ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if row["kind"] == artifact["kind"]]
+    [row] = [row for row in query(queries.ARTIFACTS_OF, [artifact["execution"]]) if row["kind"] == artifact["kind"]]
     return json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
 
 
 def questions() -> dict[str, dict[str, Any]]:
-    """The notes of the runs that wait for an answer, by run."""
+    """The notes of the runs that wait for an approval: run -> note."""
     return questions_by_run(open_store())
 
 
 def artifact_folder(artifact: str) -> str | None:
-    """The folder with the files of an artifact; None if it was removed since the catalog was updated."""
+    """The folder with the files of an artifact; None if it was removed after the last update of the catalog."""
     try:
         return str(open_store().get(artifact).path)
     except ConfigError:
@@ -239,13 +240,13 @@ def artifact_folder(artifact: str) -> str | None:
 
 
 def artifact_rows(artifact: str, name: str) -> list[dict[str, Any]] | None:
-    """The rows of a file of JSON lines in an artifact; None, and a message, if that was removed since."""
+    """The rows of a JSON Lines file in an artifact; None, with a message on the page, if the artifact was removed."""
     try:
         path = open_store().get(artifact).path / name
     except ConfigError as error:
         st.error(escaped(str(error)))
         return None
-    lines = ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
+    lines = query(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
     return [json.loads(line["fields"]) for line in lines]
 
 
@@ -255,15 +256,15 @@ def lineage_link(artifact: str) -> str:
 
 
 def page_link(address: str, **parameters: object) -> str:
-    """The address of a page with its choices, relative to any page; a parameter of None is left out."""
-    given = {name: str(value) for name, value in parameters.items() if value is not None}
-    return f"{address}?{urlencode(given, quote_via=quote, safe='')}"
+    """The address of a page with query parameters, relative to any page. Parameters of value None are left out."""
+    present = {name: str(value) for name, value in parameters.items() if value is not None}
+    return f"{address}?{urlencode(present, quote_via=quote, safe='')}"
 
 
 def escaped(text: str) -> str:
-    """Text from outside for use inside markdown: no markdown, LaTeX, directive or link takes effect.
+    """Escape untrusted text for use in Markdown: no markup, LaTeX, directive or link takes effect.
 
-    Streamlit makes links of bare addresses after all escapes are read; an invisible joiner in an address prevents it.
+    Streamlit turns bare addresses into links after it has processed escapes; an invisible word joiner prevents that.
     """
     joined = _ADDRESS.sub("\\g<0>\N{WORD JOINER}", " ".join(text.split()))
     return "".join(f"\\{character}" if character in string.punctuation else character for character in joined)

@@ -41,15 +41,15 @@ GROUP BY ALL
 
 
 def compare_runs(
-    store: Store, ask: Query, a: str, b: str, verdict: str = "strict", way: str = "generate"
+    store: Store, query: Query, a: str, b: str, verdict: str = "strict", way: str = "generate"
 ) -> dict[str, Any]:
     """The comparison of the runs with the ids `a` and `b`. Raises `ConfigError` if one of them has no step."""
     sides = {"a": a, "b": b}
-    steps = {side: {row["label"]: row for row in ask(STEPS, run)} for side, run in sides.items()}
+    steps = {side: {row["label"]: row for row in query(STEPS, run)} for side, run in sides.items()}
     for side, run in sides.items():
         if not steps[side]:
             raise ConfigError(f"run {run[:8]} has begun no step: there is nothing to compare")
-    plans = {side: next(iter(ask(PLAN, run)), {}) for side, run in sides.items()}
+    plans = {side: next(iter(query(PLAN, run)), {}) for side, run in sides.items()}
     labels = list(dict.fromkeys(label for side in steps.values() for label in side))
     runs = {}
     for side, run in sides.items():
@@ -65,8 +65,8 @@ def compare_runs(
         "not_compared": [
             {"stage": label.removeprefix(EVALUATE), "why": why} for label, (_, why) in scores.items() if why
         ],
-        "curves": _curves(ask, labels, steps),
-        "steps": _steps(ask, labels, steps),
+        "curves": _curves(query, labels, steps),
+        "steps": _steps(query, labels, steps),
     }
 
 
@@ -108,12 +108,12 @@ def _scores(
     return rows, None
 
 
-def _curves(ask: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Last and best value of each metric that both runs measured in a step which they did not share."""
     executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
     shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
     wanted = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
-    values = {(row["execution"], row["name"]): row for row in ask(_VALUES, wanted)} if wanted else {}
+    values = {(row["execution"], row["name"]): row for row in query(_VALUES, wanted)} if wanted else {}
     rows = []
     for label in labels:
         own = [executions[side].get(label) for side in ("a", "b")]
@@ -132,11 +132,11 @@ def _curves(ask: Query, labels: list[str], steps: Mapping[str, Mapping[str, Cata
     return rows
 
 
-def _steps(ask: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
+def _steps(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Time and cost of what each step made, whichever run made it; `same`: both have it from one execution."""
     executions = sorted({row["execution"] for side in steps.values() for row in side.values() if row["execution"]})
-    seconds = {row["execution"]: row["seconds"] for row in ask(SECONDS, executions)}
-    dollars = {row["execution"]: row["dollars"] for row in ask(DOLLARS, executions)}
+    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, executions)}
+    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, executions)}
     rows = []
     for label in labels:
         sides: dict[str, dict[str, Any] | None] = {}

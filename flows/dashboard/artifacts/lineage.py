@@ -1,4 +1,4 @@
-"""The lineage page: a graph from any artifact back to the first text."""
+"""The page Lineage: the graph of all artifacts that an artifact was made from."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ _COLORS |= {"traces": "#efe6f5", "documents": "#fbe3e0"}
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Lineage")
-    artifacts = shared.ask(queries.ARTIFACTS, "", "", MAX_ARTIFACTS)
+    artifacts = shared.query(queries.ARTIFACTS, "", "", MAX_ARTIFACTS)
     if not artifacts:
         st.caption("No artifact in the store yet.")
         return
     picked = _choose_artifact([row["id"] for row in artifacts])
-    rows = shared.ask(LINEAGE_WITH_CALLS, picked)
-    every_edge = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
-    st.graphviz_chart(graph(rows, every_edge), width="content")
+    rows = shared.query(LINEAGE_WITH_CALLS, picked)
+    all_edges = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
+    st.graphviz_chart(graph(rows, all_edges), width="content")
     st.caption("Arrows point from an input to what was made from it. Calls are those to teachers and judges.")
     distinct = sorted({row["id"]: row for row in rows}.values(), key=lambda row: (row["depth"], row["id"]))
     table = []
@@ -61,7 +61,7 @@ _COLUMNS = {
 
 
 def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence[str]) -> None:
-    """The settings, of all steps back to the first text, in which two artifacts differ; the other is chosen here."""
+    """Draw the settings that differ between the lineages of two artifacts; the other is chosen here."""
     kind = picked.partition("/")[0]
     others = [name for name in artifacts if name != picked and name.partition("/")[0] == kind]
     st.subheader("Settings that differ")
@@ -71,9 +71,9 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
     other = st.selectbox("Compare with", others, index=None, placeholder="an artifact of the same kind", key="with")
     if other is None:
         return
-    sides = [made_from, [row["id"] for row in shared.ask(LINEAGE_WITH_CALLS, other)]]
+    sides = [made_from, [row["id"] for row in shared.query(LINEAGE_WITH_CALLS, other)]]
     settings = [
-        {row["label"]: json.loads(row["config"] or "{}") for row in shared.ask(queries.CONFIGURATIONS, ids)}
+        {row["label"]: json.loads(row["config"] or "{}") for row in shared.query(queries.CONFIGURATIONS, ids)}
         for ids in sides
     ]
     rows = [(change.field, json.dumps(change.before), json.dumps(change.after)) for change in differences(*settings)]
@@ -84,20 +84,20 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
 
 
 def _choose_artifact(names: list[str]) -> str:
-    """The artifact to show: at first the one in the address, else the newest."""
+    """The artifact picked on the page, by default the one in the address, else the newest."""
     requested = st.query_params.get("artifact", "")
     if requested and requested not in names:
-        if shared.ask(LINEAGE_WITH_CALLS, requested):
+        if shared.query(LINEAGE_WITH_CALLS, requested):
             names = [requested, *names]
         else:
             st.warning(f"There is no artifact {shared.escaped(requested)}.")
-    # The key contains the requested name: another address resets the choice, new artifacts do not.
+    # The key contains the requested name, so that another address resets the selection, but new artifacts do not.
     first = names.index(requested) if requested in names else 0
     return st.selectbox("Artifact", names, index=first, key=f"artifact-{requested}")
 
 
-def graph(rows: Sequence[CatalogRow], every_edge: bool = True) -> str:
-    """The rows of a lineage in the DOT language; without `every_edge`, no edge that a longer path implies."""
+def graph(rows: Sequence[CatalogRow], all_edges: bool = True) -> str:
+    """The rows of a lineage as a graph in DOT. Without `all_edges`, edges that a longer path implies are left out."""
     lines = ["digraph {", "rankdir=TB", 'size="11,60"', "nodesep=0.25", "ranksep=0.4"]
     lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=12]')
     for row in {row["id"]: row for row in rows}.values():
@@ -108,27 +108,27 @@ def graph(rows: Sequence[CatalogRow], every_edge: bool = True) -> str:
         label = _quote(f"{kind} · {row['stage']}{calls}\n{name}")
         lines.append(f"{_quote(row['id'])} [label={label}{style}]")
     edges = {(row["id"], row["made"], row["name"]) for row in rows if row["made"]}
-    for source, target, name in sorted(edges if every_edge else _transitive_reduction(edges)):
-        label = f" [label={_quote(name)}, fontsize=10]" if every_edge else ""
+    for source, target, name in sorted(edges if all_edges else _transitive_reduction(edges)):
+        label = f" [label={_quote(name)}, fontsize=10]" if all_edges else ""
         lines.append(f"{_quote(source)} -> {_quote(target)}{label}")
     return "\n".join([*lines, "}"])
 
 
 def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-    """The edges (input, output, name) whose ends are not joined by a longer path as well."""
-    after: dict[str, set[str]] = {}
+    """The edges (input, output, name) whose ends are not connected by a longer path."""
+    consumers: dict[str, set[str]] = {}
     for source, target, _ in edges:
-        after.setdefault(source, set()).add(target)
-    reached: dict[str, set[str]] = {}
+        consumers.setdefault(source, set()).add(target)
+    descendants: dict[str, set[str]] = {}
 
-    def reach(node: str) -> set[str]:
-        if node not in reached:
-            reached[node] = set()  # ends the recursion if a damaged manifest names itself as an input
-            reached[node] = {far for near in after.get(node, ()) for far in (near, *reach(near))}
-        return reached[node]
+    def descendants_of(node: str) -> set[str]:
+        if node not in descendants:
+            descendants[node] = set()  # ends the recursion if a damaged manifest names itself as an input
+            descendants[node] = {far for near in consumers.get(node, ()) for far in (near, *descendants_of(near))}
+        return descendants[node]
 
     def implied(source: str, target: str) -> bool:
-        return any(target in reach(near) for near in after[source] if near not in (target, source))
+        return any(target in descendants_of(near) for near in consumers[source] if near not in (target, source))
 
     return {(source, target, "") for source, target, _ in edges if not implied(source, target)}
 

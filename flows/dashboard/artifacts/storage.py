@@ -1,4 +1,4 @@
-"""The storage page: disk usage of the store by artifact kind and by folder, and a list of the artifacts."""
+"""The page Storage: disk usage of the store by artifact kind and by folder, and a list of the artifacts."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ FOLDERS = {
 CACHE_S = 60.0
 _JOINED = "\N{NO-BREAK SPACE}"  # between a number and its unit
 MAX_ARTIFACTS = 500
-MAX_FILES = 20_000  # of a folder: counting more would delay the page
+MAX_FILES = 20_000  # files counted per folder; more would delay the page
 
 
 def page(chosen: ChosenRun | None) -> None:
@@ -35,10 +35,10 @@ def page(chosen: ChosenRun | None) -> None:
         st.caption("The store is empty.")
         return
     st.text(str(store.root))
-    sizes, folders = shared.ask(queries.SIZES), _folder_sizes(str(store.root))
-    artifacts, rest = sum(row["bytes"] or 0 for row in sizes), sum(row["bytes"] for row in folders)
+    sizes, folders = shared.query(queries.SIZES), _folder_sizes(str(store.root))
+    artifacts, others = sum(row["bytes"] or 0 for row in sizes), sum(row["bytes"] for row in folders)
     free = shutil.disk_usage(store.root).free
-    totals = {"in all": artifacts + rest, "artifacts": artifacts, "everything else": rest, "disk free": free}
+    totals = {"in all": artifacts + others, "artifacts": artifacts, "everything else": others, "disk free": free}
     for column, (title, count) in zip(st.columns(len(totals)), totals.items(), strict=True):
         column.metric(title, size(count))
     left, right = st.columns(2, gap="large")
@@ -48,18 +48,18 @@ def page(chosen: ChosenRun | None) -> None:
     with left:
         cards.show([cards.table(("kind", "artifacts", "size"), kinds_rows, "Artifacts by kind")])
     with right:
-        rows = ((row["folder"], size(row["bytes"]).replace(" ", _JOINED), row["what"]) for row in folders)
-        cards.show([cards.table(("folder", "size", "what it is"), rows, "Everything else")])
+        folder_rows = ((row["folder"], size(row["bytes"]).replace(" ", _JOINED), row["what"]) for row in folders)
+        cards.show([cards.table(("folder", "size", "what it is"), folder_rows, "Everything else")])
     st.subheader("Artifacts")
     kinds = ["all kinds", *sorted(row["kind"] for row in sizes)]
     kind = st.selectbox("Kind", kinds, key="kind", bind="query-params")
-    wanted = "" if kind == "all kinds" else kind
-    listed = shared.ask(queries.ARTIFACTS, wanted, wanted, MAX_ARTIFACTS)
-    table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in listed], columns=_ORDER)
+    filter_kind = "" if kind == "all kinds" else kind
+    rows = shared.query(queries.ARTIFACTS, filter_kind, filter_kind, MAX_ARTIFACTS)
+    table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in rows], columns=_ORDER)
     table["replaced"] = table["replaced"].map({True: "yes", False: ""})
-    # Shown in the units of the page, sorted as numbers.
-    shown = table.style.format({"bytes": size, "file_count": "{:,}"})
-    st.dataframe(shown, hide_index=True, width="stretch", column_config=_COLUMNS, alt="The artifacts of the store")
+    # Formatted with units, but still sorted as numbers.
+    styled = table.style.format({"bytes": size, "file_count": "{:,}"})
+    st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, alt="The artifacts of the store")
     st.caption(
         "Replaced: a later forced run made it again. `nautile store gc --dry-run` lists what can be removed; "
         "`nautile store verify` checks every file."
@@ -78,7 +78,7 @@ _COLUMNS = {
 
 @st.cache_data(ttl=CACHE_S, show_spinner=False)
 def _folder_sizes(root: str) -> list[dict[str, Any]]:
-    """A row for each folder of the store other than the artifacts, with its size, and for the catalog."""
+    """The sizes of the store's folders other than those of artifacts, and of the catalog, a row each."""
     rows: list[dict[str, Any]] = []
     for name, what in FOLDERS.items():
         if (Path(root) / name).is_dir():
@@ -93,14 +93,14 @@ def _folder_sizes(root: str) -> list[dict[str, Any]]:
 
 
 def _size_of(folder: Path) -> tuple[int, bool]:
-    """Bytes of the files in a folder (links are not followed), and False if counting stopped at `MAX_FILES`."""
+    """Bytes of the files in a folder (without following links), and False if counting stopped at `MAX_FILES`."""
     total = files = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.lstat(os.path.join(parent, name)).st_size
             except OSError:
-                continue  # removed while we count
+                continue  # removed in the meantime
         files += len(names)
         if files > MAX_FILES:
             return total, False

@@ -1,4 +1,4 @@
-"""The classification page: labels' shares, how sure the model was, what it abstained from, and examples of each."""
+"""The page Classification: rows per label, the model's confidence, abstentions, and examples."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.classify import EXAMPLES
 
-SHOWN = 100  # labels
+MOST_LABELS = 100  # labels in the chart
 LONGEST = 400  # characters of a text
 OTHERS = {ABSTAINED: "(abstained)", NO_TEXT: "(no text)"}
 
@@ -26,7 +26,7 @@ def page(chosen: ChosenRun | None) -> None:
     st.link_button("Where these rows come from", shared.lineage_link(picked))
     _labels(facts)
     if "confidence" not in facts:
-        st.caption("Made before confidence and examples were kept: `--force` makes it again with them.")
+        st.caption("This artifact is older than the record of confidence and examples: `--force` makes it again.")
         return
     _confidence(facts["confidence"])
     _examples(picked)
@@ -51,11 +51,11 @@ def _counts(facts: dict[str, Any]) -> None:
 def _labels(facts: dict[str, Any]) -> None:
     st.subheader("Labels")
     ordered = sorted(facts["labelled"].items(), key=lambda pair: -pair[1])
-    counts = pd.DataFrame([{"label": visible(label, 60), "rows": count} for label, count in ordered[:SHOWN]])
+    counts = pd.DataFrame([{"label": visible(label, 60), "rows": count} for label, count in ordered[:MOST_LABELS]])
     label = nominal("label", sort=None, axis={"title": None, "labelLimit": 400})
     Chart(counts, {**layer("bar", x=quantitative("rows", axis=figures.WHOLE), y=label), "height": figures.ROW}).show()
-    if len(ordered) > SHOWN:
-        st.caption(f"The {SHOWN} most frequent of {len(ordered):,} labels.")
+    if len(ordered) > MOST_LABELS:
+        st.caption(f"The {MOST_LABELS} most frequent of {len(ordered):,} labels.")
 
 
 def _confidence(confidence: dict[str, list[int]]) -> None:
@@ -77,13 +77,13 @@ def _confidence(confidence: dict[str, list[int]]) -> None:
 
 
 def _examples(artifact: str) -> None:
-    """The surest and the least sure rows of an outcome, as cells: nothing of a text is markup."""
+    """Draw the rows of an outcome with the highest and the lowest probability. Texts are escaped cells."""
     st.subheader("Examples")
     rows = shared.artifact_rows(artifact, EXAMPLES)
     if rows is None:
         return
     outcomes = list(dict.fromkeys((row["kind"], row["label"]) for row in rows))
-    outcomes.sort(key=lambda outcome: (outcome[0] == LABELLED, outcome))  # what was not labelled is looked at first
+    outcomes.sort(key=lambda outcome: (outcome[0] == LABELLED, outcome))  # first the rows without a label
     titles = {outcome: OTHERS.get(outcome[0]) or shared.escaped(visible(outcome[1], 60)) for outcome in outcomes}
     picked = st.selectbox("Outcome", outcomes, format_func=titles.__getitem__, key="outcome") or outcomes[0]
     cells = [

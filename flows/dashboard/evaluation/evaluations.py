@@ -1,4 +1,4 @@
-"""The evaluations page: Tables 1 and 2 with the paper's figures, each benchmark's history, and the problems."""
+"""The page Evaluations: Tables 1 and 2 with the paper's figures, the history of each benchmark, and the problems."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
-    rows = shared.ask(queries.EVALUATIONS)
+    rows = shared.query(queries.EVALUATIONS)
     evaluations = [
         {**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))
     ]
@@ -72,23 +72,23 @@ def _scores_of(evaluation: str, execution: str) -> dict[str, Any]:
 
 @st.cache_data(max_entries=512, show_spinner=False)
 def _read_scores(evaluation: str, execution: str) -> dict[str, Any]:
-    """As `_scores_of`, kept for ever, but for an evaluation that is not here: it may come. Raises `ConfigError`.
+    """Read `scores.json`, cached without time limit. Raises `ConfigError`, not cached, if the evaluation is not here.
 
-    `execution`: a forced run makes the evaluation again.
+    `execution`: part of the cache key, because a forced run makes the evaluation again.
     """
     return read_json(open_store().get(evaluation).path / "scores.json") or {}
 
 
 def measured_only(table: ResultTable) -> ResultTable:
-    """The table without columns that are empty in every row, and without rows that we have measured nothing of.
+    """The table without rows that were not measured and without columns that are then empty.
 
-    What is left out is named in a note: missing is not zero, and it is not hidden either.
+    A note lists the rows that are left out, because missing is not zero.
     """
     ours = [place for place, name in enumerate(table.columns) if name not in _NOT_OURS and not name.startswith("Paper")]
     first = ours[1] if len(ours) > 1 else 0
     rows = [row for row in table.rows if row[first] not in (MISSING, "")]
     left_out = [row[0] for row in table.rows if row not in rows]
-    kept = [
+    column_indices = [
         place
         for place in range(len(table.columns))
         if place == 0 or not rows or any(row[place] not in (MISSING, "") for row in rows)
@@ -96,8 +96,8 @@ def measured_only(table: ResultTable) -> ResultTable:
     notes = (*table.notes, f"Not measured: {', '.join(left_out)}.") if left_out else table.notes
     return replace(
         table,
-        columns=tuple(table.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in rows),
+        columns=tuple(table.columns[place] for place in column_indices),
+        rows=tuple(tuple(row[place] for place in column_indices) for row in rows),
         notes=notes,
     )
 
@@ -106,7 +106,7 @@ _NOT_OURS = ("Gain", "Difference", "What differs", "n", "Lenient")
 
 
 def _show_table(table: ResultTable) -> None:
-    """A table of the paper, whose cells wrap, with its notes."""
+    """Draw a table of the paper with its notes; its cells wrap."""
     st.subheader(table.title)
     cards.show([cards.table(table.columns, table.rows)])
     for note in table.notes:
@@ -114,7 +114,7 @@ def _show_table(table: ResultTable) -> None:
 
 
 def _history(evaluations: Sequence[CatalogRow]) -> None:
-    """A chart for each benchmark that was measured."""
+    """Draw a chart of accuracies over time for each measured benchmark."""
     points = [
         {
             "benchmark": benchmark,
@@ -152,7 +152,7 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
 
 
 def history(points: Sequence[CatalogRow]) -> Chart:
-    """The history of one benchmark: a point with its interval for each evaluation, the stages of a run joined."""
+    """Chart of one benchmark over time: a point with its interval per evaluation; lines join the stages of a run."""
     table = pd.DataFrame(points).sort_values("made")
     table["made"] = pd.to_datetime(table["made"])
     clock = {"format": "%d %b %H:%M", "labelAngle": 0, "labelOverlap": True, "tickCount": 4}
@@ -174,14 +174,14 @@ def history(points: Sequence[CatalogRow]) -> Chart:
         layer({"type": "rule", "strokeWidth": 1.5}, x=x, **span, color=color),
         layer(dots, x=x, y=y, color=color, tooltip=tooltip, **linked),
     ]
-    if table["chance"].notna().any():  # a mark without any value would be a nameless group to a screen reader
+    if table["chance"].notna().any():  # a mark without values is an unnamed group for screen readers
         chance = {"type": "rule", "strokeDash": [4, 3], "color": "#888888"}
         layers.append(layer(chance, y=quantitative("chance", aggregate="max")))
     return Chart(table, {"layer": layers, "height": 300})
 
 
 def _problems(row: CatalogRow) -> None:
-    counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [row["execution"]])}
+    counts = {row["set"]: row["texts"] for row in shared.query(queries.SAMPLE_SETS, [row["execution"]])}
     if not counts:
         st.caption("Its problems are not in this store's catalog.")
         return
@@ -198,7 +198,7 @@ def _problems(row: CatalogRow) -> None:
 
 
 def _problem(fields: dict[str, Any]) -> Markup:
-    """A problem with what was asked, what was answered and what was expected."""
+    """The card of a problem: its prompt, the answer and the expected answer."""
     strict, lenient = (fields.get(name) for name in ("strict", "lenient"))
     right = strict if isinstance(strict, bool) else None
     verdict = {True: "right", False: "wrong", None: "not graded"}[right]

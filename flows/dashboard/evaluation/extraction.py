@@ -1,4 +1,4 @@
-"""The extraction page: what became of the rows, and the replies that were refused, with their reasons and texts."""
+"""The page Extraction: counts of extracted rows, and the refused replies with their reasons and texts."""
 
 import pandas as pd
 import streamlit as st
@@ -10,7 +10,7 @@ from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from tasks.extract import REFUSED
 
-SHOWN = 100  # refused rows of a reason
+MOST_ROWS = 100  # refused rows shown per reason
 LONGEST = 400  # characters of a text or a reply
 
 
@@ -42,7 +42,7 @@ def _reasons(refused: dict[str, int]) -> None:
 
 
 def _rows(artifact: str, reasons: list[str]) -> None:
-    """The refused rows of a reason, as cells: nothing of a text or a reply is markup."""
+    """Draw the refused rows of a reason. Texts and replies are escaped cells."""
     reason = st.selectbox("Reason", reasons, format_func=REASONS.__getitem__, key="reason")
     rows = shared.artifact_rows(artifact, REFUSED)
     if rows is None:
@@ -53,6 +53,6 @@ def _rows(artifact: str, reasons: list[str]) -> None:
         for row in rows
         if row["reason"] == (reason or reasons[0])
     ]
-    cards.show([cards.table(("row", *parts), cells[:SHOWN])])
-    if len(cells) > SHOWN:
-        st.caption(f"The first {SHOWN} of {len(cells):,}; all are in {REFUSED} of the artifact.")
+    cards.show([cards.table(("row", *parts), cells[:MOST_ROWS])])
+    if len(cells) > MOST_ROWS:
+        st.caption(f"The first {MOST_ROWS} of {len(cells):,}; all are in {REFUSED} of the artifact.")

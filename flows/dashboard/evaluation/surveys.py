@@ -1,4 +1,4 @@
-"""The surveys page: simulated distributions by group beside humans and baselines, with intervals, and their scores."""
+"""The page Surveys: simulated distributions by group with those of humans and baselines, and their scores."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
-MOST = 200  # simulations that can be chosen
+MOST = 200  # newest simulations in the picker
 SHOWN = ("model", "humans", "overall", "regression", "forest", "majority", "uniform")
 SHORT = {"model": "the model", "overall": "all humans"}
 
@@ -54,7 +54,7 @@ def _read_summary(folder: str) -> dict[str, Any]:
 
 
 def score_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
-    """A row for each arm, with the figures that any of them has."""
+    """The rows of the score table, one per arm, with the figures that at least one arm has."""
     scores = summary["scores"]
     known = [figure for figure in FIGURES if any(score.get(figure) for score in scores.values())]
     rows = []
@@ -68,16 +68,16 @@ def score_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _question(summary: dict[str, Any]) -> None:
-    """The chosen question: a chart for everybody and each group, humans and baselines beside the model."""
+    """Draw the chosen question: a chart for everybody and for each group, with model, humans and baselines."""
     questions = {question["name"]: question for question in summary["questions"]}
     picked = st.selectbox("Question", list(questions), key="question")
     question = questions.get(picked) or next(iter(questions.values()))
     cards.show_text(question["text"])
     known = [name for name in SHOWN if any(name in cell["arms"] for cell in question["cells"])]
-    at_first = [name for name in ("model", "humans", "overall", "uniform") if name in known]
-    # The baselines stay: a figure of the model is not shown alone.
+    default_arms = [name for name in ("model", "humans", "overall", "uniform") if name in known]
+    # The default arms cannot be deselected, so that figures of the model are never shown without a baseline.
     extra = st.multiselect(
-        "Also show", [name for name in known if name not in at_first], format_func=ARMS.get, key="arms"
+        "Also show", [name for name in known if name not in default_arms], format_func=ARMS.get, key="arms"
     )
     columns = st.columns(2, gap="large")
     for index, cell in enumerate(question["cells"]):
@@ -90,11 +90,11 @@ def _question(summary: dict[str, Any]) -> None:
                 if cell["arms"].get(name, {}).get("people") is not None
             ]
             st.caption(", ".join(counts) or "published shares")
-            distribution(question, cell, [*at_first, *extra]).show()
+            distribution(question, cell, [*default_arms, *extra]).show()
 
 
 def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]) -> Chart:
-    """The shares of the options of each arm, as dots with their intervals where they have some."""
+    """Chart of the shares of the options per arm, as dots with their intervals, if they have any."""
     points = [
         {
             "option": option,
@@ -110,7 +110,7 @@ def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]
     order = [SHORT.get(arm, arm) for arm in arms]
     shown = [SHORT.get(arm, arm) for arm in arms if cell["arms"].get(arm)]
     largest = max((point["high"] or point["share"] for point in points), default=1.0)
-    # Somewhat wider than the points: the outermost would be cut in half.
+    # Slightly wider than the largest value, so that its dot is not cut in half.
     share = {"axis": {"format": ".0%", "title": None}, "scale": {"domain": [0, min(1.0, 1.05 * largest)]}}
     legend = {**figures.BELOW, "values": shown, "columns": 2}
     base = {

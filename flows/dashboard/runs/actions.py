@@ -1,6 +1,6 @@
-"""Buttons that answer a question, and cancel or retry a run, where `nautile up` started this page beside its server.
+"""Buttons that approve, cancel or retry a run, in a dashboard that `nautile up` started together with its server.
 
-Everywhere else the page shows the command. What may send a click here at all: `flows.dashboard.server`.
+Other dashboards only show the commands. `flows.dashboard.server` refuses requests from other pages.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from store.mirror import open_store
 
 
 def answers(run: str) -> bool:
-    """Whether a button may answer the question of a run: it asks on the server beside this page."""
+    """Whether a button can approve the run: it waits on the server that was started with this page."""
     api, note = run_actions.server_beside(open_store()), shared.questions().get(run)
     return api is not None and note is not None and note["api"] == api
 
 
 def approve_button(run: str) -> None:
-    """The button that answers the question of a run."""
+    """The button that approves a waiting run."""
     if answers(run) and st.button("Approve", type="primary", key=f"approve-{run}"):
         _do("approved: the run continues", lambda: questions.approve(open_store(), run, None))
 
 
 def controls(chosen: ChosenRun) -> None:
-    """Cancel for a run at work, retry for one that has ended badly, and the run's note, where this page may."""
+    """Draw the buttons to cancel a live run, to retry a failed one, and to edit the run's note, where allowed."""
     api = run_actions.server_beside(open_store())
     if api is None or chosen.state is None:
         return
@@ -36,7 +36,7 @@ def controls(chosen: ChosenRun) -> None:
         if _has_deployment(api, chosen.run):
             if chosen.state.state in ("running", "waiting"):
                 with st.popover("Cancel the run"):
-                    st.markdown("Its processes end; what is finished is kept, and a retry goes on from there.")
+                    st.markdown("Its processes end; finished work is kept, and a retry resumes from there.")
                     if st.button("Yes, cancel it", key=f"cancel-{chosen.run}"):
                         _do("the run is being cancelled", lambda: run_actions.cancel(api, chosen.run))
             elif chosen.state.state != "done" and st.button("Retry", type="primary", key=f"retry-{chosen.run}"):
@@ -46,13 +46,13 @@ def controls(chosen: ChosenRun) -> None:
 
 
 def _note_form(run: str) -> None:
-    now = read_note(open_store(), run)
+    note = read_note(open_store(), run)
     with st.form(f"note-{run}", border=False):
-        text = st.text_area("Note", now["text"], max_chars=2000)
-        tags = st.text_input("Tags, with commas between", ", ".join(now["tags"]))
-        if st.form_submit_button("Keep"):
-            given = [tag.strip() for tag in tags.split(",") if tag.strip()]
-            _do("kept", lambda: write_note(open_store(), run, text, given, []))
+        text = st.text_area("Note", note["text"], max_chars=2000)
+        tags = st.text_input("Tags, comma-separated", ", ".join(note["tags"]))
+        if st.form_submit_button("Save"):
+            new_tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
+            _do("saved", lambda: write_note(open_store(), run, text, new_tags, []))
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=64, show_spinner=False)
@@ -60,8 +60,8 @@ def _has_deployment(api: str, run: str) -> bool:
     return run_actions.has_deployment(api, run)
 
 
-def _do(done: str, action: Callable[[], object]) -> None:
-    """Do what a button asks for, and say how it went."""
+def _do(message: str, action: Callable[[], object]) -> None:
+    """Carry out the action of a button, and show `message` or the error."""
     with shared.one_connection() as reader:
         reader.close()  # the action may write the catalog
     try:
@@ -70,4 +70,4 @@ def _do(done: str, action: Callable[[], object]) -> None:
         st.error(shared.escaped(str(error)))
         return
     st.cache_data.clear()
-    st.toast(done)
+    st.toast(message)

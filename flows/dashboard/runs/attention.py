@@ -1,4 +1,4 @@
-"""What needs a person: a run that waits for an answer, a failure, a poor judge, a budget that is nearly spent."""
+"""Problems that need the operator: a run that waits for an approval, a failure, a poor judge, a nearly spent budget."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,28 +12,28 @@ from flows.operate.notifications import NEAR_BUDGET
 from flows.run_state import RunState
 from store.catalog import CatalogRow
 
-POOR_JUDGE = 0.7  # the share of pairs in which it prefers the right answer; 0.5 is chance
+POOR_JUDGE = 0.7  # share of pairs in which a judge prefers the right answer; 0.5 is chance
 
 
 @dataclass(frozen=True)
 class Concern:
-    """Something that needs a person: what happened, the text of it, and the command that helps."""
+    """A problem that needs the operator: its title, its text, and the command that helps."""
 
     level: Literal["error", "warning", "info"]
     title: str
     text: str = ""
     command: str = ""
-    run: str = ""  # that it is about
-    asks: bool = False  # whether the run waits for an answer
+    run: str = ""  # id of the run
+    asks: bool = False  # whether the run waits for an approval
 
 
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
-    """What needs a person, most urgent first: of all runs the questions, of the chosen one the rest."""
+    """The problems that need the operator, most urgent first: approvals of all runs, then those of the chosen run."""
     for run, note in shared.questions().items():
-        which = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
+        other = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
         yield Concern(
             "warning",
-            f"{note['label']} waits for your answer{which}",
+            f"{note['label']} waits for your answer{other}",
             note["message"],
             f"nautile approve {run[:8]}",
             run,
@@ -58,6 +58,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
+    """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
     resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
     if state.state == "running":
         failed = [step for step in state.steps if step.state == "failed"]
@@ -65,8 +66,8 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
         failed = [step for step in state.steps if step.state in ("failed", "interrupted", "cancelled")]
     for step in failed:
         error = visible((step.row.get("error") if step.row else "") or "no reason was recorded")
-        kept = "Finished work is kept. Fix what the message names, then continue:"
-        text = f"{error}\n{kept}" if step.state == "failed" else "Finished work is kept. Continue with:"
+        advice = "Finished work is kept. Fix what the message names, then continue:"
+        text = f"{error}\n{advice}" if step.state == "failed" else "Finished work is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
         yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
     if not failed and state.state in ("failed", "cancelled", "interrupted"):
@@ -76,7 +77,8 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
 
 
 def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
-    for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions()):
+    """Judges of the chosen run whose calibration AUC is below `POOR_JUDGE`."""
+    for row in shared.query(queries.ARTIFACTS_OF, chosen.executions()):
         facts = json.loads(row["facts"])
         auc = ((facts.get("calibration") or {}).get("auc") or {}).get("overall")
         if row["kind"] == "checkpoint" and isinstance(auc, (int, float)) and auc < POOR_JUDGE:
@@ -90,7 +92,7 @@ def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
 
 
 def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
-    """(stage, dollars spent by this run, budget) of each stage of the chosen run with a budget."""
+    """(stage, dollars spent by this run, budget) for each stage of the chosen run that has a budget."""
     settings: Mapping[str, Any] = chosen.state.settings if chosen.state else {}
     for stage in dict.fromkeys(row["stage"] for row in chosen.stages):
         section = settings.get(stage)
@@ -100,12 +102,12 @@ def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
 
 
 def spent(stages: Iterator[CatalogRow] | list[CatalogRow]) -> float | None:
-    """Dollars of the calls of what this run did not reuse; None if none of them has a known price."""
+    """Dollars spent on calls of stages that this run did not reuse; None if no call has a known price."""
     costs = [row["dollars"] for row in stages if row["dollars"] is not None and not row["reused"]]
     return sum(costs) if costs else None
 
 
 def stand_ins(chosen: ChosenRun) -> list[str]:
-    """What stood in for the paper's parts in the chosen run."""
-    facts = [json.loads(row["facts"]) for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions())]
+    """The stand-ins for the paper's data and models in the chosen run."""
+    facts = [json.loads(row["facts"]) for row in shared.query(queries.ARTIFACTS_OF, chosen.executions())]
     return list(dict.fromkeys(text for fact in facts if isinstance(text := fact.get("stand_in"), str)))

@@ -1,4 +1,4 @@
-"""The page that compares: the chosen run with another, and the arms of a sweep."""
+"""The page Compare: the chosen run with another run, or the arms of a sweep."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,12 @@ from flows.sweep.runs import compare_runs
 from store.catalog import CatalogBusy
 from store.mirror import open_store
 
-CACHE_S = 10.0  # files of answers are read for each comparison
+CACHE_S = 10.0  # a comparison reads files of answers, so its result is cached
 TWO_RUNS, SWEEP = "Two runs", "A sweep"
 
 
 def page(chosen: ChosenRun | None) -> None:
-    """Two runs beside each other, or a sweep's table."""
+    """Draw the page: two runs side by side, or the tables of a sweep."""
     st.title("Compare")
     sweeps = saved_sweeps(open_store())
     views = [TWO_RUNS, *([SWEEP] if sweeps else [])]
@@ -97,7 +97,7 @@ def _score_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
-    """The metrics of one step that both runs measured, drawn over each other."""
+    """Curves of the metrics that both runs measured in one step."""
     measured: dict[str, list[str]] = {}
     for row in comparison["curves"]:
         measured.setdefault(row["stage"], []).append(row["metric"])
@@ -110,7 +110,7 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
     lines = {
         row["execution"]: Line(f"{side}: {comparison['runs'][side.lower()]['name']}", run, stage)
         for side, run in (("A", a), ("B", b))
-        for row in shared.ask(queries.STAGES, run)
+        for row in shared.query(queries.STAGES, run)
         if row["label"] == stage and row["execution"]
     }
     shown = charts.choose_metrics(metrics, f"metrics of {stage}")

@@ -1,7 +1,7 @@
-"""The pipeline as a drawing: a box for each step in the colour and with the sign of its state, in the order of the DAG.
+"""Drawing of the pipeline's DAG: a box for each step with the colour and sign of its state.
 
-Boxes are HTML, so that text wraps, can be read aloud and is never markup (every text is escaped, and Streamlit cleans
-the whole); the lines between them are a picture behind, which holds numbers only. On a phone the boxes are a list.
+The boxes are HTML, so that text wraps and screen readers can read it; all text is escaped, and Streamlit sanitises the
+result. The edges are a background image (SVG), which contains only numbers. On a phone the boxes are a list.
 """
 
 import html
@@ -14,7 +14,7 @@ from flows.run_state import StepState
 
 PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
 PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
-ROW, BOX = 76, 62  # pixels from box to box and of a box, downwards
+ROW, BOX = 76, 62  # vertical distance of boxes and height of a box, in pixels
 _STYLE = """<style>
 .steps{position:relative;list-style:none;margin:0!important;padding:0!important;background-repeat:no-repeat;
 background-size:100% 100%}
@@ -32,30 +32,30 @@ text-decoration:none;font-size:11.5px;line-height:16px;overflow-wrap:anywhere;ov
 
 
 def columns_of(steps: Sequence[StepState]) -> list[list[StepState]]:
-    """The steps by their distance from the first; in each column those that others need stand first."""
+    """The steps in columns by their depth in the DAG. In each column, steps with consumers come first."""
     depth: dict[str, int] = {}
     for step in steps:
         depth[step.label] = 1 + max((depth.get(label, -1) for label in step.after), default=-1)
-    needed = {label for step in steps for label in step.after if step.stage != "report"}
+    producers = {label for step in steps for label in step.after if step.stage != "report"}
     columns: list[list[StepState]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
-    for step in sorted(steps, key=lambda step: step.label not in needed):
+    for step in sorted(steps, key=lambda step: step.label not in producers):
         columns[depth[step.label]].append(step)
     return columns
 
 
 def edges_of(steps: Sequence[StepState]) -> list[tuple[str, str]]:
-    """(from, to) of the lines to draw: what follows from other lines is left out."""
-    above: dict[str, set[str]] = {}
+    """The edges (from, to) to draw: the transitive reduction of the DAG."""
+    ancestors: dict[str, set[str]] = {}
     edges = []
     for step in steps:
-        further = {label for near in step.after for label in above.get(near, ())}
-        edges += [(label, step.label) for label in step.after if label in above and label not in further]
-        above[step.label] = further | {label for label in step.after if label in above}
+        indirect = {label for producer in step.after for label in ancestors.get(producer, ())}
+        edges += [(label, step.label) for label in step.after if label in ancestors and label not in indirect]
+        ancestors[step.label] = indirect | {label for label in step.after if label in ancestors}
     return edges
 
 
 def drawing(steps: Sequence[StepState], run: str) -> str:
-    """The drawing as HTML. `run`: the run that the boxes' links name."""
+    """The drawing as HTML. `run`: the run id in the links of the boxes."""
     columns = columns_of(steps)
     places = {step.label: (x, y) for x, column in enumerate(columns) for y, step in enumerate(column)}
     width = 100 / max(1, len(columns))
@@ -92,7 +92,7 @@ def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
 
 
 def description(step: StepState) -> str:
-    """One line about a step, for a tooltip."""
+    """The tooltip of a step, in one line."""
     parts = [step.label, LOOKS[step.state][1] if step.state in LOOKS else step.state]
     if step.done is not None and step.total is not None:
         parts.append(f"{amount(step.done)} of {amount(step.total)} {step.unit}".rstrip())
@@ -104,13 +104,13 @@ def description(step: StepState) -> str:
 
 
 def _lines(edges: Sequence[tuple[str, str]], places: Mapping[str, tuple[int, int]], columns: int, height: int) -> str:
-    """The lines as SVG, which is stretched over the drawing: 100 units a column."""
+    """The edges as SVG with 100 units per column, stretched over the drawing."""
     paths = []
     for start, end in edges:
         (x1, y1), (x2, y2) = places[start], places[end]
         left, right = 100 * x1 + 94, 100 * x2
         top, bottom = (ROW * y + BOX / 2 for y in (y1, y2))
-        if x2 - x1 > 1:  # under the boxes between them
+        if x2 - x1 > 1:  # route the edge below the boxes between them
             lane = height - 7
             paths.append(
                 f"M{left},{top}C{left + 12},{top},{left - 4},{lane},{left + 24},{lane}"

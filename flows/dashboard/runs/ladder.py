@@ -1,4 +1,4 @@
-"""Whether the run's model got better: its accuracy after each stage with 95 % intervals, and the verdict in words."""
+"""The ladder of a run: accuracy after each stage with 95 % intervals, and a verdict whether the model got better."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,34 +19,36 @@ Folders = dict[str, str]  # stage -> folder of the evaluation after it
 
 
 def evaluation_folders(chosen: ChosenRun) -> Folders:
-    """The folders of the run's evaluations of Table 1's stages, as far as they are made."""
+    """Stage -> folder of the run's evaluation of it, for the stages of the paper's Table 1."""
     folders = {}
     for row in chosen.stages:
         stage = row["label"].partition(":")[2]
-        made = chosen.outputs(row).get("evaluation") if row["stage"] == "evaluate" and stage in TABLE_1 else None
-        if made and (folder := shared.artifact_folder(made)):
+        if row["stage"] != "evaluate" or stage not in TABLE_1:
+            continue
+        artifact = chosen.outputs(row).get("evaluation")
+        if artifact and (folder := shared.artifact_folder(artifact)):
             folders[stage] = folder
     return folders
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def ladder_of(folders: Folders) -> Ladder | None:
-    """The ladder of the evaluations in these folders, which never change."""
+    """The ladder of the evaluations in these folders; cached, because artifacts never change."""
     scores = {stage: read_json(Path(folder) / "scores.json") for stage, folder in folders.items()}
     files = {stage: Path(folder) / "rows.jsonl" for stage, folder in folders.items()}
     rows = {stage: read_rows(file) for stage, file in files.items() if file.exists()}
     return ladder({stage: score for stage, score in scores.items() if score}, rows)
 
 
-def last_score(climbed: Ladder | None) -> tuple[str, Mapping[str, Any]] | None:
-    """The last stage that was measured, and its score."""
-    measured = [entry for entry in climbed["stages"] if entry["score"]] if climbed else []
+def last_score(run_ladder: Ladder | None) -> tuple[str, Mapping[str, Any]] | None:
+    """The last evaluated stage, and its score; None without any."""
+    measured = [entry for entry in run_ladder["stages"] if entry["score"]] if run_ladder else []
     return (measured[-1]["stage"], measured[-1]["score"]) if measured else None
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def difference(before: str, after: str, benchmark: str) -> dict[str, Any] | None:
-    """The paired comparison of two evaluations on the problems of both; None if they have none in common."""
+    """The paired test of two evaluations on their common problems; None if they have none."""
     files = [Path(folder) / "rows.jsonl" for folder in (before, after)]
     if not all(file.exists() for file in files):
         return None
@@ -54,20 +56,22 @@ def difference(before: str, after: str, benchmark: str) -> dict[str, Any] | None
     return comparison["benchmarks"].get(benchmark) if comparison else None
 
 
-def verdict(climbed: Ladder | None) -> str:
+def verdict(run_ladder: Ladder | None) -> str:
     """One sentence: whether the stages after pretraining made the model better."""
-    last = last_score(climbed)
-    if climbed is None or last is None:
-        return "Nothing was evaluated yet, so nobody knows whether it got better."
+    last = last_score(run_ladder)
+    if run_ladder is None or last is None:
+        return "No stage has been evaluated yet, so it is not known whether the model got better."
     stage, score = last
     figure = f"{100 * score['accuracy']:.1f} % of {score['n']:,} problems are right after {stage}"
-    measured = [entry for entry in climbed["stages"] if entry["score"]]
-    total = climbed["total"] or ({"over": measured[0]["stage"], "test": measured[-1]["test"]} if measured[1:] else None)
+    measured = [entry for entry in run_ladder["stages"] if entry["score"]]
+    total = run_ladder["total"] or (
+        {"over": measured[0]["stage"], "test": measured[-1]["test"]} if measured[1:] else None
+    )
     if total is None:
-        return f"{figure}; nothing was measured before it, so there is no gain to judge yet."
+        return f"{figure}; no earlier stage was evaluated, so there is no gain to judge yet."
     test = total["test"]
     if not test:
-        return f"{figure}. Whether that is a gain over {total['over']} is unknown: no answers of both were kept."
+        return f"{figure}. Whether that is a gain over {total['over']} is unknown: their answers were not stored."
     if test["low"] > 0:
         words = "It got better"
     elif test["high"] < 0:
@@ -77,10 +81,10 @@ def verdict(climbed: Ladder | None) -> str:
     return f"{words}: {figure}, {gain_with_interval(test)} points over {total['over']} (p {p_value(test)})."
 
 
-def picture(climbed: Ladder) -> Chart:
-    """Accuracy after each stage with its 95 % interval, and the paper's figures for its own model beside them."""
+def picture(run_ladder: Ladder) -> Chart:
+    """Chart of the accuracy after each stage with its 95 % interval, and of the paper's figures for its model."""
     rows = []
-    for entry in climbed["stages"]:
+    for entry in run_ladder["stages"]:
         score = entry["score"]
         row = {"stage": entry["stage"], "paper": entry["paper"] / 100, "what": entry["title"]}
         if score:
@@ -119,17 +123,17 @@ def picture(climbed: Ladder) -> Chart:
     return Chart(table, {"layer": layers, "height": 150})
 
 
-def show(climbed: Ladder | None) -> None:
-    """The picture and what it shows; the page has the verdict above."""
+def show(run_ladder: Ladder | None) -> None:
+    """Draw the chart with its caption; the page shows the verdict above."""
     st.markdown("##### Did it get better?")
-    if climbed is None:
+    if run_ladder is None:
         st.caption("The ladder appears once a stage was evaluated on the held-out problems or GSM8K.")
         return
-    picture(climbed).show(verdict(climbed))
-    stand_in = f" Stand-in: {climbed['stand_in']}." if climbed["stand_in"] else ""
+    picture(run_ladder).show(verdict(run_ladder))
+    stand_in = f" Stand-in: {run_ladder['stand_in']}." if run_ladder["stand_in"] else ""
     st.caption(
         shared.escaped(
-            f"{climbed['title']}: right after each stage, with 95 % intervals. Brown: the paper's 371 M model on "
+            f"{run_ladder['title']}: right after each stage, with 95 % intervals. Brown: the paper's 371 M model on "
             f"GSM8K.{stand_in}"
         )
     )

@@ -1,4 +1,4 @@
-"""The page of a stage's log: its last lines, with a search, refreshed while the stage is at work."""
+"""The page Logs: the last lines of a stage's log, with a search, refreshed while the stage runs."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from flows.dashboard import cards, shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
-MOST_BYTES = 2_000_000  # of the end of a log: what is searched
-MOST_LINES = 500  # shown
+MOST_BYTES = 2_000_000  # searched bytes at the end of a log
+MOST_LINES = 500  # lines shown at most
 
 
 def page(chosen: ChosenRun | None) -> None:
@@ -21,7 +21,7 @@ def page(chosen: ChosenRun | None) -> None:
     if chosen is None or not rows:
         st.caption("No stage in this run yet.")
         return
-    # At first the stage at work, else the last that did anything itself.
+    # By default the running stage, else the last that was not reused.
     running = [label for label, row in rows.items() if row["state"] == "running"]
     own = [label for label, row in rows.items() if not row["reused"]]
     first = (running or own or list(rows))[-1]
@@ -34,27 +34,27 @@ def page(chosen: ChosenRun | None) -> None:
     if path is None:
         st.caption("It has no log here: it ran no process, or it ran on another machine.")
         return
-    lines, whole = last_lines(path)
-    wanted = [line for line in lines if search.lower() in line.lower()]
+    lines, complete = last_lines(path)
+    matches = [line for line in lines if search.lower() in line.lower()]
     st.caption(
-        f"{shared.STATE_MARKS.get(row['state'], row['state'])} · {len(wanted):,} "
-        f"{'lines' if whole else 'of the last lines'}{' with this text' if search else ''}"
-        + (f", the last {MOST_LINES:,} shown" if len(wanted) > MOST_LINES else "")
+        f"{shared.STATE_MARKS.get(row['state'], row['state'])} · {len(matches):,} "
+        f"{'lines' if complete else 'of the last lines'}{' with this text' if search else ''}"
+        + (f", the last {MOST_LINES:,} shown" if len(matches) > MOST_LINES else "")
     )
     if row["error"]:
         st.error(shared.escaped(visible(row["error"])))
     if not lines:
         st.caption("Its log is empty.")
         return
-    cards.show_text("\n".join(wanted[-MOST_LINES:]))
+    cards.show_text("\n".join(matches[-MOST_LINES:]))
     st.download_button("The whole log", data=path.read_bytes, file_name=path.name, mime="text/plain")
 
 
 def last_lines(path: Path, most: int = MOST_BYTES) -> tuple[list[str], bool]:
-    """The lines of the last `most` bytes of a log, control characters replaced, and whether that is all of it."""
+    """The lines of the last `most` bytes of a log, control characters replaced; and whether that is the whole log."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - most))
         text = visible(file.read().decode(errors="replace"))
     lines = text.splitlines()
-    return (lines, True) if size <= most else (lines[1:], False)  # the first line may have lost its beginning
+    return (lines, True) if size <= most else (lines[1:], False)  # the first line may be incomplete

@@ -1,4 +1,4 @@
-"""The first page: did it get better, is anything wrong, what does it cost; then all runs, and the steps of this one."""
+"""The page Overview: the run's scores, problems and cost; then the table of all runs, and the steps of this run."""
 
 import html
 import json
@@ -17,7 +17,7 @@ from flows.run_state import RunState, StepState
 from store.catalog import CatalogRow
 from store.mirror import open_store
 
-_SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # of a pretraining, of a reinforcement
+_SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
 
 
 def page(chosen: ChosenRun | None) -> None:
@@ -27,19 +27,19 @@ def page(chosen: ChosenRun | None) -> None:
         _other_work()
         return
     folders = ladder.evaluation_folders(chosen)
-    climbed = ladder.ladder_of(folders)
+    run_ladder = ladder.ladder_of(folders)
     if chosen.state:
         st.html(_heading(chosen.state))
-    st.markdown(f"**{shared.escaped(ladder.verdict(climbed))}**")
+    st.markdown(f"**{shared.escaped(ladder.verdict(run_ladder))}**")
     actions.controls(chosen)
-    _figures(chosen, climbed, folders)
+    _figures(chosen, run_ladder, folders)
     for item in attention(chosen):
         _show(item)
     if chosen.state:
         st.html(graph.drawing(chosen.state.steps, chosen.run))
     left, right = st.columns([5, 3], gap="large")
     with left:
-        ladder.show(climbed)
+        ladder.show(run_ladder)
     with right:
         _money(chosen)
     table.show(chosen.run)
@@ -48,23 +48,23 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 def _heading(state: RunState) -> str:
-    """The run in one line: its state, name, begin and what it changed, as HTML of escaped texts."""
+    """The heading of the run as HTML with escaped texts: its state, name and begin, and what its running steps do."""
     sign, words, colour, ground = shared.LOOKS.get(state.state, ("?", state.state, "#333333", "#ffffff"))
     facts = [f"run {state.run[:8]}", f"{state.finished} of {len(state.steps)} steps finished"]
     if state.begun:
         facts.append(f"begun {state.begun:%Y-%m-%d %H:%M} UTC")
-    at_work = [_doing(step) for step in state.steps if step.state == "running"]
+    running = [_doing(step) for step in state.steps if step.state == "running"]
     chip = f"color:{colour};background:{ground};border:1px solid {colour};border-radius:6px;padding:1px 8px"
     return (
         f'<div style="font-size:15px;line-height:26px"><span style="{chip}">{sign} {html.escape(words)}</span> '
         f"<b>{html.escape(visible(state.name or state.config, 120))}</b> · {html.escape(' · '.join(facts))}"
-        + "".join(f"<br><b>▸</b> {html.escape(visible(line))}" for line in at_work)
+        + "".join(f"<br><b>▸</b> {html.escape(visible(line))}" for line in running)
         + "</div>"
     )
 
 
 def _doing(step: StepState) -> str:
-    """What a step at work is doing: counts, speed, note, time left."""
+    """The progress of a running step: counts, speed, note, elapsed time, time left."""
     parts = []
     if step.done is not None and step.total is not None:
         parts.append(f"{amount(step.done)} of {amount(step.total)} {step.unit}".rstrip())
@@ -76,25 +76,25 @@ def _doing(step: StepState) -> str:
     return f"{step.label}: {', '.join(parts)}"
 
 
-def _figures(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]) -> None:
-    """The figures that matter: score, difference to the run before, speed, time, money."""
+def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str, str]) -> None:
+    """Draw the key figures: score, difference from the run before, speed, time, cost."""
     columns = st.columns(5)
-    last = ladder.last_score(climbed)
+    last = ladder.last_score(run_ladder)
     columns[0].metric(
         "score" + (f", after {last[0]}" if last else ""),
         f"{100 * last[1]['accuracy']:.1f} %" if last else "not evaluated",
         help="Share of the problems of Table 1's benchmark that are right, strictly graded.",
     )
-    gain, why = _difference(chosen, climbed, folders)
+    gain, why = _difference(chosen, run_ladder, folders)
     columns[1].metric(
         "against the run before",
         f"{100 * gain['lead']:+.1f} points" if gain else "none",
         f"95 % interval {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
         delta_color="off",
         delta_arrow="off",
-        help="Paired on the problems that both runs were asked after the same stage.",
+        help="Paired on the problems that both runs have in their evaluations of the same stage.",
     )
-    columns[2].metric(*_speed(chosen), help="Of the stage at work, else of the last training.")
+    columns[2].metric(*_speed(chosen), help="Of the running stage, else of the last training.")
     label, value, more = _time(chosen)
     columns[3].metric(
         label,
@@ -102,32 +102,34 @@ def _figures(chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, st
         more,
         delta_color="off",
         delta_arrow="off",
-        help="Time left: the longest way through what is left, each step to come at what it took the last time.",
+        help="Time left: the longest path through the unfinished steps, each with the time of its last execution.",
     )
     _money_figure(chosen, columns[4])
 
 
 def _difference(
-    chosen: ChosenRun, climbed: Ladder | None, folders: Mapping[str, str]
+    chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str, str]
 ) -> tuple[dict[str, float] | None, str]:
-    """The paired difference of the last score to that of the newest earlier run with an evaluation after that stage.
+    """The paired difference between the last score and that of the newest earlier run with the same evaluated stage.
 
-    None, and why, if there is none.
+    None, with the reason, if there is none.
     """
-    last = ladder.last_score(climbed)
+    last = ladder.last_score(run_ladder)
     summaries = shared.run_summaries()
     places = [place for place, row in enumerate(summaries) if row["run"] == chosen.run]
-    if climbed is None or last is None or not places:
+    if run_ladder is None or last is None or not places:
         return None, "nothing was evaluated yet"
     earlier = [row["run"] for row in summaries[places[0] + 1 :]][:20]
-    rows = {row["run"]: row for row in shared.ask(queries.RUN_SCORES, earlier) if row["label"] == f"evaluate:{last[0]}"}
+    rows = {
+        row["run"]: row for row in shared.query(queries.RUN_SCORES, earlier) if row["label"] == f"evaluate:{last[0]}"
+    }
     before = next((rows[run] for run in earlier if run in rows), None)
     folder = shared.artifact_folder(before["evaluation"]) if before else None
     if folder is None:
         return None, f"no earlier run has {last[0]}"
     if folder == folders[last[0]]:
         return None, "it reuses that evaluation"
-    return ladder.difference(folder, folders[last[0]], climbed["benchmark"]), "no problem is in both"
+    return ladder.difference(folder, folders[last[0]], run_ladder["benchmark"]), "no problem is in both"
 
 
 def _speed(chosen: ChosenRun) -> tuple[str, str]:
@@ -137,14 +139,14 @@ def _speed(chosen: ChosenRun) -> tuple[str, str]:
                 return f"tokens/s, {step.label}", amount(step.metrics[name])
     for stage, name in (("pretrain", _SPEEDS[0]), ("reason", _SPEEDS[1]), ("align", _SPEEDS[1])):
         executions = chosen.executions(stage)
-        rows = shared.ask(queries.LAST_VALUE, executions, name) if executions else []
+        rows = shared.query(queries.LAST_VALUE, executions, name) if executions else []
         if rows and rows[0]["value"] is not None:
             return f"tokens/s, {stage}", amount(rows[0]["value"])
     return "tokens/s", "not measured"
 
 
 def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
-    """Label, value and addition: the time left of a run at work, else what its steps took."""
+    """Label, value and addition of the time figure: the time left of a live run, else the time of its steps."""
     times = [row["seconds"] for row in chosen.stages if row["seconds"] is not None and not row["reused"]]
     took = duration(sum(times)) if times else ""
     left = chosen.state.time_left() if chosen.state else None
@@ -168,10 +170,10 @@ def _money_figure(chosen: ChosenRun, place: st.delta_generator.DeltaGenerator) -
 
 
 def _money(chosen: ChosenRun) -> None:
-    """Money against each budget, and the calls behind it by stage."""
+    """Draw the cost compared with each budget, and the calls by stage."""
     st.markdown(
         "##### What does it cost?",
-        help="Calls count every request, as lineage and SQL do; cached: answered from the store, free.",
+        help="Calls include cached ones, which were answered from the store without cost.",
     )
     for stage, cost, budget in budgets(chosen):
         text = f"{stage}: {dollars(cost)} of {dollars(budget)} ({cost / budget:.0%})"
@@ -189,11 +191,11 @@ def _money(chosen: ChosenRun) -> None:
     if rows:
         cards.show([cards.table(["stage", "calls", "cached", "cost"], rows)])
     else:
-        st.caption("No step of this run asked an endpoint.")
+        st.caption("No step of this run called an endpoint.")
 
 
 def _show(item: Concern) -> None:
-    """A card about something that needs a person."""
+    """Draw the card of a problem that needs the operator."""
     sign = {"error": "✗", "warning": "!", "info": "i"}[item.level]
     with st.container(border=True, key=f"attention-{item.level}-{abs(hash(item))}"):
         st.markdown(f"**{sign} {shared.escaped(item.title)}**")
@@ -206,7 +208,7 @@ def _show(item: Concern) -> None:
 
 
 def _steps(chosen: ChosenRun) -> None:
-    """The table of the run's steps, those to come included."""
+    """Draw the table of the run's steps, including those to come."""
     st.subheader("Steps of this run")
     if notes := stand_ins(chosen):
         st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in notes))
@@ -235,11 +237,14 @@ def _step_row(step: StepState, run: str) -> CatalogRow:
     row: CatalogRow = step.row or {}
     outputs = json.loads(row.get("outputs") or "{}")
     stage_page = graph.PAGES.get(step.stage)
+    time = duration(step.elapsed_s) if step.elapsed_s is not None else ""
+    if not time and step.state == "coming" and step.expected_s is not None:
+        time = "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
     return {
         "step": step.label,
         "state": shared.STATE_MARKS.get(step.state, step.state),
         "now": _doing(step).partition(": ")[2] if step.state == "running" else visible(step.note),
-        "time": duration(step.elapsed_s) if step.elapsed_s is not None else _expected(step),
+        "time": time,
         "attempts": row.get("attempts"),
         "peak memory": size(row["peak_bytes"]) if row.get("peak_bytes") else "",
         "calls": row.get("calls"),
@@ -249,12 +254,6 @@ def _step_row(step: StepState, run: str) -> CatalogRow:
         "and": ", ".join(list(outputs)[1:]),
         "page": f"{stage_page}?run={run}" if stage_page and row else None,
     }
-
-
-def _expected(step: StepState) -> str:
-    if step.state != "coming" or step.expected_s is None:
-        return ""
-    return "from the store" if step.expected_s == 0 else f"about {duration(step.expected_s)}"
 
 
 _COLUMNS = {
@@ -271,8 +270,8 @@ _COLUMNS = {
 
 
 def _other_work() -> None:
-    """Estimates and single uses of a model, which are no runs."""
-    rows = shared.ask(queries.OTHER_WORK, 20)
+    """Draw the list of estimates and single uses of a model, which are not pipeline runs."""
+    rows = shared.query(queries.OTHER_WORK, 20)
     if not rows:
         return
     with st.expander(f"Estimates and single uses ({len(rows)})"):

@@ -1,4 +1,4 @@
-"""The page of what the run's stages used of the machine: curves over time, and the largest process of each stage."""
+"""The page System: machine resources used by the run's stages over time, and the peak memory of each stage."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from flows.dashboard.figures import Chart, layer, nominal, quantitative, tempora
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
 
-# The last is what the training loop itself reports: of runs that have no other measurements, it is all there is.
+# `memory_bytes` is reported by the training loop; some runs have no other measurement.
 NAMES = (*(name for name in GLOSSARY["System"] if name.startswith("system/")), "memory_bytes")
 
 
@@ -28,10 +28,10 @@ def page(chosen: ChosenRun | None) -> None:
         "Stages", labels, default=[requested] if requested in labels else [], placeholder="all stages", key="stages"
     )
     executions = [execution for execution, label in stages.items() if not picked or label in picked]
-    rows = shared.ask(queries.CURVES, executions, list(NAMES), queries.POINTS) if executions else []
+    rows = shared.query(queries.CURVES, executions, list(NAMES), queries.POINTS) if executions else []
     if not rows:
         st.caption("Nothing was measured over time here: stages that end within seconds leave only their peak.")
-    columns = st.columns(2, gap="large") if rows else []  # empty ones would leave a hole on a phone
+    columns = st.columns(2, gap="large") if rows else []  # empty columns leave a gap on a phone
     for place, measured in enumerate(dict.fromkeys(row["name"] for row in rows)):
         with columns[place % 2]:
             entry, own = metric(measured), [row for row in rows if row["name"] == measured]
@@ -43,7 +43,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> Chart:
-    """One metric over the time of day, a line for each stage and worker. Parts of one stage share a colour."""
+    """A metric over time, with a line per stage and worker. The workers of a stage share a colour."""
     entry = metric(rows[0]["name"])
     table = pd.DataFrame(rows)
     table["when"] = pd.to_datetime(table["at"], unit="s")

@@ -1,4 +1,4 @@
-"""The table of runs: what each changed, chosen settings, scores, time, cost, and the notes and tags of people."""
+"""The table of runs: changed settings, chosen settings, scores, time, cost, notes and tags."""
 
 import json
 import re
@@ -20,7 +20,7 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 
 
 def show(chosen: str | None) -> None:
-    """The table with its controls. `chosen`: the run that the page shows."""
+    """Draw the table and its controls. `chosen`: the run that the page shows."""
     summaries = shared.run_summaries()
     changed = [change["field"] for row in summaries for change in json.loads(row["changes"] or "[]")]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
@@ -86,27 +86,27 @@ _COLUMNS = {
 
 
 def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | None) -> list[dict[str, Any]]:
-    """A row for each run, newest first. `fields`: paths of settings, each of which becomes a column."""
+    """The rows of the table, newest run first. `fields`: paths of settings to add as columns."""
     runs = [row["run"] for row in summaries]
-    scores = scores_by_stage(shared.ask(queries.RUN_SCORES, runs))
-    costs = {row["run"]: row for row in shared.ask(queries.RUN_COSTS, runs)}
-    notes = {row["run"]: row for row in shared.ask(queries.NOTES)}
+    scores = scores_by_stage(shared.query(queries.RUN_SCORES, runs))
+    costs = {row["run"]: row for row in shared.query(queries.RUN_COSTS, runs)}
+    notes = {row["run"]: row for row in shared.query(queries.NOTES)}
     settings: dict[str, list[str | None]] = {}
     if fields:
         paths = [f"$.{field}" for field in fields]
-        settings = {row["run"]: row["chosen"] for row in shared.ask(queries.RUN_SETTINGS, paths, runs)}
+        settings = {row["run"]: row["chosen"] for row in shared.query(queries.RUN_SETTINGS, paths, runs)}
     rows = []
     for place, row in enumerate(summaries):
         run = row["run"]
         stage, score = next(reversed(scores.get(run, {}).items()), (None, None))
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
-        before = next((known[stage] for known in earlier if stage in known), None)
+        before = next((by_stage[stage] for by_stage in earlier if stage in by_stage), None)
         note, cost = notes.get(run, {}), costs.get(run, {})
         changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
         rows.append(
             {
                 "show": f"/?run={run}",
-                "state": shared.STATE_MARKS.get(row["stands"], row["stands"]),
+                "state": shared.STATE_MARKS.get(row["current_state"], row["current_state"]),
                 "name": visible(row["name"] or row["config"] or run[:8]) + (" (shown)" if run == chosen else ""),
                 "begun": row["begun"],
                 "steps": f"{row['finished']} of {row['planned'] or row['stages']}",
@@ -125,7 +125,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
 
 
 def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
-    """Run -> stage of Table 1, in its order -> accuracy after it, 0 to 1, on the first benchmark that was asked."""
+    """Run -> stage of the paper's Table 1, in its order -> accuracy (0 to 1) on the first measured benchmark."""
     measured: dict[str, dict[str, float]] = {}
     for row in rows:
         accuracy = json.loads(row["accuracy"] or "{}")
@@ -136,6 +136,6 @@ def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
 
 
 def colour(state: str) -> str:
-    """The CSS of a cell with a state, as `STATE_MARKS` writes it."""
+    """The CSS of a cell with a state in the form of `STATE_MARKS`."""
     _, _, text, ground = next((look for look in shared.LOOKS.values() if state == f"{look[0]} {look[1]}"), ("",) * 4)
     return f"color: {text}; background-color: {ground}" if text else ""

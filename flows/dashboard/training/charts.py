@@ -1,4 +1,4 @@
-"""Line charts of metrics: one smoothing, one choice of axis, and links from a point to the texts of its step."""
+"""Line charts of metrics with smoothing, a choice of axes, and links from a point to the texts of its step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from store.catalog import CatalogRow
 
-FEW_POINTS = 60  # a curve of at most so many shows its points as well
-SMOOTHED_FROM = 50  # points: a moving average of fewer hides more than it shows
-SMOOTHING = 0.6  # as TensorBoard has it
-# What a page shows at first, as many as a step has of it: of a reinforcement, then of a pretraining.
+FEW_POINTS = 60  # a curve with at most this many points also shows the points
+SMOOTHED_FROM = 50  # minimum points for a moving average, which hides more than it shows with fewer
+SMOOTHING = 0.6  # TensorBoard's default
+# Metrics that are shown by default, if present: first those of RL, then those of pretraining.
 MAIN = (
     *("reward", "solve_rate", "guard_accuracy", "kl"),
     *("loss", "validation_loss", "bits_per_byte", "learning_rate"),
@@ -29,7 +29,7 @@ _HOURS_FROM = 3 * 3600.0  # seconds; a shorter time axis is in minutes
 
 @dataclass(frozen=True)
 class Line:
-    """An execution in the charts: its name in the legend, and where its texts are."""
+    """An execution in the charts: its name in the legend, and the run and step of its texts."""
 
     name: str
     run: str
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Display:
-    """How curves are drawn, as chosen on the page."""
+    """Display settings of the curves, as chosen on the page."""
 
     smoothing: float = 0.0
     logarithmic: bool = False
@@ -46,7 +46,7 @@ class Display:
 
 
 def settings(tokens: bool) -> Display:
-    """The choices above the charts, which are in the page's address. `tokens`: how many a step has is known."""
+    """Draw the display controls, which are bound to the page's address. `tokens`: offer an axis of tokens."""
     left, middle, right = st.columns([3, 2, 1], vertical_alignment="bottom")
     smoothing_help = (
         f"Exponential moving average; the measured curve stays visible behind it. Curves of fewer than {SMOOTHED_FROM} "
@@ -63,7 +63,7 @@ def settings(tokens: bool) -> Display:
 
 
 def choose_metrics(names: Sequence[str], key: str) -> list[str]:
-    """The metrics picked on the page; at first the main ones, for a browser takes long to draw all."""
+    """The metrics picked on the page, by default the main ones: a browser takes long to draw all."""
     first = [name for name in MAIN if name in names][:AT_FIRST] or list(names[:AT_FIRST])
     titles = {name: metric(name).title for name in names}
     return st.multiselect(
@@ -72,8 +72,8 @@ def choose_metrics(names: Sequence[str], key: str) -> list[str]:
 
 
 def tokens_of(executions: Sequence[str]) -> dict[str, Any]:
-    """Execution -> tokens that one training step has, where its speed and step time were measured."""
-    return {row["execution"]: row["tokens"] for row in shared.ask(queries.TOKENS_A_STEP, list(executions))}
+    """Execution -> tokens per training step, if its speed and step time were measured."""
+    return {row["execution"]: row["tokens"] for row in shared.query(queries.TOKENS_A_STEP, list(executions))}
 
 
 def draw(
@@ -83,19 +83,17 @@ def draw(
     link: Callable[[Line], str] | None = None,
     tokens: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw the charts that have points in two columns, below a table of where their curves end.
+    """Draw a table of last values, then the charts with points in two columns. Constant metrics are listed in a line.
 
-    What never changed is named in one line instead.
-
-    `charts`: title -> metrics of one unit, which share a scale; the title of a single metric is the glossary's.
-    `link`: the address of a line's texts; a click on a point opens those of its step.
+    `charts`: title -> metrics of one unit, which share a scale; a single metric has its title from the glossary.
+    `link`: line -> address of its texts; a click on a point opens those of its step.
     """
     names = list(dict.fromkeys(name for metrics in charts.values() for name in metrics))
-    rows = shared.ask(queries.CURVES, list(lines), names, queries.POINTS) if names else []
+    rows = shared.query(queries.CURVES, list(lines), names, queries.POINTS) if names else []
     if rows:
         cards.show([last_values(rows, names, lines)])  # read before a browser has drawn the first chart
     columns = st.columns(2, gap="large")
-    constant, drawn = [], 0
+    constant, chart_count = [], 0
     for title, metrics in charts.items():
         chart_rows = [row for row in rows if row["name"] in metrics]
         if not chart_rows:
@@ -103,33 +101,33 @@ def draw(
         if len(chart_rows) > 1 and len({(row["low"], row["high"]) for row in chart_rows}) == 1:
             constant.append(f"{metric(metrics[0]).title} {chart_rows[0]['value']:.4g}")
             continue
-        with columns[drawn % 2]:
-            shown = {row["name"]: metric(row["name"]) for row in chart_rows}
-            heading = title if len(shown) > 1 else next(iter(shown.values())).title
+        with columns[chart_count % 2]:
+            entries = {row["name"]: metric(row["name"]) for row in chart_rows}
+            heading = title if len(entries) > 1 else next(iter(entries.values())).title
             helps = [
                 f"**{shared.escaped(entry.title)}** ({shared.escaped(name)}): {entry.help}"
-                for name, entry in shown.items()
+                for name, entry in entries.items()
                 if entry.what
             ]
             st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
             figure = chart(chart_rows, lines, display, link, tokens or {})
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
             ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
-            described = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
-            figure.show(described)
-        drawn += 1
+            alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
+            figure.show(alt)
+        chart_count += 1
     if constant:
         st.caption(shared.escaped("The same at every step: " + "; ".join(constant) + "."))
 
 
 def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping[str, Line]) -> Markup:
-    """A row for each execution: the last value of its metrics, and the lowest and highest, over all their sources."""
+    """A table with a row per execution: last, lowest and highest value of its metrics, over all sources."""
     measured = {row["name"] for row in rows}
-    shown = {name: metric(name) for name in names if name in measured}
+    entries = {name: metric(name) for name in names if name in measured}
     body = []
     for execution, line in lines.items():
         cells: list[str] = [line.name]
-        for name, entry in shown.items():
+        for name, entry in entries.items():
             points = [row for row in rows if row["execution"] == execution and row["name"] == name]
             whole = [row for row in points if not row["source"]]
             if not points:
@@ -141,7 +139,7 @@ def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping
             cells.append(last if same else f"{last} ({_value(low, entry.unit)} to {_value(high, entry.unit)})")
         if any(cells[1:]):
             body.append(cells)
-    return cards.table(["last (lowest to highest)", *(entry.title for entry in shown.values())], body)
+    return cards.table(["last (lowest to highest)", *(entry.title for entry in entries.values())], body)
 
 
 def _value(value: float, unit: str) -> str:
@@ -157,7 +155,7 @@ def chart(
     link: Callable[[Line], str] | None = None,
     tokens: Mapping[str, float] | None = None,
 ) -> Chart:
-    """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
+    """A chart with a line per execution, metric and source. A band shows the extremes of merged points."""
     table = pd.DataFrame(rows)
     runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
     titles = []  # run, metric and source, as far as the chart has several of them
@@ -181,7 +179,7 @@ def chart(
 
 
 def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> tuple[pd.Series, str]:
-    """Where each point stands on the horizontal axis, and the axis's title."""
+    """The x positions of all points, and the title of the axis."""
     if axis == "tokens" and set(table["execution"]) <= tokens.keys():
         return table["step"] * table["execution"].map(tokens), "tokens"
     if axis == "time":
@@ -192,6 +190,7 @@ def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> t
 
 
 def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs: bool) -> Chart:
+    """The layers of a chart: band of extremes, measured curve, smoothed curve, points with tooltips and links."""
     positive = bool((table["low"] > 0).all())
     scale = {"type": "log" if display.logarithmic and positive else "linear", "zero": False}
     form = "~%" if unit == "share" else ".3~s" if unit == "bytes" else ".4~g"

@@ -1,4 +1,4 @@
-"""The curve pages: training metrics, and the health of the reinforcement stages; runs can be compared."""
+"""The pages Training and Reinforcement: curves of pretraining metrics and of the RL stages, with other runs."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import charts
 from flows.dashboard.training.charts import Line
 
-# The charts of the reinforcement page by the question they answer; each is of metrics that share a unit and a scale.
+# Question -> title -> metrics: the charts of the RL page. The metrics of a chart share a unit and a scale.
 HEALTH: dict[str, dict[str, tuple[str, ...]]] = {
     "Does it learn?": {
         "reward": ("reward",),
@@ -48,7 +48,7 @@ REINFORCED = ("align", "reason", "self_distill")
 
 
 def training(chosen: ChosenRun | None) -> None:
-    """Curves of the chosen run's pretraining, and of other runs to compare with."""
+    """Draw the curves of the chosen run's pretraining, and of other runs to compare with."""
     st.title("Training")
     lines = _compared_lines(chosen, "pretrain")
     names = _metric_names(lines)
@@ -69,7 +69,7 @@ def training(chosen: ChosenRun | None) -> None:
 
 
 def reinforcement(chosen: ChosenRun | None) -> None:
-    """Health of the three reinforcement stages."""
+    """Draw the curves of an RL stage, grouped by question."""
     st.title("Reinforcement")
     stages = [stage for stage in REINFORCED if chosen and chosen.executions(stage)]
     if chosen is None or not stages:
@@ -79,15 +79,15 @@ def reinforcement(chosen: ChosenRun | None) -> None:
     lines = _compared_lines(chosen, stage)
     names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
-    measured = {
-        question: {title: kept for title, metrics in group.items() if (kept := [m for m in metrics if m in names])}
-        for question, group in HEALTH.items()
-    }
+    measured: dict[str, dict[str, list[str]]] = {}
+    for question, titles in HEALTH.items():
+        present = {title: [name for name in metrics if name in names] for title, metrics in titles.items()}
+        measured[question] = {title: metrics for title, metrics in present.items() if metrics}
     questions = [question for question, group in measured.items() if group]
     if not questions:
         st.caption("No metrics in this stage yet.")
         return
-    # A browser takes a second of a core to draw ten charts: those of one question at first.
+    # Only the first question by default: a browser takes a second of a core to draw ten charts.
     picked = st.pills(
         "Questions", questions, selection_mode="multi", default=questions[:1], key="questions", bind="query-params"
     )
@@ -103,7 +103,7 @@ def reinforcement(chosen: ChosenRun | None) -> None:
 
 
 def _links(chosen: ChosenRun, stage: str, pages: dict[str, str]) -> None:
-    """Buttons to the other pages about a stage."""
+    """Draw links to the other pages about a stage."""
     with st.container(horizontal=True, vertical_alignment="center"):
         for title, address in pages.items():
             st.link_button(title, shared.page_link(address, run=chosen.run, stage=stage))
@@ -111,13 +111,13 @@ def _links(chosen: ChosenRun, stage: str, pages: dict[str, str]) -> None:
 
 
 def _metric_names(lines: dict[str, Line]) -> list[str]:
-    rows = shared.ask(queries.METRIC_NAMES, list(lines)) if lines else []
+    rows = shared.query(queries.METRIC_NAMES, list(lines)) if lines else []
     return [row["name"] for row in rows if not row["name"].startswith("system/")]
 
 
 def _warn_of_stand_in_judge(executions: Sequence[str]) -> None:
-    """Name the stand-in if one was the judge, and how well its scores separate right from wrong answers."""
-    for row in shared.ask(queries.ARTIFACTS_OF, list(executions)):
+    """Warn if the judge was a stand-in, with the AUC of its scores for right against wrong answers."""
+    for row in shared.query(queries.ARTIFACTS_OF, list(executions)):
         facts = json.loads(row["facts"])
         judge = facts.get("judge") or {}
         if row["kind"] == "checkpoint" and judge.get("stand_in"):
@@ -127,7 +127,7 @@ def _warn_of_stand_in_judge(executions: Sequence[str]) -> None:
 
 
 def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
-    """Execution -> its line, for the chosen run and those picked to compare with."""
+    """Execution -> its line, for the chosen run and the runs picked for comparison."""
     if chosen is None:
         return {}
     titles = {run: title for run, title in shared.run_titles().items() if run != chosen.run}
@@ -138,7 +138,7 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
         )
     lines = {execution: Line("this run", chosen.run, stage) for execution in chosen.executions(stage)}
     for run in (run for run in picked if run in titles):
-        other = ChosenRun(run, shared.ask(queries.STAGES, run))
+        other = ChosenRun(run, shared.query(queries.STAGES, run))
         lines |= {
             execution: Line(titles[run], run, stage) for execution in other.executions(stage) if execution not in lines
         }

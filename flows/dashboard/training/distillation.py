@@ -1,4 +1,4 @@
-"""The distillation page: cost of the calls against the budget, the mix of teachers, reasons of rejection, documents."""
+"""The page Distillation: cost of the calls and the budget, documents by teacher, reasons for rejection, documents."""
 
 import json
 from typing import Any
@@ -20,8 +20,8 @@ def page(chosen: ChosenRun | None) -> None:
     if chosen is None or not executions:
         st.caption("No distillation in this run yet.")
         return
-    made = [row for row in shared.ask(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
-    newest = made[-1] if made else {"facts": "{}", "config": "{}"}
+    artifacts = [row for row in shared.query(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
+    newest = artifacts[-1] if artifacts else {"facts": "{}", "config": "{}"}
     facts, section = json.loads(newest["facts"]), json.loads(newest["config"]).get("distill", {})
     if facts.get("stand_in"):
         st.warning(f"Stand-in: {shared.escaped(str(facts['stand_in']))}")
@@ -33,7 +33,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 def _cost(executions: list[str], section: dict[str, Any]) -> None:
-    rows = shared.ask(queries.CALLS, executions)
+    rows = shared.query(queries.CALLS, executions)
     costs = [row["dollars"] for row in rows if row["dollars"] is not None]
     budget = section.get("budget_dollars")
     columns = st.columns(4)
@@ -50,7 +50,7 @@ def _cost(executions: list[str], section: dict[str, Any]) -> None:
         cost_chart(rows, budget).show()
     st.dataframe(rows, hide_index=True, width="stretch", column_config=_CALLS, alt="Calls by stage and endpoint")
     with st.expander("Attempts by status"):
-        statuses = shared.ask(queries.CALL_STATUSES, executions)
+        statuses = shared.query(queries.CALL_STATUSES, executions)
         counts = ((row["endpoint"], row["status"], f"{row['attempts']:,}") for row in statuses)
         cards.show([cards.table(("endpoint", "status", "attempts"), counts)])
 
@@ -75,7 +75,7 @@ _CALLS = {
 
 
 def cost_chart(rows: list[CatalogRow], budget: float | None) -> Chart:
-    """A bar of dollars for each endpoint, divided by purpose, and a line at the budget."""
+    """Stacked bars of dollars per endpoint and purpose, and a line at the budget."""
     costs = [{**row, "dollars": row["dollars"] or 0.0, "purpose": row["purpose"] or "call"} for row in rows]
     dollars_axis = {"title": "dollars", "format": "$~g"}
     bars = layer(
@@ -90,7 +90,7 @@ def cost_chart(rows: list[CatalogRow], budget: float | None) -> Chart:
         ],
     )
     layers = [bars]
-    if budget:  # marks without a value would be nameless groups to a screen reader
+    if budget:  # marks without a value are unnamed groups for screen readers
         limit = {"data": {"values": [{"budget": budget, "label": "budget"}]}}
         rule = layer({"type": "rule", "color": "#b00020", "strokeDash": [4, 3]}, x=quantitative("budget"))
         mark = {"type": "text", "color": "#b00020", "align": "right", "dx": -4, "baseline": "top"}

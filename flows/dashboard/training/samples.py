@@ -1,6 +1,7 @@
-"""A browser for texts: groups of rollouts, traces, training samples, distilled documents. Searched and sorted in SQL.
+"""Pages that browse texts: groups of rollouts, traces, training samples, distilled documents.
 
-While a stage runs, its samples are in the catalog; once its artifacts are published, their files can be read too.
+Texts are searched and sorted in SQL. Samples of a stage are in the catalog while it runs; the files of its artifacts
+can be read once they are published.
 """
 
 import json
@@ -19,11 +20,11 @@ Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
 REINFORCED = ("align", "reason", "self_distill")
 PARTS = {"reason": ("reasoning", 5), "answer": ("answer", 5), "follow": ("task", 5), "overall": ("overall", 100)}
-SAMPLED = "pretrain"  # its sample sets are named by their step: pretrain-200
+SAMPLED = "pretrain"  # the names of its sample sets contain the step: pretrain-200
 
 
 def rollouts(chosen: ChosenRun | None) -> None:
-    """Completions of the reinforcement stages as groups, and the traces of the last one."""
+    """Draw the page of rollouts: groups of completions of the RL stages, and the traces of self-distillation."""
     st.title("Rollouts and traces")
     choice = _choose_set(chosen, REINFORCED)
     if choice is None:
@@ -44,14 +45,18 @@ def rollouts(chosen: ChosenRun | None) -> None:
         "A group is one prompt with its answers, the best first. Advantage: the reward above the group's mean, "
         "which is what the policy learns from. Steps are counted as in the charts."
     )
-    show_pages("rollouts", _show_groups, sql, *parameters, step, step, search, search, files=files, unit="groups")
+
+    def show(rows: Sequence[CatalogRow]) -> None:
+        cards.show(_rollout_group(row) for row in rows)
+
+    show_pages("rollouts", show, sql, *parameters, step, step, search, search, files=files, unit="groups")
 
 
 def training_samples(chosen: ChosenRun | None) -> None:
-    """What the model generated during pretraining: each prompt with the texts of every step."""
+    """Draw the page of samples during pretraining: each prompt with its texts at all sampled steps."""
     st.title("Training samples")
     executions = chosen.executions(SAMPLED) if chosen else []
-    sets = [row["set"] for row in shared.ask(queries.SAMPLE_SETS, executions)] if executions else []
+    sets = [row["set"] for row in shared.query(queries.SAMPLE_SETS, executions)] if executions else []
     if not sets:
         st.caption("No samples in this run yet: `pretrain.sample_every` sets when they are taken.")
         return
@@ -73,7 +78,7 @@ def training_samples(chosen: ChosenRun | None) -> None:
 
 
 def documents(chosen: ChosenRun) -> None:
-    """Distilled documents, and the rejected ones with their reasons."""
+    """Draw the browser of distilled documents, and of rejected ones with their reasons."""
     choice = _choose_set(chosen, ("distill",))
     if choice is None:
         st.caption("No documents in this run yet.")
@@ -97,15 +102,14 @@ def show_pages(
     files: bool = False,
     unit: str = "texts",
 ) -> None:
-    """Draw one page of `queries.texts` or `queries.groups`, with buttons to turn it. A changed query starts at the
-    first."""
+    """Draw one page of `queries.texts` or `queries.groups`, with paging buttons. A changed query starts at page 1."""
     key, identity = f"page-{name}", (sql, repr(parameters))
     size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
-    rows = shared.ask(sql, *parameters, size, page * size, files=files)
+    rows = shared.query(sql, *parameters, size, page * size, files=files)
     if not rows and page:  # there are fewer texts than before
         page = 0
-        rows = shared.ask(sql, *parameters, size, 0, files=files)
+        rows = shared.query(sql, *parameters, size, 0, files=files)
     count = rows[0]["total"] if rows else 0
     last = max(1, -(-count // size))
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
@@ -120,18 +124,18 @@ def show_pages(
 
 
 def fields_of(text: str) -> Fields:
-    """A record's fields; a text that is no object is shown as it is."""
+    """The fields of a JSON record; a record that is not an object becomes the field `text`."""
     fields = json.loads(text)
     return fields if isinstance(fields, dict) else {"text": json.dumps(fields)}
 
 
 def _choose_set(chosen: ChosenRun | None, stages: Sequence[str]) -> tuple[str, str] | None:
-    """The execution and the set or file of texts, as chosen on the page; None if there is none."""
+    """The execution and the set or file of texts chosen on the page; None if there are none."""
     rows = [row for row in chosen.stages if row["stage"] in stages and row["execution"]] if chosen else []
     sets = {}
     for row in rows:
         execution = row["execution"]
-        counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [execution])}
+        counts = {row["set"]: row["texts"] for row in shared.query(queries.SAMPLE_SETS, [execution])}
         sets[row["label"]] = {name: f"{name} ({count:,})" for name, count in counts.items()}
         sets[row["label"]] |= {name: f"file {name}" for name in _files(execution)}
     by_label = {row["label"]: row["execution"] for row in rows if sets[row["label"]]}
@@ -157,7 +161,7 @@ def _source(execution: str, name: str) -> tuple[str, tuple[Any, ...], bool]:
 def _files(execution: str) -> dict[str, Path]:
     """The JSON Lines files in the artifacts of an execution; links are not followed."""
     files: dict[str, Path] = {}
-    for row in shared.ask(queries.ARTIFACTS_OF, [execution]):
+    for row in shared.query(queries.ARTIFACTS_OF, [execution]):
         if row["kind"] in KINDS:
             folder = shared.artifact_folder(row["id"])
             paths = sorted(Path(folder).glob("*.jsonl")) if folder else []
@@ -165,12 +169,8 @@ def _files(execution: str) -> dict[str, Path]:
     return files
 
 
-def _show_groups(rows: Sequence[CatalogRow]) -> None:
-    cards.show(_rollout_group(row) for row in rows)
-
-
 def _rollout_group(row: CatalogRow) -> Markup:
-    """The card of a group: what it is of, the prompt once, and its answers; equal ones are one card."""
+    """The card of a group: its facts, the prompt, and its answers; equal answers share a card."""
     members = [fields_of(text) for text in row["members"]]
     distinct: dict[tuple[Any, ...], list[Fields]] = {}
     for fields in members:
@@ -188,7 +188,7 @@ def _rollout_group(row: CatalogRow) -> Markup:
 
 
 def _right(fields: Fields) -> bool | None:
-    """Whether the answer was graded right. Where there are no marks, the reward is that verdict: 0 or 1."""
+    """Whether the answer was graded as right; None if unknown. Without marks, the reward is the verdict: 0 or 1."""
     parts = fields.get("parts")
     value = cards.number(parts, "correct") if isinstance(parts, dict) else None
     if value is None and not (isinstance(parts, dict) and parts):
@@ -217,13 +217,13 @@ def _rollout(fields: Fields, times: int) -> Markup:
 
 
 def _sample_group(row: CatalogRow, last: int | None) -> Markup:
-    """A prompt of pretraining with what was generated after each step, or after step `last` alone."""
+    """The card of a prompt with the samples of all steps, or of step `last` only."""
     members = sorted(map(fields_of, row["members"]), key=lambda fields: cards.number(fields, "step") or 0)
-    shown = [fields for fields in members if last is None or fields.get("step") == last]
+    samples = [fields for fields in members if last is None or fields.get("step") == last]
     reference = next((str(fields["reference"]) for fields in members if fields.get("reference")), None)
-    thinks = "<|think_start|>" in row["prompt"]  # else it is a text of the web, which is continued
+    thinks = "<|think_start|>" in row["prompt"]  # else the prompt is a web text to continue
     answers = []
-    for fields in shown:
+    for fields in samples:
         text = str(fields.get("text") or "")
         right = cards.same_answer(text, reference) if thinks and reference else None
         verdict = {True: "the reference's answer", False: "another answer", None: "continuation"}[right]

@@ -1,4 +1,4 @@
-"""The tuning page: scores beside the baselines, learning curves over shots, confusion, calibration, and wrong rows."""
+"""The page Tuning: scores with baselines, learning curves over shots, confusion, calibration, and wrong rows."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def _read_report(folder: str) -> dict[str, Any]:
 
 @st.cache_data(max_entries=8, show_spinner=False)
 def _wrong_rows(folder: str) -> pd.DataFrame:
-    """The rows that were labelled wrongly, the surest first."""
+    """The wrongly labelled rows, highest probability first."""
     table = pyarrow.parquet.read_table(Path(folder) / "rows.parquet").to_pandas()
     wrong = table[table["label"] != table["given"]].sort_values("probability", ascending=False).head(WRONG)
     return wrong.assign(text=wrong["text"].str.slice(0, LONGEST))
@@ -58,9 +58,9 @@ def _scores(report: dict[str, Any]) -> None:
     cards.show([cards.table(columns, rows)])
     counts, data = report["rows"], report["data"]
     st.caption(
-        f"{counts['train']:,} rows to learn from, {counts['validation']:,} for calibration, {counts['test']:,} to test "
-        f"on. Left out: {data['duplicates']:,} copies, {data['contradictory']:,} rows of texts with several labels, "
-        f"{sum(data['leaked'].values()):,} that another split has."
+        f"{counts['train']:,} rows for training, {counts['validation']:,} for calibration, {counts['test']:,} for "
+        f"testing. Left out: {data['duplicates']:,} duplicates, {data['contradictory']:,} rows of texts with several "
+        f"labels, {sum(data['leaked'].values()):,} rows that another split has."
     )
     for note in report["notes"]:
         st.caption(shared.escaped(note))
@@ -86,7 +86,7 @@ def _labels(report: dict[str, Any], folder: str) -> None:
 
 
 def learning_curves(report: dict[str, Any]) -> Chart:
-    """Accuracy with its interval over the number of shots, a line for each arm; "all" comes last."""
+    """Accuracy with its interval over the number of shots, with a line per arm; "all" is the last."""
     points = [
         {
             "arm": TITLES[arm["arm"]],
@@ -108,7 +108,7 @@ def learning_curves(report: dict[str, Any]) -> Chart:
 
 
 def confusion_chart(report: dict[str, Any]) -> Chart:
-    """Test rows by right and given label, shaded by the share of the right label's rows."""
+    """Confusion matrix: test rows by true and predicted label, shaded by the share of the true label's rows."""
     names = report["labels"]
     cells = [
         {"right": names[i], "given": names[j], "rows": count, "share": count / max(1, sum(row))}

@@ -130,7 +130,7 @@ def test_a_note_is_kept_from_the_page(beside):
     shown.text_area[0].input("better <b>than</b> r1")
     (tags,) = (box for box in shown.text_input if box.label.startswith("Tags"))
     tags.input("kept, kept, low")
-    press(shown, "Keep")
+    press(shown, "Save")
     assert read_note(beside, RUN) == {"text": "better <b>than</b> r1", "tags": ["kept", "low"]}
 
 

@@ -163,4 +163,4 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
     assert verdict(climbed(0.05, 0.15)).startswith("It got better: 50.0 % of 200 problems")
     assert verdict(climbed(-0.05, 0.15)).startswith("No change beyond chance")
     assert verdict(climbed(-0.15, -0.05)).startswith("It got worse")
-    assert verdict(None) == "Nothing was evaluated yet, so nobody knows whether it got better."
+    assert verdict(None) == "No stage has been evaluated yet, so it is not known whether the model got better."

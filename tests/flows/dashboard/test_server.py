@@ -31,7 +31,7 @@ def test_a_script_of_the_page_comes_out_of_memory_and_stays_with_the_browser():
         assert answer.content == file.read_bytes()
         assert answer.headers["content-type"].startswith(("text/javascript", "application/javascript"))
         assert "immutable" in answer.headers["cache-control"]
-    assert list(page.answers) == [path]
+    assert list(page.responses) == [path]
     refused = get(OwnPageOnly(page, "127.0.0.1", 8501), path, origin="http://elsewhere.example")
     assert refused.status_code == 403
 
@@ -41,7 +41,7 @@ def test_what_is_no_file_of_the_page_is_left_to_streamlit():
     some = next(iter(page.files))
     for method, path in (("GET", "/"), ("GET", "/static/js/none.js"), ("GET", "/static/../index.html"), ("HEAD", some)):
         assert get(page, path, method).headers["content-type"].startswith("text/html")
-    assert page.answers == {}
+    assert page.responses == {}
 
 
 def test_a_window_is_told_to_load_all_that_draws_the_parts_of_pages():
