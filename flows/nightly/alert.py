@@ -16,13 +16,13 @@ from store.artifacts import Artifact
 logger = logging.getLogger(__name__)
 
 EVENT = "nautile.regression"
-CONFIG_LABEL = "nautile.config"  # label of the event's resource, by which the automation of a configuration selects it
+CONFIG_LABEL = "nautile.config"  # label of the event's resource, by which a configuration's automation selects events
 
 
 def raise_regression(
     config: RunConfig, checkpoint: Artifact, evaluation: Artifact, regressions: list[dict[str, Any]], run_id: str
 ) -> list[str]:
-    """Emit the event and call the webhook. Returns a sentence for each of the two that failed."""
+    """Emit the event and call the webhook. Returns a sentence for each that failed."""
     logger.warning(
         "%s of %s has regressed: %s", evaluation.id, checkpoint.id, [row["benchmark"] for row in regressions]
     )
@@ -53,7 +53,7 @@ def raise_regression(
 
 
 def _text(payload: dict[str, Any]) -> str:
-    """What the operator reads of a regression, with the command that shows more."""
+    """The webhook's text about a regression, with the command that shows more."""
     drops = ", ".join(f"{row['title']} by {-100 * row['lead']:.1f} points" for row in payload["regressions"])
     return (
         f"{payload['checkpoint']} of {payload['config']} has regressed against {payload['before']}: {drops}.\n"
@@ -74,5 +74,5 @@ def publish(
         if rows:
             create_table_artifact(rows, key=f"regressions-{slug}", description=visible(headline, 200))
     except Exception as error:
-        # A server that is down for a moment must not fail an evaluation; the store has it all.
+        # A short outage of the server must not fail an evaluation; the store has the tables as well.
         logger.warning("Prefect did not accept the tables of the evaluation: %s", error)

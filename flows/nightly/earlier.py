@@ -1,7 +1,7 @@
 """Compare an evaluation with earlier ones: the last, and the best on the same benchmarks.
 
-Only comparable evaluations are used: of checkpoints of the same model shape, by the same protocol, with a row for each
-question. Others are skipped, and counted by reason.
+Only comparable evaluations are used: of checkpoints with the same model shape, with the same protocol, and with a row
+per question. Others are skipped and counted by reason.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ _PER_BENCHMARK = ("sources", "likelihood")  # protocol fields that may differ: r
 
 @dataclass(frozen=True)
 class EarlierEvaluations:
-    """The earlier evaluations to compare with, by role ("last", "best"), and reason -> how many were skipped."""
+    """The earlier evaluations to compare with by role ("last", "best"), and the number of skipped ones by reason."""
 
     by_role: dict[str, Artifact]
     skipped: dict[str, int]
@@ -44,7 +44,7 @@ class EarlierComparison:
     roles: tuple[str, ...]
     artifact: Artifact
     comparison: Comparison
-    unmatched: list[str]  # benchmarks that only one of the two has a score for: left out
+    unmatched: list[str]  # benchmarks that only one of the two has a score for, which are left out
     regressions: list[dict[str, Any]]
 
     @property
@@ -53,7 +53,7 @@ class EarlierComparison:
 
 
 def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> EarlierEvaluations:
-    """Evaluations of other checkpoints that were made before `new`."""
+    """Find the last and the best comparable evaluation of another checkpoint that was made before `new`."""
     new_scores = _scores(new)
     skipped: Counter[str] = Counter()
     candidates: list[Artifact] = []
@@ -79,9 +79,9 @@ def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earli
 def compare_with_earlier(
     new: Artifact, earlier: EarlierEvaluations, schedule: ScheduleConfig
 ) -> tuple[list[EarlierComparison], list[str]]:
-    """Compare `new` with each earlier evaluation (once, if it has both roles); and why some could not be compared.
+    """Compare `new` with each earlier evaluation, once if it has both roles.
 
-    Raises `ConfigError` if the rows of `new` are damaged.
+    Returns the comparisons, and the reasons why others failed. Raises `ConfigError` if the rows of `new` are damaged.
     """
     rows, new_scores = read_rows(new.path / ROWS), _scores(new)
     comparisons, problems = [], []
@@ -99,7 +99,7 @@ def compare_with_earlier(
 
 
 def earlier_table(earlier: EarlierComparison) -> ResultTable:
-    """The paired comparison as `nautile compare` shows it, with the benchmarks that were left out."""
+    """The table of a paired comparison as in `nautile compare`, with a note about benchmarks that were left out."""
     table = comparison_table(earlier.comparison, earlier.role.capitalize(), "New")
     notes = list(table.notes)
     if left_out := earlier.unmatched:
@@ -124,7 +124,7 @@ def _protocol(scores: Scores) -> dict[str, Any]:
 
 
 def _model_shape(store: Store, evaluation: Artifact) -> Any:
-    """The `model` section of the evaluated checkpoint; None if the checkpoint is gone or has none."""
+    """The `model` section of the evaluated checkpoint; None if the checkpoint was removed or has no such section."""
     kind, _, key = evaluation.manifest["inputs"]["checkpoint"].partition("/")
     try:
         checkpoint = store.find(kind, key)

@@ -1,8 +1,8 @@
-"""The scheduled evaluation: the newest checkpoint, or a named one, against the last and the best one before it.
+"""The scheduled evaluation: compare the newest or a named checkpoint with the last and the best one before it.
 
-A checkpoint that has its evaluation is not evaluated again, and the same evaluations are not compared again: the
-comparison is an artifact with its own key. So a night without a new checkpoint is quiet, and a regression is raised
-once. It is raised before the comparison is published: killed in between, it is raised twice, never zero times.
+An evaluated checkpoint is not evaluated again, and a comparison is an artifact with its own key, so it is not repeated.
+A night without a new checkpoint therefore does nothing, and a regression is raised once. It is raised before the
+comparison is published: if the process is killed in between, it is raised twice, but never lost.
 """
 
 import logging
@@ -57,7 +57,7 @@ def evaluation(
     checkpoint: str = "",
     name: RunName = "",
 ) -> State[dict[str, Any]]:
-    """Evaluate a checkpoint unless it is evaluated, compare it with earlier ones, and raise regressions.
+    """Evaluate a checkpoint unless it has been evaluated, compare it with earlier ones, and raise regressions.
 
     Args:
         config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
@@ -75,6 +75,7 @@ def evaluation(
 
 
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
+    """The body of the flow; returns its final state, whose message and data describe the result."""
     store.prepare()
     chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
     if chosen is None:
@@ -107,7 +108,7 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     if not comparisons:
         headline += ": no earlier evaluation to compare it with."
     elif not regressions:
-        headline += ": no benchmark has fallen beyond its interval."
+        headline += ": no benchmark has dropped beyond its interval."
     else:
         drops = (f"{row['title']} ({100 * row['lead']:+.1f} against the {row['against']})" for row in regressions)
         headline += f" has REGRESSED: {', '.join(drops)}."
@@ -116,7 +117,7 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
 
 
 def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The named checkpoint, or the newest; None if there is none yet. Raises `ConfigError` for a wrong id."""
+    """The named checkpoint, or the newest; None if there is no checkpoint. Raises `ConfigError` for a wrong id."""
     if name == NEWEST:
         checkpoints = store.list("checkpoint")
         return checkpoints[-1] if checkpoints else None
@@ -129,15 +130,16 @@ def checkpoint_of(store: Store, name: str) -> Artifact | None:
 
 
 def comparison_key(new: Artifact, earlier: EarlierEvaluations, config: RunConfig) -> str:
-    """The key of the comparison of `new` with the earlier evaluations by the rule of `[schedule]`."""
+    """The key of the comparison of `new` with the earlier evaluations, which includes the rule of `[schedule]`."""
     section = config.schedule.model_dump(mode="json", include=_RULE)
     inputs = {"new": new.full_id, **{role: artifact.full_id for role, artifact in earlier.by_role.items()}}
     return stage_key(KIND, VERSION, section, inputs)
 
 
 def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str) -> Artifact:
-    """The evaluation of `checkpoint` by the configuration: the one in the store, or a new one."""
-    label = f"evaluate:{checkpoint.manifest['label']}"  # the pipeline's label, and its key: the two share the artifact
+    """The evaluation of `checkpoint` with the configuration: from the store, or a new one."""
+    # The same label and key as in the pipeline, so that both share the artifact.
+    label = f"evaluate:{checkpoint.manifest['label']}"
     section = with_local_files(evaluate_section(config), store.digest_memory)
     inputs = {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
@@ -149,7 +151,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
         run_id, str(store.root), False, label, config.name, config.launch, operation=operation, limit=limit
     )
     with cancelling(), ExitStack() as stack:
-        if not is_in_store(store, step):  # a quiet night is no run to look at
+        if not is_in_store(store, step):  # else nothing runs, so no run is recorded
             plan = PreparedRun(config.name, Selection(), [step], set())
             stack.enter_context(store.run_lock(run_id).for_life())
             retry = f"prefect flow-run retry {run_id}"
@@ -159,7 +161,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
 
 
 def _find_comparison(store: Store, key: str, new: Artifact, earlier: EarlierEvaluations) -> Artifact | None:
-    """The published comparison, if it is of these executions of its inputs: a forced rerun is another execution."""
+    """The published comparison, if it was made from the same executions of its inputs (a forced rerun changes them)."""
     try:
         artifact = store.find(KIND, key)
     except ConfigError:
@@ -179,7 +181,7 @@ def _publish_comparison(
     notes: list[str],
     run_id: str,
 ) -> Artifact:
-    """Publish the comparison as an artifact. Changed samples are only counted: the evaluations hold them."""
+    """Publish the comparison as an artifact. Changed samples are only counted, because the evaluations contain them."""
     tables = [earlier_table(comparison) for comparison in comparisons]
     sides = [
         {
@@ -215,5 +217,5 @@ def _publish_comparison(
     try:
         Catalog(store).ingest(patience=5.0)
     except (CatalogBusy, ConfigError) as error:
-        logger.warning("catalog: %s", error)  # it is built from files: whoever reads it next ingests them
+        logger.warning("catalog: %s", error)  # not an error: the next reader of the catalog ingests the new files
     return artifact

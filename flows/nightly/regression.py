@@ -1,7 +1,7 @@
-"""The flow that follows a regression: publish the lost samples where people look.
+"""The flow that runs after a regression: publish the samples whose verdict got worse as a Prefect artifact.
 
 An automation of the deployment starts it on the event `nautile.regression` (`flows.operate.automations`). It can also
-be run by hand for any two evaluations.
+be started manually for any two evaluations.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ MAX_SAMPLES, MAX_CHARACTERS = 10, 600
 
 @flow(name="regression", flow_run_name="regression of {after}", retries=0, log_prints=False)
 def regression(after: str, before: str) -> State[dict[str, Any]]:
-    """Show what evaluation `after` got wrong that `before` got right, and the commands that show more."""
+    """Show the samples that are right in evaluation `before` and wrong in `after`, and the commands that show more."""
     comparison = compare_evaluations(open_store(), before, after, "strict", "generate")
     changed = comparison["changed"]
     lost = [sample for sample in changed if sample["change"] == "lost"]
@@ -36,7 +36,7 @@ def regression(after: str, before: str) -> State[dict[str, Any]]:
 
 
 def regression_report(comparison: dict[str, Any], lost: list[dict[str, Any]], before: str, after: str) -> str:
-    """Markdown: the paired table, commands that show more, and the first lost samples, whose texts are fenced."""
+    """The report as Markdown: the paired table, commands that show more, and the first lost samples as fenced text."""
     parts = [
         to_markdown(comparison_table(comparison, "Before", "After")),
         f"All changed samples: `nautile compare {before} {after}`. Its origin: `nautile lineage {after}`.",

@@ -1,6 +1,6 @@
-"""The responses of the HTTP API as its OpenAPI description has them: OpenAI's bodies, and errors in OpenAI's form.
+"""Models of the HTTP API's responses for its OpenAPI description: OpenAI's bodies, and errors in OpenAI's format.
 
-The bodies are built in `flows.serve.responses`; a test holds them to these models.
+`flows.serve.responses` builds the bodies; a test validates them against these models.
 """
 
 from typing import Any, Literal
@@ -154,7 +154,7 @@ _ERRORS = {
 
 
 def documented(response: type[BaseModel], *errors: int, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: its body, and the statuses of its errors."""
+    """The `responses` argument of a route: its body, and its error statuses."""
     body: dict[str, Any] = {"model": response, "description": "Done"}
     if streams:
         body["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -162,7 +162,7 @@ def documented(response: type[BaseModel], *errors: int, streams: bool = False) -
 
 
 def described(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description of the server. FastAPI's own would promise errors of status 422, which ours replace."""
+    """The OpenAPI description of the server, without FastAPI's errors of status 422, which are 400 here."""
     description = get_openapi(title=app.title, version=app.version, routes=app.routes)
     parts = description["components"]
     for name in ("HTTPValidationError", "ValidationError"):

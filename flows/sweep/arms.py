@@ -1,4 +1,4 @@
-"""The arms of a sweep's file: which runs it asks for, checked as a whole before the first begins."""
+"""Read a sweep file: its arms and their runs, all checked before the first run begins."""
 
 import json
 import re
@@ -23,9 +23,9 @@ from flows.dag import Step
 from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from store.artifacts import Store
 
-MOST_ARMS = 20  # runs that need no --yes
+MOST_ARMS = 20  # maximum number of runs without --yes
 LONGEST_VALUE = 40  # characters of a value in the name of an arm
-FOLDER = "sweeps"  # of the store: a record of each sweep, for the dashboard
+FOLDER = "sweeps"  # folder of the store with a record of each sweep, for the dashboard
 EVALUATE = "evaluate:"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
 
@@ -34,7 +34,8 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+")
 class SweepRun:
     """A run of the sweep: an arm with one seed.
 
-    `settings`: what it sets, as `--set` takes it, the file's own included. `run_name`: the name of its configuration.
+    `settings`: all of its settings in the form of `--set`, including those of the whole sweep. `run_name`: the name of
+    its configuration.
     """
 
     arm: str
@@ -56,7 +57,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked sweep. `base`: the configuration as a command takes it."""
+    """A checked sweep. `base`: the configuration in the form of a command-line argument."""
 
     name: str
     file: Path
@@ -66,7 +67,7 @@ class Sweep:
     after: str  # label of the evaluation that is compared
 
     def record(self) -> dict[str, Any]:
-        """What a report needs, as plain JSON data; see `flows.sweep.report`."""
+        """The record of the sweep as JSON data, from which `flows.sweep.report` makes its report."""
         return {
             "name": self.name,
             "file": str(self.file.resolve()),
@@ -91,16 +92,16 @@ class Sweep:
         }
 
     def save(self, store: Store) -> None:
-        """Keep the record in the store, for the dashboard."""
+        """Write the record to the store, for the dashboard."""
         store.prepare()
         (store.root / FOLDER).mkdir(exist_ok=True)
         write_json(store.root / FOLDER / f"{self.name}.json", self.record())
 
 
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
-    """Read and check a sweep's file: every configuration, every DAG, and that no two runs are the same.
+    """Read and check a sweep file: all configurations and DAGs, and that no two runs are the same.
 
-    Raises `ConfigError` with one message naming the file and the arm. `many`: any number of runs is wanted.
+    `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with the file and the arm.
     """
     section = load_own(path, SweepConfig)
     name = _name(path, store)
@@ -109,7 +110,7 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     arms = expand(section, path)
     count = len(arms) * max(1, len(section.seeds))
     if count > MOST_ARMS and not many:
-        raise ConfigError(f"{path}: {count} runs; give --yes if so many are wanted")
+        raise ConfigError(f"{path}: {count} runs; pass --yes to allow more than {MOST_ARMS}")
     runs: list[SweepRun] = []
     for arm, own in arms:
         for seed in section.seeds or (None,):
@@ -125,7 +126,10 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
 
 
 def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """Name and settings of each arm. Raises `ConfigError` for a name of two arms and for a field of the sweep."""
+    """Name and settings of each arm.
+
+    Raises `ConfigError` for two arms with the same or a too similar name, and for fields that the sweep itself sets.
+    """
     if section.grid is None:
         arms = [(arm.name, arm.set) for arm in section.arms]
     else:
@@ -143,8 +147,8 @@ def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]
     by_slug: dict[str, str] = {}
     for arm, settings in arms:
         if (other := by_slug.setdefault(_slug(arm), arm)) != arm or sum(name == arm for name, _ in arms) > 1:
-            both = f"two arms are called {arm!r}" if other == arm else f"arms {other!r} and {arm!r}: names too similar"
-            raise ConfigError(f"{path}: {both}; runs are told apart by letters, digits, `_` and `.` of their names")
+            both = f"two arms are named {arm!r}" if other == arm else f"arms {other!r} and {arm!r}: names too similar"
+            raise ConfigError(f"{path}: {both}; names must differ in letters, digits, `_` or `.`")
         for setting in (*section.set, *settings):
             field = setting.partition("=")[0].strip()
             if field == "name" or (field == "seed" and section.seeds):
@@ -153,7 +157,7 @@ def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]
 
 
 def toml_value(value: Any) -> str:
-    """A value read from TOML as it is written there, in one line."""
+    """A value in TOML syntax, in one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -166,7 +170,7 @@ def toml_value(value: Any) -> str:
 
 
 def _name(path: Path, store: Store) -> str:
-    """What the sweep of a file is called: as the file, with a digest of its path if one elsewhere has that name."""
+    """The name of the sweep: that of its file, with a digest of the path if another sweep file has the same name."""
     name = _slug(path.stem)
     record = read_json(store.root / FOLDER / f"{name}.json")
     other = Path(record["file"]) if isinstance(record, dict) else path
@@ -189,19 +193,19 @@ def _prepared(
 
 
 def _refuse_equal(path: Path, runs: Sequence[SweepRun]) -> None:
-    """Two runs whose steps all have the same keys would be one run that is compared with itself."""
+    """Raise `ConfigError` for two runs whose steps all have the same keys: they would be compared with themselves."""
     by_keys: dict[tuple[str, ...], SweepRun] = {}
     for run in runs:
         other = by_keys.setdefault(tuple(step.key for step in run.prepared.steps), run)
         if other is not run:
             raise ConfigError(
-                f"{path}: arms {other.title!r} and {run.title!r} make the same artifacts: what they set differs in "
-                "nothing that the steps depend on (docs/store.md lists what is in no key)"
+                f"{path}: arms {other.title!r} and {run.title!r} make the same artifacts: their settings differ only "
+                "in fields that no key contains (docs/store.md lists these)"
             )
 
 
 def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRun]) -> str:
-    """The label of the evaluation that is compared, which every run has."""
+    """The label of the evaluation to compare, which all runs must have; checks `after` and `benchmarks`."""
     evaluated = [
         [
             step
@@ -213,23 +217,23 @@ def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRu
     labels = [step.label for step in evaluated[0] if all(step.label in {s.label for s in steps} for steps in evaluated)]
     names = [label.removeprefix(EVALUATE) for label in labels]
     if not labels:
-        raise ConfigError(f"{path}: no evaluation that every arm has; `until` may end the runs before the first")
+        raise ConfigError(f"{path}: the arms have no common evaluation; `until` may end the runs before the first")
     if section.after is not None and section.after not in names:
         guess = did_you_mean(section.after, names)
         raise ConfigError(f"{path}: after: no evaluation of {section.after!r}{guess}; every arm has {', '.join(names)}")
     after = labels[-1] if section.after is None else EVALUATE + section.after
-    known = set.intersection(*({*_asked(step)} for steps in evaluated for step in steps if step.label == after))
+    known = set.intersection(*({*_benchmarks(step)} for steps in evaluated for step in steps if step.label == after))
     for name in section.benchmarks:
         if name not in known:
             raise ConfigError(
-                f"{path}: benchmarks: {name!r} is not asked in every arm{did_you_mean(name, known)}; those that are: "
-                f"{', '.join(sorted(known))}"
+                f"{path}: benchmarks: {name!r} is not evaluated in every arm{did_you_mean(name, known)}; "
+                f"common to all: {', '.join(sorted(known))}"
             )
     return after
 
 
-def _asked(step: Step) -> set[str]:
-    """The benchmarks of an evaluation, and their means."""
+def _benchmarks(step: Step) -> set[str]:
+    """The names of an evaluation's benchmarks, and of their means."""
     evaluate = step.section["evaluate"]
     names = {part for entry in evaluate["benchmarks"] for part in COMPOSITES.get(entry["name"], (entry["name"],))}
     names |= {HELD_OUT} if evaluate.get("held_out") else set()

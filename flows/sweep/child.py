@@ -1,4 +1,4 @@
-"""The process of a sweep's run: `nautile run`, which ends with the sweep however that ends.
+"""The process of a sweep's run: `nautile run` that ends when the sweep ends, also by SIGKILL.
 
 python -m flows.sweep.child PARENT run CONFIG ...
 """

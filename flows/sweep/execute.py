@@ -1,7 +1,7 @@
-"""Run the arms of a sweep: each as `nautile run` in a process of its own, several at a time, on one Prefect server.
+"""Run the arms of a sweep, each as `nautile run` in its own process, several in parallel, on one Prefect server.
 
-What is done is in the store, and nothing else remembers how far a sweep came: the same command goes on. Runs that need
-the same step wait for each other at its key, and `[resources]` holds for all of them together.
+The only record of progress is the store, so the same command resumes a sweep. Runs that need the same step wait for the
+lock of its key, and `[resources]` limits all of them together.
 """
 
 import os
@@ -29,69 +29,72 @@ from store.artifacts import Store
 from tasks.engine.staging import failure_in_sweep
 
 _REUSED = re.compile(r"^\S+: reused\b")
-Say = Callable[[str], None]  # prints a line
+PrintLine = Callable[[str], None]
 
 
-def run_sweep(sweep: Sweep, store: Store, parallel: int | None, say: Say) -> int:
-    """Run the arms that are not done, at most `parallel` at a time; the exit code.
+def run_sweep(sweep: Sweep, store: Store, parallel: int | None, print_line: PrintLine) -> int:
+    """Run the unfinished runs, at most `parallel` at a time; returns the exit code.
 
-    That of a run where several failed: the lowest, for a crash is the graver news. Raises `ConfigError` if the server
-    that PREFECT_API_URL names does not answer.
+    If several runs fail, it is the lowest of their exit codes, so that a crash is not hidden by a wrong setting. Raises
+    `ConfigError` if the server of PREFECT_API_URL does not answer.
     """
     waiting = [run for run in sweep.runs if run.left(store)]
     if done := len(sweep.runs) - len(waiting):
-        say(f"{done} of {len(sweep.runs)} runs are in the store already")
+        print_line(f"{done} of {len(sweep.runs)} runs are in the store already")
     if not waiting:
         return ExitCode.DONE
     prefect_server.configure_prefect(store)
     if server := join_server(store):
-        say(f"runs on the server of `nautile up`: {server.removesuffix('/api')}")
+        print_line(f"runs on the server of `nautile up`: {server.removesuffix('/api')}")
     elif "PREFECT_API_URL" not in os.environ:
-        say("starting the embedded Prefect server (about 20 s the first time, less after)")
-    again = f"nautile sweep {shlex.quote(str(sweep.file))}"
-    # More at a time than there are slots would only wait.
-    at_a_time = parallel or sum(waiting[0].config.resources.limits().values())
-    workers = _Workers(sweep, store, say)
+        print_line("starting the embedded Prefect server (about 20 s the first time, less after)")
+    resume_command = f"nautile sweep {shlex.quote(str(sweep.file))}"
+    # By default as many as there are slots: more would only wait.
+    max_parallel = parallel or sum(waiting[0].config.resources.limits().values())
+    workers = _Workers(sweep, store, print_line)
     try:
-        with terminable(), prefect_server.prefect_api(), ThreadPoolExecutor(at_a_time) as threads:
+        with terminable(), prefect_server.prefect_api(), ThreadPoolExecutor(max_parallel) as threads:
             try:
                 codes = list(threads.map(workers.run, waiting))
             except BaseException:
                 workers.stop()
                 raise
     except (KeyboardInterrupt, SystemExit):
-        say("stopped; its runs are ended and what was finished is kept.")
-        say(f"Continue with: {again}")
+        print_line("stopped; all runs have ended, finished work is kept.")
+        print_line(f"Continue with: {resume_command}")
         return ExitCode.INTERRUPTED
     if any(codes):
         ended = [run for run, code in zip(waiting, codes, strict=True) if code]
         failed = [run.title for run in ended if run.run_name not in workers.blocked]
         blocked = [run.title for run in ended if run.run_name in workers.blocked]
-        say(f"{len(failed)} of {len(sweep.runs)} runs failed: {'; '.join(failed)}")
+        print_line(f"{len(failed)} of {len(sweep.runs)} runs failed: {'; '.join(failed)}")
         if blocked:
-            say(f"{len(blocked)} more need what failed there, which was not tried again: {'; '.join(blocked)}")
-        say(f"What they finished is kept. Continue with: {again}")
+            print_line(f"{len(blocked)} more need steps that failed there and were not retried: {'; '.join(blocked)}")
+        print_line(f"Finished work is kept. Continue with: {resume_command}")
     return min((code if code > 0 else ExitCode.FAILED for code in codes if code), default=ExitCode.DONE)
 
 
 @dataclass
 class _Workers:
-    """The processes of the runs. The thread that starts one waits for it: the kernel ends it with that thread."""
+    """The processes of the runs.
+
+    The thread that starts a process waits for it, because the kernel ends a process with the thread that started it.
+    """
 
     sweep: Sweep
     store: Store
-    say: Say
+    print_line: PrintLine
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    blocked: set[str] = field(default_factory=set)  # names of runs that ended at what had failed in another
+    blocked: set[str] = field(default_factory=set)  # names of runs that need a step which failed in another run
     stopped: threading.Event = field(default_factory=threading.Event)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def run(self, run: SweepRun) -> int:
-        """Run one arm to its end and print what it says; its exit code, or minus the signal that ended it."""
+        """Run one arm to its end and print its output; returns its exit code, or minus the signal that ended it."""
         if self.stopped.is_set():
             return ExitCode.INTERRUPTED
         begun, reused = time.monotonic(), 0
-        self._say(run, "started")
+        self._print(run, "started")
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
                 command(self.sweep, run),
@@ -101,7 +104,7 @@ class _Workers:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C reaches it through `stop` alone
+                start_new_session=True,  # Ctrl-C reaches it only through `stop`
             )
             self.processes[run.run_name] = process
             if self.stopped.is_set():
@@ -109,11 +112,11 @@ class _Workers:
             assert process.stdout is not None
             for line in process.stdout:
                 if not line.strip():
-                    break  # its closing table follows, which the report has
+                    break  # the closing table follows, whose content is in the report
                 if _REUSED.match(line.rstrip()):
                     reused += 1
                 else:
-                    self._say(run, line.rstrip())
+                    self._print(run, line.rstrip())
             process.stdout.read()
             code = process.wait()
             del self.processes[run.run_name]
@@ -126,12 +129,12 @@ class _Workers:
             self.blocked.add(run.run_name)
             messages = [f"not made: {failed}"]
         for line in messages:
-            self._say(run, line)
-        self._say(run, f"done {took}" if not code else f"failed with exit code {code} {took}")
+            self._print(run, line)
+        self._print(run, f"done {took}" if not code else f"failed with exit code {code} {took}")
         return code
 
     def _failed_elsewhere(self, run: SweepRun) -> str:
-        """The steps at which a run ended because they had failed in another; empty if it failed at one itself."""
+        """The steps that a run needs and that failed in other runs; empty if the run itself failed at a step."""
         titles = {other.run_name: other.title for other in self.sweep.runs}
         failures = []
         for step in run.left(self.store):
@@ -142,15 +145,15 @@ class _Workers:
         return "; ".join(failures)
 
     def stop(self) -> None:
-        """End all runs, as Ctrl-C ends one, and start no others."""
+        """End all runs like Ctrl-C, and start no more."""
         self.stopped.set()
         for process in list(self.processes.values()):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
-    def _say(self, run: SweepRun, text: str) -> None:
+    def _print(self, run: SweepRun, text: str) -> None:
         if not self.stopped.is_set():
-            self.say(f"[{run.title}] {visible(text)}")
+            self.print_line(f"[{run.title}] {visible(text)}")
 
 
 def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """The report of a sweep: each arm's scores with intervals, its paired test against the first arm, its time and cost.
 
-It reads the record of a sweep (`Sweep.record`), artifacts by their keys, and the catalog: also while the sweep runs,
-of the arms that are done. An arm's verdict on a question is its mean over seeds: the same problem asked of several
-seeds is one problem. What was not measured is None, and an arm is compared on the seeds that both have.
+It is made from the record of a sweep (`Sweep.record`), from artifacts by their keys, and from the catalog; while the
+sweep runs, it covers the finished arms. The verdict of an arm on a question is its mean over seeds: a problem with
+several seeds counts as one problem. Values that were not measured are None. Two arms are compared on common seeds.
 """
 
 import math
@@ -50,7 +50,7 @@ def saved_sweeps(store: Store) -> dict[str, Record]:
 
 
 def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
-    """The report as plain data: `arms` (a row for each run) and `metrics` (a row for each arm under each benchmark)."""
+    """The report as plain data: `arms` (a row per run) and `metrics` (per benchmark a row per arm)."""
     runs = _run_rows(store, record, query)
     return {
         **{name: record[name] for name in ("name", "file", "config", "verdict", "way")},
@@ -61,17 +61,17 @@ def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
 
 
 def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]]:
-    """State, time and cost of each run. `own_…`: of the steps that no run before it in the list has."""
+    """State, time and cost of each run. `own_*`: of the steps that no run before it in the list has."""
     keys = sorted({step["key"] for run in record["runs"] for step in run["steps"]})
     last = {row["key"]: row for row in query(_LAST, keys)}
-    executions = {key: artifact for key in keys if (artifact := _execution(store, record, key))}
-    made = sorted(set(executions.values()))
-    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, made)}
-    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, made)}
-    rows, seen = [], set[str]()
+    executions = {key: execution for key in keys if (execution := _execution(store, record, key))}
+    execution_ids = sorted(set(executions.values()))
+    seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, execution_ids)}
+    dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, execution_ids)}
+    rows, known_keys = [], set[str]()
     for run in record["runs"]:
-        own = {step["key"] for step in run["steps"]} - seen
-        seen |= own
+        own_keys = {step["key"] for step in run["steps"]} - known_keys
+        known_keys |= own_keys
         state, error = _state(store, run, executions, last)
         row = {
             **{name: run[name] for name in ("arm", "seed", "settings")},
@@ -81,9 +81,9 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
             "steps": len(run["steps"]),
             "made": sum(step["key"] in executions for step in run["steps"]),
         }
-        for name, of in (("seconds", seconds), ("dollars", dollars)):
-            for prefix, chosen in (("", {step["key"] for step in run["steps"]}), ("own_", own)):
-                amounts = [of.get(executions[key]) for key in chosen if key in executions]
+        for name, amount_of in (("seconds", seconds), ("dollars", dollars)):
+            for prefix, step_keys in (("", {step["key"] for step in run["steps"]}), ("own_", own_keys)):
+                amounts = [amount_of.get(executions[key]) for key in step_keys if key in executions]
                 known = [amount for amount in amounts if amount is not None]
                 row[prefix + name] = sum(known) if known else None
         rows.append(row)
@@ -91,7 +91,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
 
 
 def _execution(store: Store, record: Record, key: str) -> str | None:
-    """The execution that made all that a step writes; None if that is not in the store."""
+    """The execution that made all outputs of a step; None if they are not all in the store."""
     outputs = next(step["outputs"] for run in record["runs"] for step in run["steps"] if step["key"] == key)
     try:
         artifacts = [store.find(kind, key) for kind in outputs]
@@ -103,31 +103,31 @@ def _execution(store: Store, record: Record, key: str) -> str | None:
 def _state(
     store: Store, run: Mapping[str, Any], executions: Mapping[str, str], last: Mapping[str, CatalogRow]
 ) -> tuple[str, str | None]:
-    """done, running, failed, interrupted or not made; and the first line of what failed."""
-    left = [step for step in run["steps"] if step["key"] not in executions]
-    if not left:
+    """The state of a run (done, running, failed, interrupted or not made), and the first line of its error."""
+    unfinished = [step for step in run["steps"] if step["key"] not in executions]
+    if not unfinished:
         return "done", None
-    if any(store.lock(step["key"]).held_elsewhere() for step in left):
+    if any(store.lock(step["key"]).held_elsewhere() for step in unfinished):
         return "running", None
-    for step in left:
+    for step in unfinished:
         row = last.get(step["key"])
         if row and row["state"] == "failed":
             return "failed", f"{step['label']}: {(row['error'] or 'no reason was recorded').splitlines()[0]}"
-    begun = any((store.root / "staging" / step["key"]).is_dir() for step in left)
+    begun = any((store.root / "staging" / step["key"]).is_dir() for step in unfinished)
     return ("interrupted" if begun else "not made"), None
 
 
 def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
-    """A table for each benchmark that an arm was asked, and for the means, in the order of the record or by name."""
+    """A table for each benchmark and for the means: those of the record, or all in order of name."""
     votes = _votes_by_arm(store, record)
     arms = list(votes)
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
         evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == record["after"]]
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
-    asked = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
-    means = mean_weights(asked)
-    names = record["benchmarks"] or [*sorted(asked), *means]
+    measured = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
+    means = mean_weights(measured)
+    names = record["benchmarks"] or [*sorted(measured), *means]
     tables = []
     for name in names:
         weights = means.get(name, {name: 1.0})
@@ -142,7 +142,7 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
     tests = {
         (table["benchmark"], row["arm"]): row["p"] for table in tables for row in table["arms"] if row["p"] is not None
     }
-    significant = holm(tests)
+    significant = holm(tests)  # over all tests of the report
     for table in tables:
         for row in table["arms"]:
             row["significant"] = (table["benchmark"], row["arm"]) in significant if row["p"] is not None else None
@@ -150,14 +150,14 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
 
 
 def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, dict[str, Votes]]]:
-    """Arm -> seed -> benchmark -> the vote of each question; nothing for a run without its evaluation."""
+    """Arm -> seed -> benchmark -> the votes by question; runs without an evaluation are missing."""
     votes: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
     for run in record["runs"]:
         key = next(step["key"] for step in run["steps"] if step["label"] == record["after"])
         try:
             artifact = store.find("evaluation", key)
         except ConfigError:
-            continue  # damaged: the arm is not done
+            continue  # damaged: the run is not finished
         path = artifact.path / WAYS[record["way"]] if artifact else None
         if path and path.is_file():
             votes[run["arm"]][run["seed"]] = question_votes(read_rows(path), record["verdict"])
@@ -165,7 +165,7 @@ def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, di
 
 
 def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
-    """Benchmark -> the vote of each question that was asked."""
+    """Benchmark -> the votes by question, without questions that were left out."""
     votes: dict[str, Votes] = defaultdict(dict)
     for question in by_question(row for row in rows if row["left_out"] is None):
         first = question[0]
@@ -174,7 +174,7 @@ def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
 
 
 def _pooled(seeds: Mapping[int | None, Mapping[str, Votes]], which: Iterable[int | None], benchmark: str) -> Votes:
-    """The mean over seeds of the votes on each question."""
+    """The votes on a benchmark's questions, averaged over the seeds `which`."""
     votes: dict[tuple[str, str], list[float]] = defaultdict(list)
     for seed in which:
         for question, value in seeds[seed].get(benchmark, {}).items():
@@ -189,7 +189,7 @@ def _metric_row(
     weights: Mapping[str, float],
     tested: bool,
 ) -> dict[str, Any]:
-    """An arm's accuracy on a benchmark, or on a mean of several, and if it is `tested`, its lead over the first arm."""
+    """The accuracy of an arm on a benchmark or on a mean of several, and if `tested`, its lead over the first arm."""
     row: dict[str, Any] = {"arm": arm, "seeds": 0, "n": 0}
     row |= dict.fromkeys(("accuracy", "low", "high", "common", "lead", "lead_low", "lead_high", "p"))
     groups = [list(_pooled(own, own, name).values()) for name in weights]
@@ -218,11 +218,11 @@ def _metric_row(
 def paired_lead(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], weights: Sequence[float], several: bool
 ) -> dict[str, Any]:
-    """The lead of the second of each pair, weighted, with its 95 % interval and p, over the `common` questions.
+    """The weighted lead of the second votes of each pair over the first, with its 95 % interval and p value.
 
-    One seed: McNemar's exact test and its interval, as `nautile compare` has them. `several` seeds make votes between 0
-    and 1: p is then the exact test of on how many questions each has the higher vote, and the interval that of the mean
-    difference over questions (normal approximation); for a mean of benchmarks p is of the same normal.
+    With one seed: McNemar's exact test and its interval, as in `nautile compare`. With `several` seeds votes are
+    between 0 and 1: p is the exact sign test over questions, and the interval is that of the mean difference over
+    questions (normal approximation). For a mean of benchmarks, p is from the same normal distribution.
     """
     common = sum(len(a) for a, _ in pairs)
     if not several:
@@ -234,7 +234,8 @@ def paired_lead(
         return {"common": common, "lead": lead, "lead_low": low, "lead_high": high, "p": p}
     differences = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairs]
     lead = sum(weight * fmean(values) for weight, values in zip(weights, differences, strict=True))
-    # One more disagreement than was seen, as in the interval of one seed: no spread in 20 questions is not certainty.
+    # As in the interval of one seed, one more disagreement than was observed: no spread in 20 questions must not give
+    # an interval of width zero.
     spreads = (
         weight**2 * ((variance(values) * len(values) if len(values) > 1 else 0.0) + 1) / len(values) ** 2
         for weight, values in zip(weights, differences, strict=True)

@@ -1,6 +1,6 @@
-"""Two runs of a store side by side: settings that differ, scores by paired test, last and best values, time and cost.
+"""Comparison of two runs: settings that differ, paired tests of scores, last and best metric values, time and cost.
 
-All of it is plain data, for `nautile compare` and for the dashboard. What a run has not recorded is None.
+The result is plain data for `nautile compare` and for the dashboard. Values that a run has not recorded are None.
 """
 
 import json
@@ -20,7 +20,7 @@ from flows.sweep.report import DOLLARS, SECONDS, WAYS
 from store.artifacts import Store
 from store.catalog import CatalogRow
 
-# Metrics with a best value: True where the highest is. Of others (norms, schedules) only the last value says something.
+# Metrics with a best value -> whether higher is better. Others (norms, schedules) have only a last value.
 BEST = {
     "loss": False,
     "validation_loss": False,
@@ -43,7 +43,7 @@ GROUP BY ALL
 def compare_runs(
     store: Store, query: Query, a: str, b: str, verdict: str = "strict", way: str = "generate"
 ) -> dict[str, Any]:
-    """The comparison of the runs with the ids `a` and `b`. Raises `ConfigError` if one of them has no step."""
+    """Compare the runs with the ids `a` and `b`. Raises `ConfigError` if one of them has no step."""
     sides = {"a": a, "b": b}
     steps = {side: {row["label"]: row for row in query(STEPS, run)} for side, run in sides.items()}
     for side, run in sides.items():
@@ -71,7 +71,7 @@ def compare_runs(
 
 
 def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
-    """Field, before (A) and after (B) of every setting that differs; None if a run has not recorded its settings."""
+    """The settings that differ: field, before (A), after (B). None if a run has not recorded its settings."""
     if not all(plan.get("settings") for plan in plans.values()):
         return None
     before, after = ({**json.loads(plan["settings"]), "name": ""} for plan in plans.values())
@@ -81,18 +81,18 @@ def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
 def _scores(
     store: Store, label: str, steps: Mapping[str, Mapping[str, CatalogRow]], verdict: str, way: str
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """A row for each benchmark of an evaluation of both runs, and for the means; or why there is none."""
+    """A row per benchmark and mean of an evaluation that both runs have; or the reason why they are not compared."""
     paths = []
     for side in ("a", "b"):
         row = steps[side].get(label)
         if row is None:
-            return [], f"run {side.upper()} has not begun it"
+            return [], f"run {side.upper()} has not begun this evaluation"
         try:
             artifact = store.find("evaluation", row["key"])
         except ConfigError as error:
             return [], str(error)
         if artifact is None or not (artifact.path / WAYS[way]).is_file():
-            return [], f"run {side.upper()} has no answers of the way {way!r}"
+            return [], f"run {side.upper()} has no answers in the mode {way!r}"
         paths.append(artifact.path / WAYS[way])
     try:
         comparison = compare(*map(read_rows, paths), verdict)
@@ -109,16 +109,16 @@ def _scores(
 
 
 def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
-    """Last and best value of each metric that both runs measured in a step which they did not share."""
+    """Last and best values of the metrics that both runs have, in steps that they do not share."""
     executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
     shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
-    wanted = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
-    values = {(row["execution"], row["name"]): row for row in query(_VALUES, wanted)} if wanted else {}
+    own = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
+    values = {(row["execution"], row["name"]): row for row in query(_VALUES, own)} if own else {}
     rows = []
     for label in labels:
-        own = [executions[side].get(label) for side in ("a", "b")]
-        for name in sorted({name for execution, name in values if execution == own[0]}):
-            pair = [values.get((execution or "", name)) for execution in own]
+        sides = [executions[side].get(label) for side in ("a", "b")]
+        for name in sorted({name for execution, name in values if execution == sides[0]}):
+            pair = [values.get((execution or "", name)) for execution in sides]
             if not all(pair):
                 continue
             best = {True: ("high", "high_step"), False: ("low", "low_step")}.get(BEST.get(name))
@@ -133,7 +133,7 @@ def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, Ca
 
 
 def _steps(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
-    """Time and cost of what each step made, whichever run made it; `same`: both have it from one execution."""
+    """Time and cost of each step, for a reused step those of its execution. `same`: both runs use one execution."""
     executions = sorted({row["execution"] for side in steps.values() for row in side.values() if row["execution"]})
     seconds = {row["execution"]: row["seconds"] for row in query(SECONDS, executions)}
     dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, executions)}

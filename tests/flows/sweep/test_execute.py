@@ -57,7 +57,7 @@ def test_a_failing_arm_is_counted_and_stops_no_other(run_with):
     assert "[steps=2] a \N{REPLACEMENT CHARACTER}[31mreason" in lines
     assert "1 of 3 runs failed: steps=2" in lines
     assert not any("closing" in line for line in lines)
-    assert lines[-1].startswith("What they finished is kept. Continue with: nautile sweep ")
+    assert lines[-1].startswith("Finished work is kept. Continue with: nautile sweep ")
 
 
 def test_what_failed_in_another_arm_is_shown_once(run_with, store, tmp_path):
@@ -81,7 +81,7 @@ sys.exit("stage held_out failed: by zero")
         *lines
     }
     assert "1 of 3 runs failed: steps=1" in lines
-    assert "2 more need what failed there, which was not tried again: steps=2; steps=3" in lines
+    assert "2 more need steps that failed there and were not retried: steps=2; steps=3" in lines
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), 9)", 1)])

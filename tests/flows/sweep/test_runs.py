@@ -32,7 +32,7 @@ def test_two_runs_by_the_first_digits_of_their_ids(compare):
     assert comparison["settings"] == [{"field": "reason.policy.steps", "before": 30, "after": 3}]
     shared, own = comparison["scores"]
     assert {row["stage"]: row["why"] for row in comparison["not_compared"]} == dict.fromkeys(
-        ("align", "self_distill"), "run B has not begun it"
+        ("align", "self_distill"), "run B has not begun this evaluation"
     )
     assert (shared["stage"], shared["same"], shared["gain"]) == ("pretrain", True, "the same evaluation")
     assert (own["stage"], own["b"], own["same"]) == ("reason", 1.0, False)
