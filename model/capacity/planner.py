@@ -75,6 +75,7 @@ def plan_training(
 
     configured = compile_rows(micro)
     largest_step = _largest(mesh.size, configured, compile_rows, limit) if largest and limit else None
+    # Tokens per second at the assumed share of the chips' peak FLOP/s.
     flops = training_flops(model, length)
     peak = topology.chip.peak if topology.chip else None
     rate = mfu * peak * topology.chips / flops if peak else None

@@ -110,6 +110,7 @@ class Lane:
         """Start waiting samples of these prompts in free slots."""
         free = [slot for slot, sample in enumerate(self._slots) if sample is None][: len(waiting)]
         size = len(self._slots)
+        # All slots go into one program: `fresh_B` marks those that take a new sample.
         source_B, fresh_B, keys_B2 = np.zeros(size, np.int32), np.zeros(size, bool), np.zeros((size, 2), np.uint32)
         for slot in free:
             sample = self._slots[slot] = waiting.popleft()
@@ -164,6 +165,7 @@ class Lane:
 
     def _resize(self, size: int, capacity: int) -> None:
         """Move the samples into a lane of another size and ring capacity, active samples first."""
+        # Of a smaller lane the active slots come first; the rest repeats the last one, and is idle.
         source_slots = [slot for slot, sample in enumerate(self._slots) if sample][:size]
         if size == len(self._slots):
             source_slots = list(range(size))

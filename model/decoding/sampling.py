@@ -103,12 +103,14 @@ def _draw_warm(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B
     """`draw_each` for rows with a temperature above 0; the ids of the other rows are meaningless."""
     greedy_B = temperature_B == 0
     cut_B = ~greedy_B & ((top_k_B > 0) | (top_p_B < 1))
+    # Relative to the largest logit, so that exp cannot overflow.
     top_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
     divisor_B1 = jnp.where(greedy_B, 1, temperature_B)[:, None]
     untruncated_B = _invert(jnp.exp(top_BV / divisor_B1), uniform_B)
 
     def truncated() -> Array:
         values_BV, ids_BV = jax.lax.top_k(logits_BV, logits_BV.shape[1])
+        # Sorted by logit: top-k is a condition on the rank, top-p on the sum of the likelier tokens.
         rank_V = jnp.arange(logits_BV.shape[1])
         within_BV = (top_k_B[:, None] == 0) | (rank_V < top_k_B[:, None])
         probs_BV = jax.nn.softmax(jnp.where(within_BV, values_BV / divisor_B1, -jnp.inf), axis=-1)

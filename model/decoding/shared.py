@@ -37,10 +37,12 @@ class SharedGenerator:
         """One completion per prompt, in order."""
         if self._mesh is None or self._local_mesh is None or jax.process_count() == 1:
             return self._generate(params, prompts, seeds)
+        # Each process decodes its slice of the prompts with its own copy of the parameters.
         gathered_params = whole_on_hosts(params, self._mesh)
         local_params = jax.device_put(gathered_params, parameter_shardings(gathered_params, self._local_mesh))
         part = share_of(len(prompts))
         completions = self._generate(local_params, prompts[part], seeds[part])
+        # All processes exchange arrays of equal shape: the largest slice, padded.
         most = -(-len(prompts) // jax.process_count())
         gathered = rows_of_each(_to_arrays(completions, most, self._generate.sampling.max_tokens))
         return _from_arrays(gathered, len(prompts))

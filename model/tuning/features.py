@@ -34,6 +34,7 @@ def pooled_states(
     for number, ids in enumerate(texts, 1):
         refuse_unreadable(number, len(ids), config)
     features_ND = np.zeros((len(texts), config.width), np.float32)
+    # Texts of one length bucket share a compiled shape; the last batch of each is padded with empty rows.
     floor, finished = 0, 0
     for length in length_buckets(config.context):
         members = [i for i, ids in enumerate(texts) if floor < len(ids) <= length]

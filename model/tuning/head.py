@@ -41,6 +41,7 @@ def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int, invers
     weight_CD, bias_C = regression.coef_, regression.intercept_
     if labels == 2:  # scikit-learn returns only the second label's logit
         weight_CD, bias_C = np.concatenate([np.zeros_like(weight_CD), weight_CD]), np.array([0.0, bias_C[0]])
+    # Logits of (x - mean) / scale as logits of x.
     weight_DC = weight_CD.T / scale_D[:, None]
     return Head(weight_DC.astype(np.float32), (bias_C - mean_D @ weight_DC).astype(np.float32))
 
