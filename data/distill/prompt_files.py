@@ -41,7 +41,9 @@ def check_prompt_set(source: PromptSetConfig) -> None:
         if not source.path:
             raise ConfigError(f"{source.label}: `path` is not set; set it to the Hub dataset to read, as owner/name")
         if not COMMIT.fullmatch(source.revision):
-            raise ConfigError(f"{source.label}: `revision` {source.revision!r} is no full commit hash of {source.path}")
+            raise ConfigError(
+                f"{source.label}: `revision` {source.revision!r} is not a full commit hash of {source.path}"
+            )
 
 
 def count_prompt_rows(source: PromptSetConfig, work: Path) -> int:

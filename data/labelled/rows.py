@@ -138,7 +138,7 @@ def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) 
         try:
             return names[bisect_right(cuts, float(value))]
         except (TypeError, ValueError):
-            raise ConfigError(f"{where}: {value!r} is no number, and `cuts` are set") from None
+            raise ConfigError(f"{where}: {value!r} is not a number, but `cuts` are set") from None
     if names and str(value) not in names:
         index = int(value) if isinstance(value, int) or str(value).isdecimal() else -1
         if not 0 <= index < len(names):

@@ -39,13 +39,13 @@ def read_sentences(config: LabelledDataConfig, sha256: str) -> list[tuple[str, T
                 member = archive.getmember(f"package/{name}")
                 file = archive.extractfile(member) if member.isreg() and member.size <= LARGEST else None
                 if file is None:
-                    raise ConfigError(f"{config.path}: {name} is no file that can be read; {advice}")
+                    raise ConfigError(f"{config.path}: {name} is not a readable file; {advice}")
                 where = f"{config.path}, {site}.json"
                 tables.append((where, Table(["text", "label"], _records(file.read(), where), digest, {})))
     except KeyError:
         raise ConfigError(f"{config.path}: has no {name}; {advice}") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError):
-        raise ConfigError(f"{config.path}: is no archive of a package; {advice}") from None
+        raise ConfigError(f"{config.path}: is not an npm package; {advice}") from None
     return tables
 
 
@@ -55,7 +55,7 @@ def _records(content: bytes, where: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         records = None
     if not isinstance(records, list):
-        raise ConfigError(f"{where}: is no JSON list")
+        raise ConfigError(f"{where}: is not a JSON list")
     if records and records[-1] == {"text": "", "class": None}:  # an empty record at the end of each file
         records = records[:-1]
     for number, record in enumerate(records, 1):

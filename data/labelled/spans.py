@@ -18,7 +18,7 @@ def entity_row(text: str, value: Any, where: str) -> list[Entity]:
         try:
             value = json.loads(value)
         except ValueError:
-            raise ConfigError(f"{where}: the entities are no JSON") from None
+            raise ConfigError(f"{where}: the entities are not JSON") from None
     if not isinstance(value, list):
         raise ConfigError(f"{where}: the entities must be a list of {{text, label}}")
     entities = []
@@ -32,7 +32,7 @@ def entity_row(text: str, value: Any, where: str) -> list[Entity]:
                 raise ConfigError(f"{part}: characters {start} to {end} of the text are not {words!r}")
             words = text[start:end]
         if not isinstance(words, str) or not words or words not in text:
-            raise ConfigError(f"{part}: its text {words!r} does not stand in the row's text")
+            raise ConfigError(f"{part}: its text {words!r} does not occur in the row's text")
         entities.append((words, entity["label"]))
     return entities
 

@@ -156,7 +156,7 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict) or not value:
-            raise ConfigError(f"{where} is no JSON object with named values")
+            raise ConfigError(f"{where} is not a JSON object with named values")
         rows.append(value)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [{name: row.get(name) for name in columns} for row in rows]
@@ -164,7 +164,7 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
 
 def _reject_constant(name: str) -> Any:
     """Callback of `json.loads` for NaN and the infinities, which Python accepts and JSON does not have."""
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]], dict[str, list[str]]]:

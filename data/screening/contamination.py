@@ -79,7 +79,9 @@ def read_questions(folder: Path) -> list[HeldOutQuestion]:
             if line:
                 questions.append(HeldOutQuestion(**json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"questions artifact {path}: line {number} is no question ({error}); {REBUILD}") from None
+            raise ConfigError(
+                f"questions artifact {path}: line {number} is not a question ({error}); {REBUILD}"
+            ) from None
     return questions
 
 

@@ -170,7 +170,7 @@ def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, l
         return _band(float(value), edges)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{label}: persona {person} has {value!r} in {field!r}, which is no number for a band"
+            f"{label}: persona {person} has {value!r} in {field!r}, which is not a number, so it has no band"
         ) from None
 
 
@@ -187,7 +187,7 @@ def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list
     people, ids = [], set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise ConfigError(f"{config.label}: row {number + 1} is no record with named fields")
+            raise ConfigError(f"{config.label}: row {number + 1} is not a record with named fields")
         if config.id_column and is_missing(row.get(config.id_column)):
             raise ConfigError(f"{config.label}: row {number + 1} has no {config.id_column!r}, which names a person")
         person_id = text_of(row[config.id_column]) if config.id_column else str(number)

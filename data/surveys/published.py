@@ -171,5 +171,5 @@ def _literal(text: Any, where: str) -> list[Any]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = None
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {str(text)[:60]!r} is no list")
+        raise ConfigError(f"{where}: {str(text)[:60]!r} is not a list")
     return value

@@ -321,7 +321,7 @@ class BatchQueue:
                 try:
                     digest, body = parse_result_line(line)
                 except (ValueError, LookupError, TypeError, AttributeError):
-                    logger.warning("batch job %s: skipping a line of %d bytes that is no result", job.id, len(line))
+                    logger.warning("batch job %s: skipping a line of %d bytes that is not a result", job.id, len(line))
                     continue
                 if digest in job.requests:
                     bodies[digest] = body

@@ -193,7 +193,7 @@ def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch, tmp_path):
         ({"source": "jsonl"}, "prompt set 'h': source 'jsonl' needs the `path`"),
         ({"source": "jsonl", "path": "/no/such/file"}, "no file matches"),
         ({"source": "hub"}, "prompt set 'h': `path` is not set"),
-        ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash"),
+        ({"source": "hub", "path": "a/b"}, "`revision` '' is not a full commit hash"),
     ],
 )
 def test_rows_of_a_set_that_is_not_complete_cannot_be_counted(fields, message, tmp_path):

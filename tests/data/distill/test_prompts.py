@@ -186,7 +186,7 @@ def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
         ),
         (jsonl(tmp_path / "i.jsonl", rows, form="instruction"), "no column instruction"),
         ({"source": "hub"}, "'bad': `path` is not set; set it to the Hub dataset"),
-        ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash of a/b"),
+        ({"source": "hub", "path": "a/b"}, "`revision` '' is not a full commit hash of a/b"),
         ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:

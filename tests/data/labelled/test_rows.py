@@ -37,7 +37,7 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
         ({"text": "b"}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
-        ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is no number"),
+        ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is not a number"),
         ({"text": "b", "label": "x"}, {"label_column": "intent"}, "no column 'intent'; there are text, label"),
     ],
 )
@@ -57,7 +57,7 @@ def test_entities_of_spans_and_of_tags(tmp_path):
     row = rows_of(tmp_path, tags, "entities", text_column="tokens", label_column="ner_tags", label_names=names)[0]
     assert row.text == "Ada Lovelace of London"
     assert json.loads(row.target) == [{"text": "Ada Lovelace", "label": "PER"}, {"text": "London", "label": "LOC"}]
-    with pytest.raises(ConfigError, match="row 1, entity 1: its text 'Eve' does not stand"):
+    with pytest.raises(ConfigError, match="row 1, entity 1: its text 'Eve' does not occur"):
         rows_of(tmp_path, [{"text": "Ada", "entities": [{"text": "Eve", "label": "PER"}]}], "entities")
     with pytest.raises(ConfigError, match="characters 0 to 9"):
         rows_of(tmp_path, [{"text": "Ada", "entities": [{"start": 0, "end": 9, "label": "PER"}]}], "entities")

