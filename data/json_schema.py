@@ -149,6 +149,7 @@ def _number(schema: Schema) -> str:
 
 
 def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+    """The shortest array: `minItems` items, each the shortest that its schema allows."""
     prefix_items, item_schema = schema.get("prefixItems", []), schema.get("items", True)
     items = []
     for index in range(schema.get("minItems", 0)):
@@ -163,11 +164,12 @@ def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | Non
 
 
 def _object(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+    """The shortest object: its required members, each with the shortest value that its schema allows."""
     members = []
     for name in schema.get("required", []):
         part = schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
         if "patternProperties" in schema and name not in schema.get("properties", {}):
-            part = True
+            part = True  # a pattern may allow any value; a bound that is too low is still valid
         if (value := _shortest(part, root, open_refs)) is None:
             return None
         members.append(f"{json.dumps(name, ensure_ascii=False)}{KEY_SEPARATOR}{value}")

@@ -128,6 +128,7 @@ def reject_reason(
     config: DistillConfig,
 ) -> RejectReason | None:
     """The reason to reject a document, None if it passes. `finish`: "length" if the reply reached its token limit."""
+    # The order matters for statistics: a document is counted under the first reason, and cheap checks come first.
     if finish == "length":
         return "truncated"
     if document is None:

@@ -135,6 +135,7 @@ class _ScreenedRows:
         return self._block.popleft()
 
     def _read_block(self) -> None:
+        """Read the next `BLOCK` rows and screen them for benchmarks and language."""
         rows = [row for row, _ in zip(self._rows, range(BLOCK), strict=False)]
         queries = [row.query for row in rows if isinstance(row, Prompt)]
         # Screening and hashing are much faster for many texts at once.

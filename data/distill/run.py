@@ -80,6 +80,7 @@ class _Run:
         self._dollars = 0.0  # dollars spent at the last point of the curve
 
     def process(self, files: Sequence[Path]) -> None:
+        """Process all files of prompts; finished ones are only loaded. Raises as `distill_prompts`."""
         finished_count = self._load_finished(files)
         if finished_count:
             logger.info("resuming after %d finished files of %d prompts", finished_count, self._config.chunk)

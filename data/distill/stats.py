@@ -82,6 +82,7 @@ class DistillStats:
         if result.reason == UNASKED:
             self.add_unasked(Counter([task.prompt.set]))
             return
+        # The prompt: its teacher, set, kind and difficulty.
         self.prompts += 1
         self.asked[teacher] += 1
         self.sets[task.prompt.set] += 1
@@ -90,6 +91,7 @@ class DistillStats:
         self.difficulties[_bin(task.difficulty)] += 1
         if task.probe is not None:
             self.probes[_bin(task.probe)] += 1
+        # The outcome: the accepted document, or the reason for its rejection.
         if result.reason is None and result.document is not None:
             self.kept[teacher] += 1
             self.sets_kept[task.prompt.set] += 1
@@ -139,6 +141,7 @@ class DistillStats:
         return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in values.items()})
 
     def _add_cost(self, result: PromptResult, pool: EndpointPool) -> None:
+        """Add the tokens and dollars of all replies that were paid for on behalf of a prompt."""
         digests: set[str] = set()  # a probe's reply that became the document is paid for only once
         for paid in result.paid:
             reply = paid.reply

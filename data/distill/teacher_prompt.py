@@ -113,6 +113,7 @@ def teacher_request(
 
 
 def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
+    """The messages of `FULL`: exemplars, passage and query in fenced sections."""
     sections = [
         (
             f"document {number}",
@@ -131,6 +132,7 @@ def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -
 
 
 def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
+    """The messages of `COMPACT`: the demonstrations as earlier turns, then exemplars, passage and query."""
     messages = [_message("system", _SYSTEM[template.name])]
     for passage, query, reasoning, answer in _DEMONSTRATIONS:
         reply = json.dumps({_REASONING: reasoning, _ANSWER: answer}, separators=(",", ":"))

@@ -118,10 +118,12 @@ class PromptWindow:
     def _prepare_next(
         self, blocks: Iterator[tuple[OpenFile, list[Prompt]]], lookahead: ThreadPoolExecutor
     ) -> tuple[OpenFile, list[Prompt], "Future[list[PreparedPrompt]]"] | None:
+        """Start to prepare the next block in the thread of `lookahead`; None if there is no further block."""
         block = next(blocks, None)
         return None if block is None else (*block, lookahead.submit(self._teachers.prepare, block[1]))
 
     def _send(self, session: AskSession, file: OpenFile, items: Sequence[PreparedPrompt], *, more_follow: bool) -> None:
+        """Open the window for a block of prompts: send their probes, or their teachers' requests without probes."""
         self._add(file, len(items))
         requests = []
         for item in items:
@@ -177,6 +179,7 @@ class PromptWindow:
         self._finish(open_prompt, self._teachers.reply_result(open_prompt.task, open_prompt.reply, probes, verdict))
 
     def _finish(self, open_prompt: _OpenPrompt, result: PromptResult) -> None:
+        """Store the result of a prompt in its file, and report it."""
         open_prompt.file.results[open_prompt.index] = result
         open_prompt.file.pending_count -= 1
         self._judged_count += 1

@@ -188,11 +188,12 @@ def call_row(
         },
         **extra_fields,
     }
-    if request.endpoint != endpoint:
+    if request.endpoint != endpoint:  # a fallback
         row["in_place_of"] = request.endpoint
     if isinstance(result, CallError):
         charged = {"unknown_dollars": unknown.dollars, "unknown_tokens": unknown.tokens} if unknown != NO_USAGE else {}
         return {**row, "status": result.status, "error": result.message, "dollars": 0.0, **charged}
+    # The ledger has a digest of the reply; the text itself is in the reply cache.
     text_digest = hashlib.sha256(result.text.encode("utf-8", "replace")).hexdigest()
     counts = {"tokens_in": result.tokens_in, "tokens_out": result.tokens_out}
     if result.tokens_reasoning is not None:

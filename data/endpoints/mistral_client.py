@@ -80,6 +80,7 @@ class MistralClient:
             await client.aclose()
 
     def _to_call_error(self, error: Exception) -> CallError | None:
+        """Translate an error of the SDK; None for a programming error."""
         not_completion = CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
         if isinstance(error, ResponseValidationError):
             return not_completion

@@ -86,6 +86,7 @@ class OpenAIClient:
             await client.close()
 
     def _to_call_error(self, error: Exception) -> CallError | None:
+        """Translate an error of the SDK; None for a programming error."""
         if isinstance(error, openai.APIStatusError):
             no_credit = getattr(error, "code", None) == "insufficient_quota"  # a 429, but waiting does not help
             # If a field that all requests have is refused, no request would be accepted.

@@ -89,6 +89,7 @@ class _Replica:
         return self.process is not None and self.process.poll() is None
 
     def spawn(self) -> None:
+        """Start the process, unless it is running."""
         if self.alive:
             return
         self.close()

@@ -51,6 +51,7 @@ class EndpointPool:
         budget_dollars: float = 0.0,
         budget_tokens: int = 0,
     ) -> None:
+        # Reply caches, one per model: what they contain decides how much of the budgets is left.
         source = replies if isinstance(replies, ReplySource) else ReplySource(replies)
         self._configs = endpoints
         self._caches = {
@@ -67,6 +68,7 @@ class EndpointPool:
         self._emit = emit
         limit = Usage(budget_dollars, budget_tokens)
         self._limit = SpendingLimit(limit, spent, "the budget", self._warn_of_budget, unknown)
+        # The event loop in its thread, and the endpoints that live in it.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()

@@ -112,6 +112,7 @@ class AskSession:
             batch_queue.resume()
 
     def _enqueue(self, items: list[tuple[Hashable, ChatRequest]], more_follow: bool | None) -> None:
+        """Queue requests, and start as many workers per endpoint as it may have requests in flight."""
         for batch_queue in self._batch_queues.values():
             batch_queue.more_follow = batch_queue.more_follow if more_follow is None else more_follow
         for key, request in items:

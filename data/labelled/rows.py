@@ -111,6 +111,7 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
 
 
 def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Rows of form "label": a text and a label, by name, class number or cut."""
     needed = [config.text_column, config.label_column, *([config.source_column] if config.source_column else [])]
     require_columns(where, table.columns, needed)
     names = config.label_names or tuple(table.classes.get(config.label_column, ()))
@@ -125,13 +126,14 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
 
 
 def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
-    """Texts alone, with no target."""
+    """Rows of form "text": texts without a target."""
     require_columns(where, table.columns, [config.text_column])
     texts = [text_value(row, config.text_column, f"{where}: row {n}") for n, row in enumerate(table.rows, before + 1)]
     return [LabelledRow(text, "", text, number) for number, text in enumerate(texts, before + 1)]
 
 
 def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
+    """The label of a value: by `cuts` of a number, else one of `names`, by name or number, else the value itself."""
     if value is None or value == "" or isinstance(value, list | dict):
         raise ConfigError(f"{where}: has no label")
     if cuts:

@@ -50,6 +50,7 @@ def read_sentences(config: LabelledDataConfig, sha256: str) -> list[tuple[str, T
 
 
 def _records(content: bytes, where: str) -> list[dict[str, Any]]:
+    """Parse the JSON file of one site to rows of text and label. Raises `ConfigError`, beginning with `where`."""
     try:
         records = json.loads(content)
     except (ValueError, RecursionError):

@@ -114,6 +114,7 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
 
 
 def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """(columns, rows) of a CSV; the first row is the header if `header` is empty. Blank lines are ignored."""
     csv.field_size_limit(LONGEST_LINE)
     quoting = csv.QUOTE_NONE if path.suffix.lower() == ".txt" else csv.QUOTE_MINIMAL
     reader = csv.reader(_lines(path, content), delimiter=delimiter, quoting=quoting, strict=True)
@@ -146,6 +147,7 @@ def _check_names(path: Path, columns: list[str]) -> None:
 
 
 def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]]]:
+    """(columns, rows) of JSON lines; the columns are the fields of all rows, in order of their first occurrence."""
     rows: list[dict[str, Any]] = []
     for line in _lines(path, content):
         if not line.strip():
@@ -168,6 +170,7 @@ def _reject_constant(name: str) -> Any:
 
 
 def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]], dict[str, list[str]]]:
+    """(columns, rows, class names by column) of a Parquet file."""
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
     except (pyarrow.ArrowException, OSError) as error:

@@ -80,6 +80,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _column(values: list[Any]) -> pyarrow.Array:
+    """A column of the values' common type, or of text if they have none."""
     try:
         column = pyarrow.array(values)
     except (pyarrow.ArrowException, TypeError, OverflowError):

@@ -185,6 +185,7 @@ class EmbeddingEndpoint:
             return np.concatenate(list(pool.map(self._embed_batch, batches)))
 
     def _embed_batch(self, texts: Sequence[str]) -> np.ndarray:
+        """The vectors of one request, with retries; every attempt is emitted as a call."""
         where = f"index.embedding: model {self.model!r} at {self._config.url}"
         attempt = 0
 
@@ -206,11 +207,11 @@ class EmbeddingEndpoint:
             vectors = retry(
                 request,
                 backoff,
-                should_retry=lambda error: isinstance(error, CallError) and not _needs_operator(error),
+                should_retry=lambda error: isinstance(error, CallError) and not _needs_user(error),
                 retry_after_s=lambda error: error.retry_after if isinstance(error, CallError) else None,
             )
         except CallError as error:
-            if _needs_operator(error):
+            if _needs_user(error):
                 raise ConfigError(f"{where}: {error.message}") from None
             raise Retryable(f"{where} does not answer: {error.message}") from None
         if vectors.shape[1] != self.width:
@@ -256,6 +257,7 @@ class EmbeddingEndpoint:
     def _emit_call(
         self, texts: Sequence[str], attempt: int, latency_s: float, error: CallError | None, tokens: int | None
     ) -> None:
+        """Emit a `call` event, in the format of the chat endpoints' ledger (`data.endpoints.chat_types.call_row`)."""
         digest = hashlib.sha256("\x00".join([self.model, *texts]).encode("utf-8", "replace")).hexdigest()
         price = self._config.dollars_per_million
         # None: the server answered and charges for tokens, but did not state their number.
@@ -270,7 +272,7 @@ class EmbeddingEndpoint:
         self._emit("call", **row)
 
 
-def _needs_operator(error: CallError) -> bool:
+def _needs_user(error: CallError) -> bool:
     """Whether an error cannot be fixed by another attempt (wrong key, model or request)."""
     return error.reason in ("misconfigured", "refused")
 

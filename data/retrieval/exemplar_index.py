@@ -89,6 +89,7 @@ def build_index(source: Path, encoder: Encoder, config: IndexConfig, out: Path, 
             exemplars.write("".join(json.dumps(to_dict(r), ensure_ascii=True) + "\n" for r in block).encode())
             block.clear()
 
+        # 1. Embed the exemplars block by block; both files are written under temporary names.
         for record in read_jsonl([source], "synth"):
             if not isinstance(record, SynthRecord):
                 unusable += 1
@@ -103,6 +104,7 @@ def build_index(source: Path, encoder: Encoder, config: IndexConfig, out: Path, 
         raise ConfigError(f"exemplars {source}: no usable record ({unusable} unusable); see `exemplars` of the source")
     for name in (EXEMPLARS, VECTORS):
         (out / f".{name}.tmp").replace(out / name)
+    # 2. Build the FAISS index over the vectors, and write the metadata last.
     emit("progress", done=count, total=count, unit="exemplars", note="building the index")
     index, fit = build_faiss_index(_map_vectors(out / VECTORS, count, encoder.width), config)
     write_atomically(out / INDEX, faiss.serialize_index(index).data)

@@ -154,6 +154,7 @@ class _CopySearch:
         complete = all(file_size(s.folder / VERDICTS) == s.documents for s in self.ours)
         if complete and (self.work / "settled.json").is_file():
             return CopyReport(**json.loads((self.work / "settled.json").read_bytes()))
+        # Document n of ours is at index n of both files; index 0 is `ELSEWHERE`.
         verdicts = self._mapped("verdicts", np.dtype(np.uint8), np.zeros)
         parents = self._mapped("parents", self._number_type, np.arange) if self.bands else None
 

@@ -118,6 +118,7 @@ def words_of(texts: Sequence[str]) -> Iterator[WordArrays]:
 
 
 def _block_words(block: list[bytes]) -> WordArrays:
+    """Find and hash the words of a block of folded texts."""
     content = _MARGIN + b" ".join(block) + _MARGIN
     # Word boundaries: where the content changes between a space and another byte.
     inside = np.frombuffer(content, np.uint8) != ord(" ")

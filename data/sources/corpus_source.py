@@ -47,6 +47,7 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
         raise ConfigError(
             f"source {source.name!r}: reader {source.reader!r} gives form {expected!r}, not {source.form!r}"
         )
+    # Sources from packages: their records are divided into ranges.
     if source.reader == "wikipedia":
         count = len(articles(seed))
         return _ranges("wikipedia", min(count, source.records or count), ARTICLES_PER_FILE)
@@ -56,6 +57,7 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
                 f"source {source.name!r}: reader 'reasoning' generates problems without end; set `records`"
             )
         return _ranges("reasoning", source.records, PROBLEMS_PER_FILE)
+    # Sources with real files, which are counted only if `records` limits them.
     if source.reader == "hub":
         files = list_hub_files(source)
     else:
@@ -108,6 +110,7 @@ def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float
 
 
 def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+    """The rows of one file or range, before the filters."""
     end = None if file.rows is None else file.first + file.rows
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
@@ -130,6 +133,7 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
 
 
 def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
+    """The first `rows` rows of a file on disk, Parquet or JSON lines."""
     if is_parquet(path.name):
         # Exemplars for retrieval are stored with every field of the schema; other records need only their texts.
         record_columns = (

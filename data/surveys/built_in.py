@@ -100,6 +100,7 @@ def _place(thousands: int) -> str:
 
 
 def _package_table(name: str, delimiter: str = ",", quotechar: str = '"') -> list[dict[str, str]]:
+    """The rows of a CSV file in statsmodels. Raises `ConfigError` if it is not installed or cannot be read."""
     try:
         package = importlib.metadata.distribution("statsmodels")
     except importlib.metadata.PackageNotFoundError:

@@ -184,6 +184,7 @@ def _band(number: float, edges: Sequence[float]) -> tuple[int, str]:
 
 
 def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list[Person]:
+    """Turn rows into people, with ids from `id_column` or by number. Raises `ConfigError` for a bad row or id."""
     people, ids = [], set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):

@@ -126,6 +126,7 @@ def opinion_qa(folder: Path) -> SurveyConfig:
 
 
 def _subpop(rows: Sequence[Mapping[str, Any]], name: str, source: str, where: str) -> SurveyConfig:
+    """Build a survey from SubPOP's records, one per question and group."""
     require_columns(where, list(rows[0]), SUBPOP_COLUMNS)
     questions: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows, 1):

@@ -164,6 +164,7 @@ def read_packed_file(marker: Path) -> PackedFile:
 
 
 def _pack(file: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
+    """Write the shards of a tokenised file, of both splits, under the folder `private`."""
     verdicts = read_verdicts(file.folder)
     dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdicts == code).sum())}
     # The same test as `in_validation`, for all hashes at once, with integers: float64 cannot hold a 64-bit hash.

@@ -100,6 +100,7 @@ class Loader:
         indexes = {name: _checked_index(name, folder, tokenizer, remote) for name, folder in folders.items()}
         self.names: tuple[str, ...] = tuple(folders)
         self.row_length: int = _common_row_length(folders, indexes)
+        # The readers of all sources share one cache of open files.
         shards = [entry for index in indexes.values() for entry in index.shards]
         files = OpenFiles(len(shards), remote, max((entry.bytes for entry in shards), default=1))
         end_of_text = tokenizer_for(tokenizer).end_of_text
@@ -162,6 +163,7 @@ class Loader:
         return self._ahead.pop(step).result()
 
     def _build(self, step: int) -> Batch:
+        """Read this host's rows of a step, source by source, and put them in the order of the mixture."""
         phase = self._phase(step)
         host_rows = self._batch_rows // self._hosts
         first = (step - phase.first) * self._batch_rows + self._host * host_rows
@@ -261,6 +263,7 @@ def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig, remote: 
 
 
 def _common_row_length(folders: Mapping[str, Path], indexes: Mapping[str, ShardIndex]) -> int:
+    """The row length of all sources. Raises `ConfigError` if they differ, or if there is no source."""
     lengths = {name: index.row_length for name, index in indexes.items()}
     if not lengths:
         raise ConfigError("pretrain: no token sources were given")

@@ -168,6 +168,7 @@ class RowReader:
         return rows
 
     def _row(self, shard: int, descriptor: int, reads_next: bool, span: list[int]) -> PackedRow:
+        """Read one row by its byte ranges. `reads_next`: the tokens include the one after the row."""
         tokens_at, tokens_size, counts_at, counts_size = span
         try:
             tokens, counts = os.pread(descriptor, tokens_size, tokens_at), os.pread(descriptor, counts_size, counts_at)

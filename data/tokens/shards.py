@@ -130,6 +130,7 @@ def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({error}); {REBUILD}") from None
+    # The file is valid JSON of this format. Now check that it fits the tokenizer and itself, and then the shards.
     if index.fingerprint != tokenizer_for(index.tokenizer).fingerprint:
         raise ConfigError(f"tokens artifact {folder}: written with other token ids than this tokenizer's; {REBUILD}")
     for entry in index.shards:

@@ -69,6 +69,7 @@ class BatchQueue:
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
+        # Resume the jobs of earlier processes; their reservations may exceed the limit, as they have been sent.
         for job in pending_jobs(self._folder, endpoint.name, cache.locks.acquire):
             self._register(job)
             endpoint.budget.hold(job.reserved)
