@@ -18,7 +18,7 @@ from configs.endpoint import OWN_KINDS, EndpointConfig
 from configs.evaluation import EvaluateConfig
 from configs.ingest import IngestPart
 from configs.operation import OperationConfig
-from data.distill.collect_prompts import refuse_short_sets
+from data.distill.collect_prompts import check_set_sizes
 from data.distill.prompt_files import check_prompt_set, count_prompt_rows
 from data.sources.hub import COMMIT
 from evals.benchmarks.catalogue import BENCHMARKS
@@ -110,7 +110,7 @@ def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
                         rows[prompt_set.name] = count_prompt_rows(prompt_set, Path(folder))
                     except (ConfigError, Retryable) as error:
                         lines.append(f"rows not counted: {error}")
-        refuse_short_sets(config, rows)
+        check_set_sizes(config, rows)
     return lines
 
 

@@ -15,7 +15,7 @@ from configs.tune import LabelledDataConfig
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.labelled.rows import LabelledRow, read_rows
-from data.labelled.teacher import UNASKED, TeacherLabel, ask_labels, refuse_if_too_many
+from data.labelled.teacher import UNASKED, TeacherLabel, ask_labels, check_label_share
 from data.screening.contamination import load_contamination_index
 from data.screening.text_hash import text_hash
 from evals.labelling.agreement import agreement
@@ -58,10 +58,10 @@ def label(job: Job) -> None:
 
         # The gold rows first: a teacher that disagrees with people ends the stage before the texts are paid for.
         checked = ask_labels(config, pool, gold, count)
-        refuse_if_too_many(config, checked, "gold rows")
+        check_label_share(config, checked, "gold rows")
         measured = _agreement(job, config, checked)
         results = ask_labels(config, pool, clean_rows, count)
-        refuse_if_too_many(config, results, "texts")
+        check_label_share(config, results, "texts")
         facts = _facts(config, pool, checked, results)
     facts |= {
         "texts": len(texts),

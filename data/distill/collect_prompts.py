@@ -34,15 +34,18 @@ BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # texts -> for each,
 class CollectedPrompts:
     """What was collected: prompts by set, dropped rows by set and reason, and the files of `chunk` prompts each."""
 
-    taken: Counter[str] = field(default_factory=Counter)  # by set
-    dropped: dict[str, Counter[str]] = field(default_factory=dict)  # set -> reason -> rows
+    prompt_counts: Counter[str] = field(default_factory=Counter)  # by set
+    dropped_rows: dict[str, Counter[str]] = field(default_factory=dict)  # set -> reason -> rows
     files: list[Path] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         """The counts for the manifest."""
         return {
-            name: {"prompts": self.taken[name], "left_out": dict(self.dropped.get(name, Counter()).most_common())}
-            for name in sorted({*self.taken, *self.dropped})
+            name: {
+                "prompts": self.prompt_counts[name],
+                "left_out": dict(self.dropped_rows.get(name, Counter()).most_common()),
+            }
+            for name in sorted({*self.prompt_counts, *self.dropped_rows})
         }
 
 
@@ -53,29 +56,29 @@ def collect_prompts(
 
     Raises `ConfigError` for a set that cannot be read or has too few prompts, `Retryable` as `read_prompt_set`.
     """
-    collected, seen, rows_read = _load_finished(config, work)
+    collected, seen_texts, rows_read = _load_finished(config, work)
     quota = quotas(config)
-    total = sum(collected.taken.values())
+    total = sum(collected.prompt_counts.values())
     files = work / "prompt-sets"
     if total < config.prompts:
-        refuse_short_sets(config, {s.name: count_prompt_rows(s, files) for s in config.prompt_sets})
-    rows = {s.name: _ScreenedRows(s, seed, files, rows_read[s.name], screen, seen) for s in config.prompt_sets}
+        check_set_sizes(config, {s.name: count_prompt_rows(s, files) for s in config.prompt_sets})
+    rows = {s.name: _ScreenedRows(s, seed, files, rows_read[s.name], screen, seen_texts) for s in config.prompt_sets}
     while total < config.prompts:
         part: list[Prompt] = []
         while len(part) < config.chunk and total < config.prompts:
             # Next is the set that is furthest behind its quota; ties go by name.
-            name = min(quota, key=lambda name: ((collected.taken[name] + 1) / quota[name], name))
-            part.append(_next_prompt(rows[name], collected, seen, quota[name]))
-            collected.taken[name] += 1
+            name = min(quota, key=lambda name: ((collected.prompt_counts[name] + 1) / quota[name], name))
+            part.append(_next_prompt(rows[name], collected, seen_texts, quota[name]))
+            collected.prompt_counts[name] += 1
             total += 1
         rows_read |= {name: screened.rows_read for name, screened in rows.items()}
-        _save(work, part, collected, seen, rows_read)
+        _save(work, part, collected, seen_texts, rows_read)
         emit("progress", done=total, total=config.prompts, unit="prompts", note="collecting prompts")
     shutil.rmtree(files, ignore_errors=True)
     return collected
 
 
-def refuse_short_sets(config: DistillConfig, rows: Mapping[str, int]) -> None:
+def check_set_sizes(config: DistillConfig, rows: Mapping[str, int]) -> None:
     """Raise `ConfigError` if a set has fewer rows than its quota of prompts. A check before any row is read.
 
     `rows`: number of rows by set, for the sets where it is known.
@@ -116,11 +119,11 @@ class _ScreenedRows:
         files: Path,
         skip: int,
         screen: BenchmarkScreen | None,
-        seen: SeenTexts,
+        seen_texts: SeenTexts,
     ) -> None:
         self.config, self.rows_read = config, skip
         self._rows = read_prompt_set(config, seed, files, skip)
-        self._screen, self._seen = screen, seen
+        self._screen, self._seen = screen, seen_texts
         self._block: deque[tuple[Prompt | str, TextHashes | None]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Prompt | str, TextHashes | None]]:
@@ -156,50 +159,51 @@ class _ScreenedRows:
                 self._block.append((row, hashes))
 
 
-def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen: SeenTexts, quota: int) -> Prompt:
+def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen_texts: SeenTexts, quota: int) -> Prompt:
     """The next prompt of a set that is no duplicate. Raises `ConfigError` if there are no more."""
     name = rows.config.name
-    dropped = collected.dropped.setdefault(name, Counter())
+    drop_reasons = collected.dropped_rows.setdefault(name, Counter())
     for prompt, hashes in rows:
         if isinstance(prompt, str):
-            dropped[prompt] += 1
+            drop_reasons[prompt] += 1
             continue
         assert hashes is not None, "every prompt was hashed with its block"
-        if (duplicate := seen.duplicate(hashes)) is not None:
-            dropped[duplicate] += 1
+        if (duplicate := seen_texts.duplicate(hashes)) is not None:
+            drop_reasons[duplicate] += 1
         else:
-            seen.add(hashes)
+            seen_texts.add(hashes)
             return prompt
-    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common(4)) or "none dropped"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in drop_reasons.most_common(4)) or "none dropped"
     raise ConfigError(
-        f"distill.prompts needs {quota} prompts of prompt set {name!r}, but it has {collected.taken[name]} distinct "
-        f"ones ({reasons}); lower distill.prompts, or give other sets more weight"
+        f"distill.prompts needs {quota} prompts of prompt set {name!r}, but it has "
+        f"{collected.prompt_counts[name]} distinct ones ({reasons}); lower distill.prompts, or give other sets more "
+        "weight"
     )
 
 
 def _save(
-    work: Path, part: list[Prompt], collected: CollectedPrompts, seen: SeenTexts, rows_read: dict[str, int]
+    work: Path, part: list[Prompt], collected: CollectedPrompts, seen_texts: SeenTexts, rows_read: dict[str, int]
 ) -> None:
     """Write a file of prompts and their hashes. The marker is written last: with it the file is finished."""
     stem = work / f"prompts-{len(collected.files):05d}"
     rows = "".join(json.dumps(asdict(prompt), ensure_ascii=True) + "\n" for prompt in part)
-    exact, bands = seen.take_unsaved()
+    exact, bands = seen_texts.take_unsaved()
     write_atomically(stem.with_suffix(".jsonl"), rows.encode())
     write_atomically(stem.with_suffix(".u8"), exact)
     write_atomically(stem.with_suffix(".bands.u8"), bands)
-    marker = {"rows_read": rows_read, "taken": collected.taken, "dropped": collected.dropped}
+    marker = {"rows_read": rows_read, "taken": collected.prompt_counts, "dropped": collected.dropped_rows}
     write_atomically(stem.with_suffix(".json"), json.dumps(marker).encode())
     collected.files.append(stem.with_suffix(".jsonl"))
 
 
 def _load_finished(config: DistillConfig, work: Path) -> tuple[CollectedPrompts, SeenTexts, Counter[str]]:
     """Load what earlier processes collected: the prompts' counts and files, their hashes, and rows read by set."""
-    collected, seen, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
+    collected, seen_texts, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
     while (stem := work / f"prompts-{len(collected.files):05d}").with_suffix(".json").is_file():
         marker = json.loads(stem.with_suffix(".json").read_bytes())
-        collected.taken = Counter(marker["taken"])
-        collected.dropped = {name: Counter(counts) for name, counts in marker["dropped"].items()}
+        collected.prompt_counts = Counter(marker["taken"])
+        collected.dropped_rows = {name: Counter(counts) for name, counts in marker["dropped"].items()}
         rows_read = Counter(marker["rows_read"])
-        seen.load(stem.with_suffix(".u8"), stem.with_suffix(".bands.u8"))
+        seen_texts.load(stem.with_suffix(".u8"), stem.with_suffix(".bands.u8"))
         collected.files.append(stem.with_suffix(".jsonl"))
-    return collected, seen, rows_read
+    return collected, seen_texts, rows_read

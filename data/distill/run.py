@@ -23,7 +23,7 @@ from configs.distill import DistillConfig
 from data.distill.ask import Teachers, document_text
 from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts
 from data.distill.seen import SeenTexts
-from data.distill.stats import DistillStats, emit_samples, refuse_if_too_few, refuse_if_too_many
+from data.distill.stats import DistillStats, check_final_reject_share, check_running_reject_share, emit_samples
 from data.distill.types import UNASKED, PromptResult, result_row, unasked_row
 from data.distill.window import OpenFile, PromptWindow
 from data.endpoints.chat_types import ChatReply, request_digest
@@ -64,7 +64,7 @@ def distill_prompts(
     collected = collect_prompts(config, seed, work, screen, emit)
     run = _Run(Teachers(config, pool, index, seed), screen, out, work, emit)
     run.process(collected.files)
-    refuse_if_too_few(config, run.stats)
+    check_final_reject_share(config, run.stats)
     return DistillOutput(run.stats, collected)
 
 
@@ -85,7 +85,7 @@ class _Run:
         if finished_count:
             logger.info("resuming after %d finished files of %d prompts", finished_count, self._config.chunk)
         self._show_progress()
-        refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
+        check_running_reject_share(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
         # Counts that include the files in progress, to stop early if too many replies are rejected.
         rejected_counts, judged_count = Counter(self.stats.rejected), self.stats.judged
         number = finished_count
@@ -99,7 +99,7 @@ class _Run:
             if reason != UNASKED:
                 judged_count += 1
                 rejected_counts.update([] if reason is None else [reason])
-                refuse_if_too_many(self._config, judged_count, rejected_counts, self._pool.spent)
+                check_running_reject_share(self._config, judged_count, rejected_counts, self._pool.spent)
 
         def finish(file: OpenFile) -> None:
             nonlocal number
@@ -186,7 +186,7 @@ class _Run:
         write_atomically(marker.with_suffix(".bands.u8"), bands)
         write_atomically(marker, json.dumps(part.to_json()).encode())
         self.stats.merge(part)
-        refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
+        check_running_reject_share(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
 
     def _marker(self, number: int) -> Path:
         return self._work / f"documents-{number:05d}.json"

@@ -199,17 +199,19 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
     }
 
 
-def refuse_if_too_many(config: DistillConfig, judged: int, rejected: Counter[str], dollars: float) -> None:
+def check_running_reject_share(
+    config: DistillConfig, judged_count: int, rejected_counts: Counter[str], dollars: float
+) -> None:
     """Raise `ConfigError` if the rejects so far show that the run as a whole would exceed `max_rejected_share`.
 
     Called at every reply, so that only some hundreds of replies of a poor teacher are paid for.
     """
-    limit, count = config.max_rejected_share, rejected.total()
-    if judged >= FIRST_JUDGED and chance_of_rejects(count, judged, limit) < FALSE_ALARM:
+    limit, count = config.max_rejected_share, rejected_counts.total()
+    if judged_count >= FIRST_JUDGED and chance_of_rejects(count, judged_count, limit) < FALSE_ALARM:
         raise ConfigError(
-            f"distill.max_rejected_share is {limit:g}, but {count} of the first {judged} replies were rejected "
-            f"({_most_common(rejected)}), so no more are asked for; ${dollars:.4f} are spent. Use another teacher or "
-            "raise the limit: what is paid for is kept"
+            f"distill.max_rejected_share is {limit:g}, but {count} of the first {judged_count} replies were rejected "
+            f"({_most_common(rejected_counts)}), so no more are asked for; ${dollars:.4f} are spent. Use another "
+            "teacher or raise the limit: what is paid for is kept"
         )
 
 
@@ -229,16 +231,16 @@ def chance_of_rejects(rejected_count: int, judged_count: int, share: float) -> f
     return math.exp(-judged_count * divergence)
 
 
-def refuse_if_too_few(config: DistillConfig, stats: DistillStats) -> None:
+def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None:
     """Raise `ConfigError` if no document was accepted, or if more were rejected than `max_rejected_share` allows."""
     if not stats.judged:
         raise ConfigError(
-            f"distill: the budget pays for not one of {stats.prompts} prompts; raise distill.budget_dollars or "
+            f"distill: the budget pays for none of {stats.prompts} prompts; raise distill.budget_dollars or "
             "budget_tokens, or those of the endpoint"
         )
     reasons = _most_common(stats.rejected)
     if not stats.accepted:
-        raise ConfigError(f"distill: not one of {stats.judged} documents was kept ({reasons}); see rejected-*.jsonl")
+        raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see rejected-*.jsonl")
     share = 1 - stats.accepted / stats.judged
     if share > config.max_rejected_share:
         raise ConfigError(
@@ -247,8 +249,8 @@ def refuse_if_too_few(config: DistillConfig, stats: DistillStats) -> None:
         )
 
 
-def _most_common(rejected: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(4))
+def _most_common(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
 
 
 def emit_samples(results: list[PromptResult], first_index: int, emit: Emit) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from common.errors import ConfigError, Retryable
 from common.events import Emit
 from configs.endpoint import EndpointConfig
-from data.endpoints.batch.jobs import adopt_jobs, refuse_forgotten_jobs
+from data.endpoints.batch.jobs import adopt_jobs, check_no_pending_jobs
 from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
@@ -61,7 +61,7 @@ class EndpointPool:
             self._adopt(source.adopt)
         for name, config in endpoints.items():
             if config.mode != "batch":
-                refuse_forgotten_jobs(self._cache(name).folder / BATCHES, name)
+                check_no_pending_jobs(self._cache(name).folder / BATCHES, name)
         caches = self._caches.values()
         spent = sum((cache.total for cache in caches), NO_USAGE)
         unknown = sum((usage for cache in caches for usage in cache.unknown.values()), NO_USAGE)

@@ -148,8 +148,8 @@ def parse_label(reply: ChatReply, labels: Sequence[str]) -> tuple[str | None, st
     return (label, None) if label is not None else (None, "unknown_label")
 
 
-def refuse_if_too_many(config: LabelConfig, results: Sequence[TeacherLabel], what: str) -> None:
-    """Raise `ConfigError` if a larger share of replies than `max_rejected_share` was rejected, or all of them.
+def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what: str) -> None:
+    """Raise `ConfigError` if too few texts have a label: more than `max_rejected_share` of replies rejected, or all.
 
     `what`: the rows as the message names them.
     """

@@ -35,7 +35,7 @@ class PendingJob:
     label: str  # unique, and in the vendor's metadata
     requests: dict[str, ChatRequest] = field(repr=False)
     reserved: Usage
-    written: float  # seconds of the epoch
+    written_at: float  # seconds since the epoch
     attempts: dict[str, int] = field(default_factory=dict)
     phase: Phase = "written"
     file: str | None = None
@@ -63,7 +63,7 @@ class PendingJob:
             "endpoint": self.endpoint,
             "label": self.label,
             "reserved": [self.reserved.dollars, self.reserved.tokens],
-            "written": self.written,
+            "written": self.written_at,
             "phase": self.phase,
             "file": self.file,
             "id": self.id,
@@ -104,10 +104,10 @@ def pending_jobs(folder: Path, endpoint: str, acquire: Callable[[str], bool]) ->
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(_unreadable(path, error)) from None
         jobs.append(job)
-    return sorted(jobs, key=lambda job: job.written)
+    return sorted(jobs, key=lambda job: job.written_at)
 
 
-def refuse_forgotten_jobs(folder: Path, endpoint: str) -> None:
+def check_no_pending_jobs(folder: Path, endpoint: str) -> None:
     """Raise `ConfigError` if an endpoint that is no longer in batch mode has a job in progress, which is paid for."""
     for path in sorted(folder.glob(f"*{STATE}")):
         if (state := _read_state(path)) is not None and state["endpoint"] == endpoint:

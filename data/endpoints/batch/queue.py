@@ -273,7 +273,7 @@ class BatchQueue:
 
         async def create() -> str:
             nonlocal may_exist
-            if may_exist and (job_id := await self._client.find(job.label, job.written)) is not None:
+            if may_exist and (job_id := await self._client.find(job.label, job.written_at)) is not None:
                 return job_id
             may_exist = True
             try:
@@ -307,7 +307,7 @@ class BatchQueue:
             status = await self._call(lambda: self._client.status(str(job.id)))
             if status.ended:
                 return status
-            if time.time() - job.written > self._batch.give_up_hours * 3600:
+            if time.time() - job.written_at > self._batch.give_up_hours * 3600:
                 hours = self._batch.give_up_hours
                 raise CallError("outage", f"batch job {job.id} is still {status.state!r} after {hours:g} hours")
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))

@@ -236,8 +236,8 @@ def mixed(tmp_path, chunk=4, **fields):
 
 def test_sets_are_mixed_and_duplicates_within_and_across_are_dropped(tmp_path):
     drawn, collected = collect(mixed(tmp_path), tmp_path / "work")
-    assert collected.taken == {"one": 10, "two": 20}
-    assert collected.dropped["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
+    assert collected.prompt_counts == {"one": 10, "two": 20}
+    assert collected.dropped_rows["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
     assert len({prompt.query.casefold() for prompt in drawn}) == 30
     for start in range(0, 28, 4):
         assert 1 <= sum(prompt.set == "one" for prompt in drawn[start : start + 4]) <= 2, "each file has the mix"
@@ -254,7 +254,10 @@ def test_collecting_resumes_where_it_was_cut_off(tmp_path, kept):
             path.unlink()
     again, collected_again = collect(mixed(tmp_path), part)
     assert again == whole
-    assert (collected_again.taken, collected_again.dropped) == (collected.taken, collected.dropped)
+    assert (collected_again.prompt_counts, collected_again.dropped_rows) == (
+        collected.prompt_counts,
+        collected.dropped_rows,
+    )
 
 
 def test_near_duplicates_benchmark_questions_and_other_languages_are_dropped(tmp_path):
@@ -274,9 +277,9 @@ def test_near_duplicates_benchmark_questions_and_other_languages_are_dropped(tmp
         settings, tmp_path / "w", screen=lambda texts: [["hit"] if "secret" in t else [] for t in texts]
     )
     assert [prompt.query for prompt in drawn] == [rows[0]["query"], rows[5]["query"], rows[6]["query"]]
-    assert collected.dropped["s"]["in_a_benchmark"] == 1
-    assert collected.dropped["s"]["other_language"] == 1
-    assert collected.dropped["s"]["duplicate"] + collected.dropped["s"]["near_duplicate"] == 2
+    assert collected.dropped_rows["s"]["in_a_benchmark"] == 1
+    assert collected.dropped_rows["s"]["other_language"] == 1
+    assert collected.dropped_rows["s"]["duplicate"] + collected.dropped_rows["s"]["near_duplicate"] == 2
 
 
 def test_a_set_that_runs_out_is_named_with_its_count(tmp_path):

@@ -323,7 +323,7 @@ def test_too_many_rejects_are_refused_with_their_reasons(run):
 
 
 def test_a_distillation_that_keeps_nothing_is_refused(run):
-    with FakeOpenAI(reply=lambda body: "no json") as server, pytest.raises(ConfigError, match="not one of 20"):
+    with FakeOpenAI(reply=lambda body: "no json") as server, pytest.raises(ConfigError, match="none of 20"):
         run({"other": openai(server, structured="none")})
 
 
@@ -364,7 +364,7 @@ def test_a_larger_budget_asks_what_an_attempt_had_no_money_for(run):
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
         endpoints = {"t": openai(server, **prices, concurrency=2)}
-        with pytest.raises(ConfigError, match=r"pays for not one of 30 prompts; raise distill\.budget_dollars"):
+        with pytest.raises(ConfigError, match=r"pays for none of 30 prompts; raise distill\.budget_dollars"):
             run(endpoints, budget_dollars=0.01, max_tokens=100, prompts=30, chunk=8)
         first = run(endpoints, budget_dollars=0.3, max_tokens=100, prompts=30, chunk=8)
         whole = run(endpoints, budget_dollars=100.0, max_tokens=100, prompts=30, chunk=8)

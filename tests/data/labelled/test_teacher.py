@@ -12,7 +12,7 @@ from data.endpoints.chat_types import ChatReply
 from data.endpoints.outgoing import read_fenced
 from data.endpoints.pool import EndpointPool
 from data.labelled.rows import LabelledRow
-from data.labelled.teacher import ask_labels, label_request, parse_label, refuse_if_too_many
+from data.labelled.teacher import ask_labels, check_label_share, label_request, parse_label
 from tests.support.servers.fake_openai import FakeOpenAI, script
 
 FIELDS = {"data": "texts.csv", "gold": "gold.csv", "labels": ["good", "not good"], "teacher": "t"}
@@ -74,7 +74,7 @@ def test_replies_are_counted_by_reason_and_the_budget_ends_the_asking(tmp_path):
 
 def test_too_many_rejected_replies_are_an_error():
     with pytest.raises(ConfigError, match="pays for none of the 0 texts"):
-        refuse_if_too_many(CONFIG, [], "texts")
+        check_label_share(CONFIG, [], "texts")
 
 
 @pytest.mark.parametrize(
