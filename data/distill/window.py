@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from data.distill.ask import PreparedPrompt, Teachers
 from data.distill.collect_prompts import read_prompts
@@ -57,6 +57,14 @@ class _OpenPrompt:
     reply: ChatReply | None = None  # the teacher's reply while it is being checked
 
 
+class _PreparedBlock(NamedTuple):
+    """The next prompts of a file, and the future of their preparation."""
+
+    file: OpenFile
+    prompts: list[Prompt]
+    items: "Future[list[PreparedPrompt]]"
+
+
 class PromptWindow:
     """Sends files of prompts to the teachers. `judged_count`: results so far, including those of earlier processes.
 
@@ -85,31 +93,30 @@ class PromptWindow:
             session = stack.enter_context(self._teachers.pool.session())
             lookahead = stack.enter_context(ThreadPoolExecutor(1))
             blocks = _blocks(paths)
-            prepared = self._prepare_next(blocks, lookahead)
-            while prepared is not None or self._open:
+            block = self._prepare_next(blocks, lookahead)
+            while block is not None or self._open:
                 while self._open and self._open[0].finished:
                     file = self._open.popleft()
                     self._open_prompts -= len(file.prompts)
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
                     finish(file)
-                # Once the budget is spent, no further prompt is sent. Else send a prepared block if there is room,
+                # Once the budget is spent, no further prompt is sent. Else send the next block if there is room,
                 # or handle the next result.
-                if prepared is not None and self._budget_spent:
-                    self._add_unasked(prepared[0], prepared[1])
+                if block is not None and self._budget_spent:
+                    self._add_unasked(block.file, block.prompts)
                     for file, prompts in blocks:
                         self._add_unasked(file, prompts)
-                    prepared = None
-                elif prepared is not None and self._has_room and (prepared[2].done() or not session.has_result):
-                    file, prompts, items = prepared
-                    prepared = self._prepare_next(blocks, lookahead)
-                    self._send(session, file, items.result(), more_follow=prepared is not None)
+                    block = None
+                elif block is not None and self._has_room and (block.items.done() or not session.has_result):
+                    current, block = block, self._prepare_next(blocks, lookahead)
+                    self._send(session, current.file, current.items.result(), more_follow=block is not None)
                 elif session.open_count:
                     key, result = session.next_result()
                     open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
                     if isinstance(result, ReplyVerdict):
                         self._take_verdict(open_prompt, result)
                     else:
-                        self._take(session, open_prompt, sample, result)
+                        self._handle_reply(session, open_prompt, sample, result)
 
     @property
     def _has_room(self) -> bool:
@@ -117,10 +124,12 @@ class PromptWindow:
 
     def _prepare_next(
         self, blocks: Iterator[tuple[OpenFile, list[Prompt]]], lookahead: ThreadPoolExecutor
-    ) -> tuple[OpenFile, list[Prompt], "Future[list[PreparedPrompt]]"] | None:
+    ) -> _PreparedBlock | None:
         """Start to prepare the next block in the thread of `lookahead`; None if there is no further block."""
-        block = next(blocks, None)
-        return None if block is None else (*block, lookahead.submit(self._teachers.prepare, block[1]))
+        if (next_prompts := next(blocks, None)) is None:
+            return None
+        file, prompts = next_prompts
+        return _PreparedBlock(file, prompts, lookahead.submit(self._teachers.prepare, prompts))
 
     def _send(self, session: AskSession, file: OpenFile, items: Sequence[PreparedPrompt], *, more_follow: bool) -> None:
         """Open the window for a block of prompts: send their probes, or their teachers' requests without probes."""
@@ -138,7 +147,9 @@ class PromptWindow:
                 requests.append(((open_prompt, None), open_prompt.task.request))
         session.submit(requests, more_follow=more_follow and self._has_room)
 
-    def _take(self, session: AskSession, open_prompt: _OpenPrompt, sample: int | None, reply: AskResult) -> None:
+    def _handle_reply(
+        self, session: AskSession, open_prompt: _OpenPrompt, sample: int | None, reply: AskResult
+    ) -> None:
         """Handle a reply of a probe (number `sample`) or of a teacher (None), and send the next request, if any."""
         if isinstance(reply, ChatFailure):
             if reply.reason in ("misconfigured", "outage"):
@@ -172,7 +183,7 @@ class PromptWindow:
             future = self._processes.judge(reply.text, reply.finish, task.prompt, task.neighbours, task.template)
             session.expect((open_prompt, None), future)
 
-    def _take_verdict(self, open_prompt: _OpenPrompt, verdict: ReplyVerdict) -> None:
+    def _handle_verdict(self, open_prompt: _OpenPrompt, verdict: ReplyVerdict) -> None:
         assert open_prompt.task is not None
         assert open_prompt.reply is not None
         probes = cast(list[AskResult], open_prompt.probe_replies)

@@ -98,15 +98,15 @@ class SpendingLimit:
     def fits(self, amount: Usage) -> bool:
         """Whether `amount` could be reserved now."""
         needed = self.spent + self.unknown + self._reserved + amount
-        dollars = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12
-        return dollars and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
+        dollars_fit = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12  # a tolerance for rounding
+        return dollars_fit and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
 
     @property
     def spent_share(self) -> float:
         """The used share of the dollars or of the tokens, whichever is larger; 0 without a limit."""
         usage = self.spent + self.unknown
-        dollars = usage.dollars / self.limit.dollars if self.limit.dollars else 0.0
-        return max(dollars, usage.tokens / self.limit.tokens if self.limit.tokens else 0.0)
+        dollar_share = usage.dollars / self.limit.dollars if self.limit.dollars else 0.0
+        return max(dollar_share, usage.tokens / self.limit.tokens if self.limit.tokens else 0.0)
 
     def __str__(self) -> str:
         """How much of it is spent, for a message."""

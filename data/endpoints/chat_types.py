@@ -104,6 +104,7 @@ class CallError(Exception):
 
     @property
     def retryable(self) -> bool:
+        """Whether another attempt at the same request may succeed."""
         return self.reason in TRANSIENT
 
 

@@ -193,10 +193,11 @@ class EndpointPool:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _shut_down(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        """Cancel all other tasks of the event loop, then close the batch queues and the endpoints."""
+        other_tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in other_tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*other_tasks, return_exceptions=True)
         for batch_queue in self._batch_queues.values():
             await batch_queue.close()
         for endpoint in self._endpoints.values():

@@ -30,10 +30,12 @@ class PackedRows:
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return len(self.pieces_per_row)
 
     @property
     def padded_tokens(self) -> int:
+        """Number of padding tokens that the loader adds to fill the rows."""
         return self.rows * self.row_length - len(self.tokens)
 
 
