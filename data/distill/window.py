@@ -114,7 +114,7 @@ class PromptWindow:
                     key, result = session.next_result()
                     open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
                     if isinstance(result, ReplyVerdict):
-                        self._take_verdict(open_prompt, result)
+                        self._handle_verdict(open_prompt, result)
                     else:
                         self._handle_reply(session, open_prompt, sample, result)
 
@@ -178,7 +178,7 @@ class PromptWindow:
         if self._processes is None:
             config = self._teachers.config
             verdict = judge_reply(reply.text, reply.finish, task.prompt, task.neighbours, task.template, config)
-            self._take_verdict(open_prompt, verdict)
+            self._handle_verdict(open_prompt, verdict)
         else:
             future = self._processes.judge(reply.text, reply.finish, task.prompt, task.neighbours, task.template)
             session.expect((open_prompt, None), future)
