@@ -81,9 +81,9 @@ def split_rows(
         train = parts["train"]
     # Drop training rows whose text or source is in a held-out split, and validation rows that are in the test.
     held_out_keys: dict[str, set[int]] = {}
-    for name, split_rows_ in (("test", held_test), ("validation", held_validation)):
-        held_out_keys[name] = {text_hash(row.text) for row in split_rows_}
-        held_out_keys[name] |= {text_hash(row.source) for row in split_rows_}
+    for name, held_rows in (("test", held_test), ("validation", held_validation)):
+        held_out_keys[name] = {text_hash(row.text) for row in held_rows}
+        held_out_keys[name] |= {text_hash(row.source) for row in held_rows}
     for name, keys in held_out_keys.items():
         clean_rows = [row for row in train if not keys & {text_hash(row.text), text_hash(row.source)}]
         if len(clean_rows) < len(train):
