@@ -81,7 +81,9 @@ def test_what_was_left_open_in_the_sections_is_named(nothing_answers):
     plain["distill"]["prompt_sets"][0]["revision"] = "main"
     lines = missing_settings(pipeline_steps(RunConfig.model_validate(plain)))
     assert "source 'fineweb_edu': set `revision` to a commit of HuggingFaceFW/fineweb-edu" in lines
-    assert any(line.startswith("prompt set 'instruction': `revision` 'main' is not a full commit hash") for line in lines)
+    assert any(
+        line.startswith("prompt set 'instruction': `revision` 'main' is not a full commit hash") for line in lines
+    )
 
 
 def test_a_price_that_the_vendor_does_not_list_is_named():
