@@ -163,7 +163,10 @@ class _Items:
             for file in self._files(path)
             if not file.name.startswith(".")
         )
-        self.store.remote.map(self._send, [name for name in names if not self._is_sent(name)])
+        changed = [
+            name for name in names if name not in self.objects or self.stamps[name] != _stamp(self.staging / name)
+        ]
+        self.store.remote.map(self._send, changed)
         assert self.store.url
         files = tuple((name, self.objects[name]) for name in names)
         remote_item = replace(item, request=f"{self.staging.name}/request.json", url=self.store.url, files=files)
@@ -185,9 +188,6 @@ class _Items:
     def _files(self, name: str) -> list[Path]:
         path = self.staging / name
         return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-
-    def _is_sent(self, name: str) -> bool:
-        return name in self.objects and self.stamps[name] == _stamp(self.staging / name)
 
     def _send(self, name: str) -> None:
         self.objects[name] = f"{host_files(self.staging.name)}/files/{name}"

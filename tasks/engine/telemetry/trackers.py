@@ -167,12 +167,9 @@ class Tracker:
             if self._abandoned:
                 return  # another attempt may be using the state file by now
             self._offsets[name] = offset
-            self._save()
-
-    def _save(self) -> None:
-        if self._state.parent.is_dir():  # else the staging folder was published, and nothing resumes the execution
-            record = {"execution": self._about.execution, "offsets": self._offsets, "steps": self._steps}
-            write_json(self._state, {**record, "sent": self._sent}, durable=False)
+            if self._state.parent.is_dir():  # else the staging folder was published, and nothing resumes the execution
+                record = {"execution": self._about.execution, "offsets": self._offsets, "steps": self._steps}
+                write_json(self._state, {**record, "sent": self._sent}, durable=False)
 
     def _warn(self, reason: str) -> None:
         """Log once that metrics are not delivered."""
