@@ -140,7 +140,9 @@ def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(
     assert result == expected[:5]
     message = "problems.revision: 'main' is not a full commit hash of openai/gsm8k; leave it out to read e53f"
     assert branch.startswith(message)
-    assert other.startswith("gsm8k: openai/gsm8k main train at ffffffffffff: only another commit")
+    assert other.startswith(
+        "gsm8k: openai/gsm8k main train at ffffffffffff: this machine's cache has only another commit"
+    )
 
 
 @pytest.fixture

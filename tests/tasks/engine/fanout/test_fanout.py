@@ -240,7 +240,7 @@ def test_an_invalid_declaration_is_refused():
     for fan_outs in ((cut, cut), (FanOut("No Name", cut.list_items, cut.work),)):
         with pytest.raises(ValueError, match="its fan-outs need distinct lower-case names"):
             stage("x", version=1, outputs=("a",), fan_outs=fan_outs)
-    with pytest.raises(ValueError, match="`multihost` is for processes that do"):
+    with pytest.raises(ValueError, match="both `fan_outs`, for independent items, and `multihost`"):
         stage("x", version=1, outputs=("a",), fan_outs=(cut,), multihost=True)
 
 
@@ -262,7 +262,7 @@ def test_a_host_with_other_code_is_refused(tmp_path):
     (folder / "request.json").write_text(json.dumps({"host": "head", "commit": "a" * 40}))
     with (
         lease(folder, 1),
-        pytest.raises(ConfigError, match=r"the run's host head has a{40}: install the same on every host"),
+        pytest.raises(ConfigError, match=r"the run's host head has a{40}: install the same commit on every host"),
     ):
         run_item(WorkItem(str(folder / "request.json"), 1, "cut", "a", 1))
 
