@@ -104,8 +104,8 @@ def test_a_dataset_has_a_repository_of_its_own_kind(hub, uploader, folder):
     ("token", "repository", "message"),
     [
         ("hf_unknown", "me/small", "refused the token: set HF_TOKEN"),
-        (READER, "me/small", "no right to write there"),
-        (TOKEN, "them/small", "no right to write there"),
+        (READER, "me/small", "no write access there"),
+        (TOKEN, "them/small", "no write access there"),
     ],
 )
 def test_a_token_without_rights_is_one_message_and_nothing_is_made(hub, folder, caplog, token, repository, message):
@@ -126,7 +126,7 @@ def test_a_right_to_read_is_not_one_to_write(hub, uploader, folder):
     publish(uploader, folder, private=False)
     (folder / "README.md").write_text(CARD + "more\n")
     reader = HubUploader(READER, hub.url)
-    with pytest.raises(ConfigError, match="no right to write there"):
+    with pytest.raises(ConfigError, match="no write access there"):
         reader.upload(reader.plan(folder, "me/small", "model", True), "a checkpoint")
     assert hub.repositories["model", "me/small"].files["README.md"].decode() == CARD
 
@@ -156,7 +156,7 @@ def test_a_lasting_outage_ends_with_a_message_without_the_token(hub, uploader, f
 def test_large_files_that_arrived_are_not_sent_again_after_an_interruption(hub, uploader, folder):
     plan = uploader.plan(folder, "me/small", "model", True)
     hub.faults["commit"] = [400]
-    with pytest.raises(ConfigError, match="refused it with 400"):
+    with pytest.raises(ConfigError, match="answered with status 400"):
         uploader.upload(plan, "a checkpoint")
     repository = hub.repositories["model", "me/small"]
     assert list(repository.files) == [".gitattributes"], "nothing is half there"

@@ -230,7 +230,7 @@ def test_only_json_up_to_the_size_limit_is_read(server):
     large = json.dumps({**LONG, "prompt": "x" * 2**22})
     response = httpx.post(url, content=large, headers={"Content-Type": "application/json"})
     assert response.status_code == 413
-    assert "over 4194304 bytes" in response.json()["error"]["message"]
+    assert "larger than 4194304 bytes" in response.json()["error"]["message"]
 
 
 def test_models_tokenizer_and_state(server, client):

@@ -102,7 +102,7 @@ def test_a_wrong_completion_request_is_refused_by_its_field(wrong, field):
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "mean the same"),
         ({"top_logprobs": 3}, "top_logprobs", "needs `logprobs`"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-        ({"tools": []}, "tools", "no such field"),
+        ({"tools": []}, "tools", "unknown field"),
     ],
 )
 def test_a_wrong_chat_request_is_refused_by_its_field(wrong, field, message):
