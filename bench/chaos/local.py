@@ -265,6 +265,7 @@ class LocalChaos(Chaos):
             "dollars_of_the_teacher": totals["dollars"], "dollars_of_the_ledger": dollars,
             "in_flight_at_kills": in_flight_at_kills,
         }  # fmt: skip
+        # An answer may lack a row only if it was in flight when a process was killed.
         unrecorded = answers - by_status.get("ok", 0)
         problems = []
         if not 0 <= unrecorded <= in_flight_at_kills:
@@ -275,6 +276,7 @@ class LocalChaos(Chaos):
             problems.append(f"{answers - requests} answers were given twice: more than were on their way at kills")
         if (abs(totals["dollars"] - dollars) > 1e-9) != bool(unrecorded):
             problems.append(f"the answers cost {totals['dollars']}, the ledger has {dollars}, {unrecorded} are lost")
+        # Each failure of the teacher must have a row, and no status may have more rows than failures.
         if not faults - in_flight_at_kills <= failed_rows:
             problems.append(f"the teacher failed {faults} times, and {failed_rows} rows say so")
         for fault, statuses in STATUSES.items():
@@ -290,15 +292,17 @@ class LocalChaos(Chaos):
             "# Faults in the default run",
             "",
             f"Written by `python bench/chaos/chaos.py local --work DIR --seed {self.options.seed}`: {len(rows)} faults"
-            f" in one run of `{self.options.config.name}`, its store at an S3 server, its teacher behind a socket.",
+            f" in one run of `{self.options.config.name}`, with the store at an S3 server and the teacher behind"
+            " a socket.",
             f"The undisturbed run took {plain['seconds']:.0f} s, the disturbed one {seconds:.0f} s with all of its"
             f" checks, on {os.cpu_count()} cores (load {os.getloadavg()[2]:.1f} in the last quarter of an hour)."
-            " *Recovered* is the time from the fault until the run is farther than it was before, the"
+            " *Recovered* is the time from the fault until the run passes its earlier progress, the"
             " fault's own length included.",
             "",
             "| | fault | in | what happened | recovered | evidence |",
             "| ---: | --- | --- | --- | ---: | --- |",
         ]
+        # One row of the table for each fault.
         for row in rows:
             outcome = row["outcome"] if row["commands"] else "went on by itself"
             recovery = f"{row['recovered_s']:.0f} s" if "recovered_s" in row else "not seen"
@@ -309,14 +313,14 @@ class LocalChaos(Chaos):
             "",
             f"At the end the {len(plain['payloads'])} payloads (digests of files, scores of evaluations) and the rows"
             " of metrics, samples and calls were compared with the undisturbed run's, store and remote were verified, a"
-            " catalog was rebuilt from the files, processes were looked for: "
-            + ("wrong is" if problems else "all as it should be."),
+            " catalog was rebuilt from the files, and remaining processes were searched: "
+            + ("problems:" if problems else "no problems."),
             *(f"- {problem}" for problem in problems),
             "",
             f"The teacher answered {account['requests']} different requests {account['answers']} times and failed"
             f" {sum(account['faults'].values())} times ({kinds}); the ledger has {account['rows']}. The answers cost"
             f" ${account['dollars_of_the_teacher']:.6f}, the rows have ${account['dollars_of_the_ledger']:.6f};"
-            f" {account['in_flight_at_kills']} requests were on their way as processes were killed.",
+            f" {account['in_flight_at_kills']} requests were in flight when processes were killed.",
         ]
         text = "\n".join(lines) + "\n"
         (self.out / "table.md").write_text(text, encoding="utf-8")

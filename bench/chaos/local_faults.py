@@ -142,6 +142,7 @@ def stop_holder(run: LocalChaosRun, rng: random.Random) -> str | None:
     lease, first = _current_lease(run), run.flow
     if lease is None or not run.alive():
         return None
+    # Suspend every process of the first machine, and start the second one.
     frozen = process_tree(first)
     for process in frozen:
         with suppress(psutil.Error):
@@ -153,6 +154,7 @@ def stop_holder(run: LocalChaosRun, rng: random.Random) -> str | None:
     run.start()
     taken_over = bool(wait_for(run, lambda: child_processes(run, "stage"), TAKEN_OVER_S))
     stood_s = time.monotonic() - start
+    # Resume the first machine: its stage must notice the higher fence and end.
     for process in frozen:
         with suppress(psutil.Error):
             process.resume()

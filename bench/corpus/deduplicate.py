@@ -94,6 +94,7 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     text_hits = index.screen(texts)
     print(f"{sum(map(bool, text_hits))} of {len(texts)} documents overlap a question; they are left out below")
     texts = [text for text, hits in zip(texts, text_hits, strict=True) if not hits]
+    # The two Aho-Corasick automata, over the anchors of all questions.
     patterns = anchors(questions)
     rust = ahocorasick_rs.BytesAhoCorasick([pattern.encode() for pattern in patterns])
     automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
@@ -117,6 +118,7 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
         "Aho-Corasick, pyahocorasick": (sample, lambda: [list(automaton.iter(text)) for text in packed]),
     }
     timings = time_interleaved({name: work for name, (_, work) in forms.items()}, ROUNDS)
+    # Cost per byte, because the slow forms run on a sample of the text.
     per_byte = {
         name: statistics.median(processor for _, processor in timings[name]) / sum(len(text.encode()) for text in over)
         for name, (over, _) in forms.items()

@@ -70,6 +70,7 @@ def kill_and_resume(prompts: int, folder: Path) -> dict[str, object]:
     """One distillation, killed half-way and resumed."""
     distilling_process.write_index(folder)
     with own_process(faults=FAULTS, per_million=distilling_process.PRICES, delay_s=DELAY_S) as server:
+        # The first process is killed once half of the prompts are answered; the second one resumes.
         with start_distilling(server.url, folder, prompts) as process:
             while server.counts()["answered"] < prompts // 2 and process.poll() is None:
                 time.sleep(0.1)
@@ -81,6 +82,7 @@ def kill_and_resume(prompts: int, folder: Path) -> dict[str, object]:
     report = json.loads((folder / "counts.json").read_text())
     digests = [row["digest"] for row in reply_rows(folder / "replies")]
     ends_by_prompt = count_ends(folder)
+    # Answers that the server sent, but that were not on disk at the kill.
     in_flight = counts["answered"] - len(set(digests))
     return {
         "prompts": prompts,

@@ -113,6 +113,7 @@ def capacity(count: int, rounds: int) -> list[dict[str, object]]:
                     )
                     entry["server"] = server.counts()
                 by_name[name].append(entry)
+        # The pool's speed relative to the plain loop, paired by round.
         ratio = statistics.median(
             a["per_s"] / b["per_s"] for a, b in zip(by_name["pool"], by_name["plain openai loop"], strict=True)
         )
@@ -203,11 +204,13 @@ def ledger(count: int) -> list[dict[str, object]]:
         assert len(cache) == count
         memory_open = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.monotonic()
+        # Look up some 10,000 replies by digest.
         for i in range(0, count, max(1, count // 10_000)):
             assert cache.reply(hashlib.sha256(str(i).encode()).hexdigest()) is not None
         look_up_seconds = (time.monotonic() - start) / min(count, 10_000)
         cache.close()
         size = path.stat().st_size
+        # The baseline: parse every line into a dict of offsets.
         start, offset, offsets = time.process_time(), 0, {}
         with path.open("rb") as file:
             for line in file:

@@ -105,6 +105,7 @@ def measure(
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)
     ours = tokenizer_for(config)
+    # The same ranks in a plain tiktoken encoding, as the baseline.
     ranks_by_token = {token: rank for rank, token in ours._bytes.items()}
     bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=ranks_by_token, special_tokens=ours.specials)
     file = folder / "documents.parquet"
@@ -128,6 +129,7 @@ def measure(
         "decontaminated": end_to_end("decontaminated", DocumentChecks(contamination)),
         "decontaminated, MinHash": end_to_end("decontaminated, MinHash", DocumentChecks(contamination, minhash_bands)),
     }
+    # Ratios below are of medians.
     seconds = time_interleaved(kinds, repeats)
     tokens, disk = by_name["ours"]
     clock = medians(seconds)

@@ -45,6 +45,7 @@ def main():
         print(f"{os.cpu_count()} cores; prompt {arguments.prompt} tokens, then {arguments.tokens}", flush=True)
         print(f"{'':10}{'tokens/s':>10}{'GB/s':>8}{'prompt s':>10}{'MB':>8}", flush=True)
         for name in arguments.only:
+            # Each line is measured in a process of its own, so that only one form is in memory.
             worker_options = ["--worker", name, "--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
             worker = subprocess.run(
                 [sys.executable, __file__, *worker_options, "--folder", str(folder)],
@@ -60,6 +61,7 @@ def main():
                 f"{name:10}{row['tokens_s']:10.1f}{speed:8.2f}{row['prompt_s']:10.2f}{row['bytes'] / 1e6:8.0f}",
                 flush=True,
             )
+    # Compare the weights read per second with the memory bandwidth, and the widths with each other.
     for name in [name for name in ("copy", "sum") if {name, "jax 32"} <= set(results)]:
         share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results[name]["bytes_s"]
         print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a {name}")

@@ -42,6 +42,7 @@ def throughput(arguments: argparse.Namespace) -> None:
     tasks = tuple(TaskConfig(name=name) for name in ("chain_sum", "leg_counting"))
     items = held_out(ProblemsConfig(tasks=tasks, count=arguments.items), seed=1)
     shape = {"benchmarks": (), "max_tokens": arguments.max_tokens, "prompt_length": arguments.prompt_length}
+    # Form -> (rows of the program, prompts at a time, problems).
     forms = {
         f"batch {arguments.batch}": (arguments.batch, arguments.batch, items),
         "one prompt at a time, a program of one row": (1, 1, items),
@@ -65,6 +66,7 @@ def throughput(arguments: argparse.Namespace) -> None:
     medians = {name: [statistics.median(item) for item in zip(*rate, strict=True)] for name, rate in rates.items()}
     for name, (by_clock, by_work) in medians.items():
         print(f"{name:44s} {by_clock:9.1f} tokens/s  {by_work:9.1f} tokens per CPU second")
+    # The first form is the batched one; the others are the baselines.
     batched, *singles = medians.values()
     for name, single in zip(list(forms)[1:], singles, strict=True):
         print(

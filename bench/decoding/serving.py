@@ -82,6 +82,7 @@ def main():
         questions = [f"State the final answer: {i} + {3 * i + 1} - {i % 7} =" for i in range(arguments.requests)]
         rounds = {clients: [] for clients in CLIENTS}
         with serving(checkpoint, Path(folder) / "store", slots=arguments.slots, queue=256) as server:
+            # A first round compiles the server's programs and is not counted.
             asyncio.run(round_of(server.root, 8, questions, 8))
             for _ in range(arguments.repeats):
                 for clients in CLIENTS:
@@ -95,6 +96,7 @@ def main():
     )
     print("clients  tokens/s  times one client  first token p50, p95 ms  whole p50, p95 ms")
     for clients, client_rounds in rounds.items():
+        # Medians over the repeats; the ratio is paired with the round of one client.
         rate = statistics.median(rate for _, rate in client_rounds)
         ratio = statistics.median(rate / alone for (_, rate), (_, alone) in zip(client_rounds, rounds[1], strict=True))
         figures = [figure for round_figures, _ in client_rounds for figure in round_figures]

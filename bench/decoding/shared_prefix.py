@@ -61,14 +61,15 @@ def main():
 
     lines = [
         "Measured by `python bench/decoding/shared_prefix.py`: the model of configs/local.toml (random weights, "
-        f"float32), {arguments.rows} rows at a time, {os.cpu_count()} CPU cores with other programs beside it, medians "
+        f"float32), {arguments.rows} rows at a time, {os.cpu_count()} CPU cores shared with other programs, medians "
         f"of {arguments.repeats} in turns [least, most].",
         "",
         f"A continuation of {CONTINUATION} tokens for each of {arguments.contexts} contexts, prompts of about {TOTAL}:",
         "",
-        "| beginning over the rest | whole, CPU s | shared, CPU s | ratio | by the clock | largest difference, nats |",
+        "| prefix over the rest | whole prompts, CPU s | shared, CPU s | ratio | wall time | largest difference |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+    # Part 1: contexts with nothing but the prefix in common.
     for times in (2, 4, 8):
         rest_length = TOTAL // (times + 1)
         lengths = draw.integers(rest_length * 3 // 4, rest_length * 5 // 4, arguments.contexts) - CONTINUATION
@@ -81,6 +82,7 @@ def main():
             f"| {times} | {whole:.2f} | {shared:.2f} | {ratio} | {np.median(by_clock):.1f} | {difference:.0e} |"
         )
         print(lines[-1], flush=True)
+    # Part 2: a survey, a tree of instructions, personas and questions.
     questions = [tokens(QUESTION) for _ in range(QUESTIONS)]
     letters = [[token] for token in range(OPTIONS)]
     survey = [
@@ -98,6 +100,7 @@ def main():
         f"| | measured personas | CPU s | a persona, CPU ms | **extrapolated** to {PERSONAS:,} personas, CPU h |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
+    # Extrapolate from the measured personas to all of them.
     persona_seconds = {}
     for name, personas in (("whole", CHECKED_PERSONAS), ("shared", arguments.personas)):
         median_seconds = np.median(timings[name][1])
@@ -109,11 +112,11 @@ def main():
     ratio = persona_seconds["whole"] / persona_seconds["shared"]
     lines += [
         "",
-        f"The survey takes {ratio:.0f} times as long where every prompt with every option is run whole: a persona is "
+        f"The survey takes {ratio:.0f} times as long with whole prompts for every option: a persona is "
         f"then {QUESTIONS * OPTIONS} prompts of {INSTRUCTIONS + PERSONA + QUESTION + 1} tokens, and shared "
         f"{PERSONA + QUESTIONS * QUESTION} tokens in all.",
         "",
-        "What is held for a prefix, of which there are at most as many as rows at each depth of the tree:",
+        "State of a prefix; each depth of the tree has at most as many prefixes as there are rows:",
         "",
         "| model | SCA layers, at any length | attention, a token |",
         "| --- | ---: | ---: |",

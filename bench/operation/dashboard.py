@@ -143,6 +143,7 @@ def time_paint(store: Store, repeats: int) -> dict[str, dict[str, float]]:
         for repeat in range(repeats + 1):  # the first round is not counted: it fills the used window's cache
             for address, page in PAGES.items():
                 content, path = CONTENT.get(address, CHART_OR_TABLE), "" if address == "overview" else address
+                # New window: a context without cache, from the request to the first content.
                 fresh = used.browser.new_context(viewport={"width": 1280, "height": 900})
                 tab, cpu_before = fresh.new_page(), processor_s(pid)
                 tab.goto(f"{base}/{path}", wait_until="commit")
@@ -154,6 +155,7 @@ def time_paint(store: Store, repeats: int) -> dict[str, dict[str, float]]:
                     window.goto(f"{base}/{path}", wait_until="commit")
                     window.wait_for_function(SHOWN, arg=[page.title, content, True], polling="raf")
                     continue
+                # Used window: from the click to the same content.
                 cpu_before = processor_s(pid)
                 clicked_ms = window.evaluate(CLICK, [f"/{path}", "svg"])
                 painted_ms = window.wait_for_function(

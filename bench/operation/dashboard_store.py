@@ -110,6 +110,7 @@ def _step(
     if stage == "distill":
         _calls(emit, rng, int(rows * CALLS))
         facts = {"teachers": {"teacher": {"asked": 100, "kept": 80}}, "rejected": {"ungrounded": 15, "truncated": 5}}
+    # One of the two evaluations of this stage, copied with its samples and scores.
     if stage == "evaluate":
         chosen = scores[TRAINED.index(step["label"].partition(":")[2]) + rng.choice((0, len(TRAINED)))]
         for name in ("scores.json", "rows.jsonl"):
@@ -120,6 +121,7 @@ def _step(
         facts = {"accuracy": {name: score["accuracy"] for name, score in measured.items()}}
     emit.close()
     (folder / "payload.txt").write_text(step["key"])
+    # A log of 2,000 lines, for the page of logs.
     log = store.root / "logs" / f"{stage}-{execution}.txt"
     log.parent.mkdir(exist_ok=True)
     log.write_text("".join(f"{when:%H:%M:%S} INFO {stage}: step {line}, {TEXT}\n" for line in range(2000)))
@@ -137,6 +139,7 @@ def _step(
         run=run,
         label=step["label"],
     )
+    # The row of the attempt in the catalog.
     row = {"id": f"{rng.getrandbits(128):032x}", "run": run, "config": "local", "stage": stage, "attempt": 1}
     row |= {"label": step["label"], "key": step["key"], "execution": execution, "state": "done", "reused": False}
     row |= {"seconds": 540.0, "peak_bytes": 2**30, "outputs": {kind: artifact.id}, "host": host()}
@@ -218,6 +221,7 @@ def _uses(store: Store, rng: random.Random) -> None:
                 write_rows(folder / name, content)
         store.publish(kind, key, folder, stage=stage, version=1, config={}, inputs={}, facts=facts, execution=key[:32])
 
+    # A classification with an abstention below a probability of one half.
     labels = [f"label {number}" for number in range(8)]
     rows: list[dict[str, Any]] = []
     for number in range(2000):

@@ -192,6 +192,7 @@ def measure(
     idle: Times = defaultdict(list)
     loads = {"before": os.getloadavg()[0]}
     empty_bytes, used_before, start = database_bytes(folder, settings), processor_seconds(), time.perf_counter()
+    # Start all runs at once, each with its own output file.
     processes: list[subprocess.Popen[bytes]] = []
     for number in range(arguments.runs):
         with (folder / f"run-{number}.log").open("wb") as log:
@@ -207,6 +208,7 @@ def measure(
             loads["at the end"] = os.getloadavg()[0]
             for process in filter(running, processes):
                 process.terminate()
+        # Processor time of servers by difference, that of the runs as each is waited for.
         used = processor_seconds()
         used.subtract(used_before)
         codes = [wait(process, used) for process in processes]
@@ -218,6 +220,7 @@ def measure(
             state: client.post("/task_runs/count", json={"task_runs": {"state": {"type": {"any_": [state]}}}}).json()
             for state in ("COMPLETED", "FAILED", "CRASHED", "RUNNING", "PENDING", "CANCELLED")
         }
+    # Items of unfinished runs are counted in staging, those of finished runs in the artifacts.
     items_done = sum(1 for _ in (folder / "store").glob("staging/*/rounds/work/done/item-*"))
     published = [path for path in (folder / "store" / "artifacts" / "tokens").glob("*/items.txt")]
     return {

@@ -77,6 +77,7 @@ def stage(arguments: argparse.Namespace) -> None:
         configure_prefect(store)
         with server(store.root / "prefect") as url:
             os.environ["PREFECT_API_URL"] = url
+            # Imported after Prefect is configured, because it reads its settings on import.
             from overhead_stages import empty
             from prefect import flow
 
@@ -93,6 +94,7 @@ def stage(arguments: argparse.Namespace) -> None:
                 return [time_call(lambda: as_prefect_task(empty)({"n": uuid.uuid4().hex}, {}, context))]
 
             code = f"open({str(Path(folder) / 'nothing.txt')!r}, 'w').write('nothing')"
+            # Form -> a call that returns its wall and processor seconds.
             forms: dict[str, Callable[[], tuple[float, float]]] = {
                 "through Prefect, as a task of a flow": lambda: through_prefect()[0],
                 "by the stage alone": lambda: time_call(without_prefect),

@@ -85,6 +85,7 @@ def serve(setting: str, prompts: int) -> None:
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
     rollout = rollout.model_copy(update={"prompts": prompts})
     problem_list = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
+    # The lengths at which samples are stopped.
     if setting == "long":
         model = model.model_copy(update={"context": LONG_CONTEXT})
         rollout = rollout.model_copy(update={"max_tokens": LONG_TOKENS})
@@ -97,6 +98,7 @@ def serve(setting: str, prompts: int) -> None:
     stop_at_lengths(lengths, tokenizer.im_end)
     mesh, length = make_mesh(1), rollout.prompt_length + rollout.max_tokens
     engine = RolloutEngine(model, tokenizer, rollout, 1, mesh)
+    # A learning rate that changes nothing, so that every step does the same work.
     optimizer = config.reason.policy.optimizer.model_copy(update={"learning_rate": 1e-12})
     policy = config.reason.policy.model_copy(update={"optimizer": optimizer})
     params, balance = initialise(model, 1), config.reason.balance
@@ -105,6 +107,7 @@ def serve(setting: str, prompts: int) -> None:
     else:  # an older checkout, whose learner does not share prompts
         learner = Learner(model, policy, params, length, balance, mesh)
     step_problems = list(enumerate(problem_list[:prompts]))
+    # One step per line: sample, score by the share of even ids, update.
     for _ in sys.stdin:
         clocks = [(time.perf_counter(), time.process_time())]
         groups = engine.sample(learner.params, step_problems, 0)
@@ -158,6 +161,7 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
         name: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
         for name, rows in timings.items()
     }
+    # Speed-up of every measured time, and tokens/s of the rollouts.
     before, now = medians["before"], medians["now"]
     speed_up = {key: round(before[key] / now[key], 2) for key in before if key.endswith(("clock", "cpu"))}
     rate = {name: round(part["tokens"] / part["rollout_clock"]) for name, part in medians.items()}

@@ -64,6 +64,7 @@ def time_saving(root: Path, repeats: int) -> dict[str, Any]:
     batch = {name: loader.batch(0)[name] for name in BATCH}
     compiled = program.step.lower(state, program.batch_shapes()).compile()
     times = []
+    # The first three steps warm up.
     for _ in range(3 + repeats):
         start = time.perf_counter()
         state, metrics = compiled(state, put_rows(batch, program.mesh))
@@ -71,6 +72,7 @@ def time_saving(root: Path, repeats: int) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
     step = statistics.median(times[3:])
     checkpoints = TrainCheckpoints(root / "checkpoints", config.keep, {})
+    # A save blocks the loop only until `save` returns; `wait` returns once it is on disk.
     stall_seconds, save_seconds = [], []
     for number in range(1, repeats + 1):
         start = time.perf_counter()

@@ -129,6 +129,7 @@ def report(rows: list[dict[str, Any]], names: list[str]) -> str:
         if not own:
             continue
         means = [f"{statistics.fmean(row['bits_per_byte'][name] for row in own):.4f}" for name in names]
+        # Differences from the first arm, paired by seed.
         pairs = [(row, base[row["seed"]]) for row in own if row["seed"] in base and arm is not ARMS[0]]
         bits = [a["bits_per_byte"][names[0]] - b["bits_per_byte"][names[0]] for a, b in pairs]
         points = [100 * (a["share"] - b["share"]) for a, b in pairs]

@@ -133,6 +133,7 @@ def time_torch(arguments):
     model.gradient_checkpointing_disable()
     model.eval()
     model.zero_grad()
+    # The time of a token is the difference of two reply lengths, which cancels the prompt.
     both = median_times({1: lambda: reply(arguments.tokens), 2: lambda: reply(2 * arguments.tokens)}, arguments.repeats)
     return {**seconds, "a token": (both[2] - both[1]) / arguments.tokens}
 

@@ -79,6 +79,7 @@ def main():
     enable_compile_cache(Path(arguments.work) / "programs")
     params, model, tokenizer = load_weights(Path(arguments.checkpoint))
     arms = {}
+    # A finished arm is read from its file, so that a stopped run continues.
     for name, fields in arms_of(arguments).items():
         work = Path(arguments.work) / name.replace(" ", "-")
         work.mkdir(parents=True, exist_ok=True)
@@ -144,6 +145,7 @@ def measure_arm(name, fields, params, model, tokenizer, work, arguments):
         title = "head on the mean state" if name in SITES else name
         rows.append({"title": f"this model: {title}" if is_model else TITLES[scores["arm"]], **scores})
         print(rows[-1]["title"], scores["shots"], interval(scores["accuracy"]), flush=True)
+    # Speeds of this arm and its baselines, on the same texts.
     if name not in SITES:
         texts = [row.text for row in tuner.test[:TIMED]]
         predictor = LabelPredictor(work / "checkpoint", config.rows_at_once)
@@ -217,12 +219,11 @@ def speed_tables(result, texts):
         for name, arm in result["conditions"].items()
     ]
     cores = next(iter(result["conditions"].values()))["cores"]
-    return f"""Rows per second of processor time (one core), {TIMED} {texts} after a first call, and what has to be kept
-to answer:
+    return f"""Rows per second of processor time (one core), {TIMED} {texts} after a first call, and the stored size:
 
 {markdown_table(["Arm", "Rows / s", "MiB"], speeds)}
 
-What each arm ran under, on {cores} cores; the first has the baselines:
+Conditions of each arm, on {cores} cores; the first has the baselines:
 
 {markdown_table(["Arm", "Load before", "Load after", "Seconds", "CPU s"], conditions)}
 """
@@ -235,9 +236,9 @@ def topics_page(result, seeds):
 
 Measured by `python bench/uses/labels.py` with the checkpoint of `make run` (0.9 M parameters): 11 topics of
 {counts["train"]:,} articles to draw shots from, {result["rows"][0]["rows"]} of {counts["test"]:,} held-out articles
-asked, {seeds} seeds, each with shots and an order of its own. 95 % intervals over seeds and articles. Every arm is
-calibrated by one temperature fitted on the validation articles; "before" is without it. "Accuracy covered": of the
-articles over the threshold that lets 80 % of the validation articles through. A head and the likelihoods see the first
+asked, {seeds} seeds, each with its own shots and order. 95 % intervals over seeds and articles. Every arm is
+calibrated by one temperature fitted on the validation articles; "before" is without it. "Accuracy covered": accuracy of
+the articles above the threshold that 80 % of the validation articles exceed. A head and the likelihoods see the first
 96 tokens of an article, all weights and LoRA 80, the baselines all of it. The articles are in part what the checkpoint
 was pretrained on.
 
@@ -263,11 +264,11 @@ second are those of processor time. Sentences are positive or negative, from rev
 and restaurants (yelp): {counts["train"]:,} to draw shots from, {counts["validation"]:,} for calibration,
 {result["rows"][0]["rows"]} of {counts["test"]:,} held-out sentences asked; {counts["copies"]} copies and
 {counts["contradictory"]} with both labels left out, so that no sentence is in two splits. {seeds} seeds (of LoRA
-{min(seeds, FEWER_SEEDS["sentiment", "LoRA"])}), each with shots and an order of its own. 95 % intervals over seeds and
+{min(seeds, FEWER_SEEDS["sentiment", "LoRA"])}), each with its own shots and order. 95 % intervals over seeds and
 sentences. Every arm is calibrated by one temperature fitted on the validation sentences; "before" is without it.
-"Accuracy covered": of the sentences over the threshold that lets 80 % of the validation sentences through. A head and
-the likelihoods see the first 96 tokens of a sentence, all weights and LoRA 64, the baselines all of it. An arm that was
-stopped and continued has the seconds of its last part.
+"Accuracy covered": accuracy of the sentences above the threshold that 80 % of the validation sentences exceed. A head
+and the likelihoods see the first 96 tokens of a sentence, all weights and LoRA 64, the baselines all of it. An arm that
+was stopped and continued has the seconds of its last part.
 
 {verdict(result["rows"])}
 
@@ -275,20 +276,19 @@ stopped and continued has the seconds of its last part.
 
 ## A site held out
 
-The sentences of two sites are learnt from, all of them, and those of the third are asked. Calibrated on sentences of
-the two.
+Trained on all sentences of two sites and evaluated on those of the third; calibrated on sentences of the two.
 
 {by_site}
 
 ## Speed and size
 
 {speed_tables(result, "sentences")}
-## Where the sentences are from
+## Source of the sentences
 
 Sentiment Labelled Sentences (Kotzias et al., "From Group to Individual Labels using Deep Features", KDD 2015): 500
 positive and 500 negative sentences of each site. They are read out of the npm package `sentiment` 5.0.2 (licence MIT),
 whose README names the data set of the UCI repository as their source and whose files are its tests' fixtures. The data
-set is cited as doi 10.24432/C57604 under CC BY 4.0; its own page was out of reach. No sentence is in this repository.
+set is cited as doi 10.24432/C57604 under CC BY 4.0; its own page was not reachable. No sentence is in this repository.
 """
 
 
@@ -301,17 +301,17 @@ Measured by `python bench/uses/labels.py --set vader --sentences tweets_GroundTr
 `make run` (0.9 M parameters). Each tweet has a rating from -4 to 4, the mean of 20 people's; below -0.5 it is negative,
 above 0.5 positive, else neutral: {counts["train"]:,} tweets to draw shots from, {counts["validation"]:,} for
 calibration, {result["rows"][0]["rows"]} of {counts["test"]:,} held-out tweets asked; {counts["copies"]} copies and
-{counts["contradictory"]} of two classes left out. {seeds} seeds, each with shots and an order of its own. 95 %
+{counts["contradictory"]} of two classes left out. {seeds} seeds, each with its own shots and order. 95 %
 intervals over seeds and tweets. Every arm is calibrated by one temperature fitted on the validation tweets; "before" is
-without it. "Accuracy covered": of the tweets over the threshold that lets 80 % of the validation tweets through. A head
-and the likelihoods see the first 96 tokens of a tweet, all weights and LoRA 64, the baselines all of it.
+without it. "Accuracy covered": accuracy of the tweets above the threshold that 80 % of the validation tweets exceed. A
+head and the likelihoods see the first 96 tokens of a tweet, all weights and LoRA 64, the baselines all of it.
 
 {verdict(result["rows"])}
 
 {scores_table(result["rows"])}
 
 {speed_tables(result, "tweets")}
-## Where the tweets are from
+## Source of the tweets
 
 Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text", ICWSM 2014.
 The source archive of vaderSentiment 3.3.2 on PyPI (licence MIT) has them in

@@ -60,6 +60,7 @@ def main():
         "-n", str(arguments.personas), "--by", "age,region", "--orders", str(arguments.orders), "--json",
     ]  # fmt: skip
     start = time.time()
+    # The first run is killed, the second one resumes; a chunk that was rewritten would have another inode or time.
     first = run_and_watch(command, work / "first.log", arguments.kill_at * arguments.personas)
     second = run_and_watch(command, work / "second.log", None)
     unchanged_chunks = {name: first["chunks"][name] == second["chunks"].get(name) for name in first["chunks"]}

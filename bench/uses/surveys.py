@@ -56,8 +56,8 @@ def main():
         "",
         f"Measured by `python bench/uses/surveys.py`: {runs[0]['model']} ({runs[0]['parameters']:,} parameters), "
         f"{arguments.people} held-out people of each survey, {arguments.seeds} seeds (of who is held out, the orders, "
-        f"the forest), {os.cpu_count()} CPU cores with other programs beside it. Mean over the seeds, and its 95 % "
-        "interval (Student's t). All arms of a seed are judged on the same people.",
+        f"the forest), {os.cpu_count()} CPU cores shared with other programs. Mean over the seeds, and its 95 % "
+        "interval (Student's t). All arms of a seed are evaluated on the same people.",
         "",
         *parts,
     ]
@@ -122,9 +122,9 @@ def tables(name, runs):
         markdown_table(["", *(FIGURES[figure] for figure in columns)], rows),
         "",
         verdict or "By group the model is closer to humans than every baseline.",
-        f"Groups by {', '.join(GROUPS[name])}; baselines know {runs[0]['train']:,} other people. Position bias of the "
-        f"model {bias:.3f}, spread between orders {spread:.3f}. {runs[0]['prompts']:,} prompts a seed took "
-        f"{seconds} processor seconds, compilation included.",
+        f"Groups by {', '.join(GROUPS[name])}; baselines use the answers of {runs[0]['train']:,} other people. "
+        f"Position bias of the model {bias:.3f}, spread between orders {spread:.3f}. {runs[0]['prompts']:,} "
+        f"prompts a seed took {seconds} processor seconds, compilation included.",
         "",
     ]
 
