@@ -95,7 +95,7 @@ def test_a_regression_is_raised_once(run_flow, toy, webhook):
     assert again["data"]["regressions"] == raised["data"]["regressions"]
     assert len(webhook.messages) == 1
     looser = run({"margin": 0.9}, notify="HOOK")
-    assert "no benchmark has fallen" in looser["message"]
+    assert "no benchmark has dropped" in looser["message"]
     named = run(name=good.manifest["inputs"]["checkpoint"])
     assert named["data"]["evaluation"] == good.id
 

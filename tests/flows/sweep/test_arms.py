@@ -98,7 +98,7 @@ ARMS = '[[arms]]\nname = "a"\n'
         (f"seeds = [1, 1]\n{GRID}", "seeds: the same seed twice"),
         ('seeds = [1, 2]\n[grid]\n"seed" = [3]\n', "sets `seed`, which the sweep itself sets"),
         (f'set = ["name=x"]\n{GRID}', "sets `name`"),
-        (f"seeds = {list(range(11))}\n{GRID}", "22 runs; give --yes"),
+        (f"seeds = {list(range(11))}\n{GRID}", "22 runs; pass --yes"),
         (f'until = "reson"\n{GRID}', "no stage 'reson'.*did you mean 'reason'"),
         (f'until = "index"\n{GRID}', "the arms have no common evaluation"),
         (f'after = "self"\n{GRID}', "no evaluation of 'self'.*; every arm has pretrain, align"),
