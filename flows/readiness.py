@@ -125,17 +125,17 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
             continue
         try:
             if endpoint.kind == "mistral":
-                listed = calc_price(million, endpoint.model, provider_id="mistral")
+                list_price = calc_price(million, endpoint.model, provider_id="mistral")
             else:
-                listed = calc_price(million, endpoint.model, provider_api_url=endpoint.url)
+                list_price = calc_price(million, endpoint.model, provider_api_url=endpoint.url)
         except LookupError:  # a private server, or a model that is not listed
             continue
         configured = (endpoint.dollars_per_million_in, endpoint.dollars_per_million_out)
-        prices = (float(listed.input_price), float(listed.output_price))
+        prices = (float(list_price.input_price), float(list_price.output_price))
         if any(abs(own - other) > SAME_PRICE * other for own, other in zip(configured, prices, strict=True)):
             lines.append(
                 f"endpoints.{name}: ${configured[0]:g} and ${configured[1]:g} a million tokens in and out are "
-                f"configured for {endpoint.model}, {listed.provider.name} lists ${prices[0]:g} and ${prices[1]:g} "
+                f"configured for {endpoint.model}, {list_price.provider.name} lists ${prices[0]:g} and ${prices[1]:g} "
                 f"(genai-prices {__version__})"
             )
     return lines

@@ -70,11 +70,11 @@ def compare_settings(
     topology.enable_compilers()  # before JAX is imported
     from model.capacity.speed import compare, parse_setting
 
-    chosen = [parse_setting(text) for text in settings]
+    parsed_settings = [parse_setting(text) for text in settings]
     targets = [topology.parse_topology(name) for name in topologies.split(",")]
     folder, length = store.root / "compiled" / "blocks", config.ingest.row_length
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
-    return [compare(pretrain, config.model, length, target, chosen, folder, show) for target in targets]
+    return [compare(pretrain, config.model, length, target, parsed_settings, folder, show) for target in targets]
 
 
 def comparison_markdown(comparison: Mapping[str, Any]) -> str:

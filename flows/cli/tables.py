@@ -53,9 +53,9 @@ def why_text(rows: list[dict[str, Any]]) -> Text:
             continue
         lines.append(f"{row['label']}: " + (f"compared with {row['nearest']}" if row["nearest"] else "never made here"))
         lines += [f"    {difference}" for difference in row["differences"]]
-        shown = row["inputs"][:SHOWN_INPUTS]
-        lines += [f"    input {difference}" for difference in shown]
-        if more := len(row["inputs"]) - len(shown):
+        first_inputs = row["inputs"][:SHOWN_INPUTS]
+        lines += [f"    input {difference}" for difference in first_inputs]
+        if more := len(row["inputs"]) - len(first_inputs):
             lines.append(f"    and {more} more inputs")
         if row["nearest"] and not (row["differences"] or row["inputs"]):
             lines.append("    the same settings under an earlier version's key: `nautile store migrate` adopts it")

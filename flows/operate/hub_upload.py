@@ -144,9 +144,9 @@ class HubUploader:
             except RepositoryNotFoundError:
                 return UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
             entries = self._api.list_repo_tree(repository, recursive=True, revision=info.sha, repo_type=kind)
-            listed = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
-            files = planned_files(folder, listed)
-            others = tuple(sorted(set(listed) - {file.path for file in files} - {".gitattributes"}))
+            remote_files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+            files = planned_files(folder, remote_files)
+            others = tuple(sorted(set(remote_files) - {file.path for file in files} - {".gitattributes"}))
             return UploadPlan(repository, kind, folder, files, others, info.sha, bool(info.private))
 
         return self._call(f"{repository}: cannot be compared", compare)

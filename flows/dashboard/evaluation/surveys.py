@@ -108,11 +108,11 @@ def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]
         for i, option in enumerate(question["options"])
     ]
     order = [SHORT.get(arm, arm) for arm in arms]
-    shown = [SHORT.get(arm, arm) for arm in arms if cell["arms"].get(arm)]
+    legend_names = [SHORT.get(arm, arm) for arm in arms if cell["arms"].get(arm)]
     largest = max((point["high"] or point["share"] for point in points), default=1.0)
     # Slightly wider than the largest value, so that its dot is not cut in half.
     share = {"axis": {"format": ".0%", "title": None}, "scale": {"domain": [0, min(1.0, 1.05 * largest)]}}
-    legend = {**figures.BELOW, "values": shown, "columns": 2}
+    legend = {**figures.BELOW, "values": legend_names, "columns": 2}
     base = {
         "y": nominal("option", sort=question["options"], title=None, axis={"labelLimit": 240}),
         "yOffset": nominal("arm", sort=order),

@@ -113,8 +113,8 @@ def _curves(comparison: dict[str, Any], a: str, b: str) -> None:
         for row in shared.query(queries.STAGES, run)
         if row["label"] == stage and row["execution"]
     }
-    shown = charts.choose_metrics(metrics, f"metrics of {stage}")
-    charts.draw({name: (name,) for name in shown}, lines, Display())
+    selected = charts.choose_metrics(metrics, f"metrics of {stage}")
+    charts.draw({name: (name,) for name in selected}, lines, Display())
 
 
 def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:

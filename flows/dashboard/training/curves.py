@@ -55,12 +55,12 @@ def training(chosen: ChosenRun | None) -> None:
     if chosen is None or not names:
         st.caption("No training metrics in this run yet.")
         return
-    shown = charts.choose_metrics(names, "metrics")
+    metrics = charts.choose_metrics(names, "metrics")
     tokens = charts.tokens_of(list(lines))
     display = charts.settings(bool(lines) and lines.keys() <= tokens.keys())
     _links(chosen, "pretrain", {"Samples": "samples", "Log": "logs", "Memory and cores": "system"})
     charts.draw(
-        {name: (name,) for name in shown},
+        {name: (name,) for name in metrics},
         lines,
         display,
         lambda line: shared.page_link("samples", run=line.run),
