@@ -1,9 +1,9 @@
-"""Which fields of the configuration are in a step's key, and the contents of the local files that it names.
+"""Which fields of the configuration are hashed into a step's key, and the digests of the local files that it names.
 
-A field is semantic (in the key) unless its type says `Operational`: it then changes how, how fast or at what price a
-stage works, not what it writes, so that another value reuses or resumes what is there. A semantic field that is None
-is left out, so a new optional setting moves no key of a run that does not use it. Local files are in a key by content,
-not by path.
+A field is semantic (in the key) unless its type is `Operational`: such a field changes how a stage works, how fast or
+at what price, but not what it writes, so existing artifacts are reused or resumed with another value. A semantic field
+that is None is left out, so a new optional field changes no existing key. Local files are in a key by content, not by
+path.
 
 `python -m configs.keys` prints the table of fields in docs/store.md.
 """
@@ -31,11 +31,11 @@ from configs.survey import SimulateConfig, SurveyConfig
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 from configs.tune import TuneConfig
 
-FILES = "local_files"  # the part of a step's section that holds the digests: path as configured -> file -> sha256
+FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 
-LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # those that read a file of this machine
+LOCAL_READERS = ("parquet", "jsonl", "csv", "margins", "labelled_sentences")  # readers of local files
 
-# The types of the named parts of a step's section. A part that is not here (a seed, a length) is semantic as it is.
+# Types of the parts of a step's section, by name. A part that is not listed (a seed, a length) is semantic as a whole.
 PARTS: dict[str, Any] = {
     "align": AlignConfig,
     "classify": ClassifyConfig,
@@ -62,18 +62,18 @@ PARTS: dict[str, Any] = {
 
 
 def key_fields(section: dict[str, Any]) -> dict[str, Any]:
-    """The semantic fields of a step's section, which its key hashes; `section` is plain JSON data.
+    """The semantic fields of a step's section (JSON data), which are hashed into its key.
 
-    Fields that the configuration no longer has are left out: the section may come from an earlier version's manifest.
+    Fields that the configuration no longer has are left out: the section may come from an older version's manifest.
     """
     files = section.get(FILES, {})
     return {name: _semantic(value, PARTS.get(name), files) for name, value in section.items() if name != FILES}
 
 
 def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dict[str, Any]:
-    """The section with the digest of every local file that it names (`FILES`), or unchanged if it names none.
+    """Add the digests of all local files that a section names, as `FILES`; unchanged if it names none.
 
-    `memory`: the file in which digests are remembered by size and time. Raises `ConfigError` for a path without a file.
+    `memory`: a cache file of digests by size and time. Raises `ConfigError` for a path that matches no file.
     """
     patterns = {path for name, part in section.items() for path in _local_paths(part, PARTS.get(name))}
     if not patterns:
@@ -85,9 +85,9 @@ def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dic
 
 
 def classified_fields() -> tuple[list[str], list[str]]:
-    """The dotted names of all semantic and of all operational fields of a `RunConfig`.
+    """The dotted names of all semantic and all operational fields of `RunConfig`.
 
-    A section that is operational as a whole is one name; `*` stands for any name or position.
+    A section that is operational as a whole is listed by its own name; `*` stands for any name or index.
     """
     names: tuple[list[str], list[str]] = ([], [])
     _classify(RunConfig, "", *names)
@@ -103,12 +103,14 @@ def table() -> str:
             section, _, field = name.partition(".")
             rows.setdefault(section, ([], []))[column].append(f"`{field}`" if field else "all of it")
     lines = ["| section | in the key | not in the key |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {', '.join(inside)} | {', '.join(outside)} |" for name, (inside, outside) in rows.items()]
+    lines += [
+        f"| `{name}` | {', '.join(in_key)} | {', '.join(not_in_key)} |" for name, (in_key, not_in_key) in rows.items()
+    ]
     return "\n".join(lines)
 
 
 def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:
-    """`value`, JSON data of type `annotation`, without operational fields, unset ones, and paths of local files."""
+    """`value`, JSON data of type `annotation`, without operational and unset fields; local paths become digests."""
     if (model := _section_in(annotation)) is None or value is None:
         return value
     if isinstance(value, list):
@@ -126,14 +128,14 @@ def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:
 
 
 def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
-    """Every `path` in `value` that is a file of this machine."""
+    """All values of `path` in `value` that are local files."""
     if (model := _section_in(annotation)) is None or value is None:
         return
     if isinstance(value, list) or get_origin(annotation) is dict:
         for item in value if isinstance(value, list) else value.values():
             yield from _local_paths(item, model)
         return
-    # A corpus or a set of prompts has its path on this machine or at the Hub; a benchmark's is always a local file.
+    # The reader or source says whether a path is local or on the Hub; a benchmark has neither, and its path is local.
     if value.get("path") and value.get("reader", value.get("source", "jsonl")) in LOCAL_READERS:
         yield value["path"]
     for name, field in model.model_fields.items():
@@ -141,7 +143,7 @@ def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """The `Section` that a field's type is, or holds as an optional, a tuple or a dict."""
+    """The `Section` class in a field's type: the type itself, or inside an optional, a tuple or a dict."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, tuple, dict):
@@ -150,17 +152,18 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _is_operational(field: FieldInfo) -> bool:
-    return any(isinstance(mark, NotInKey) for mark in field.metadata)
+    return any(isinstance(marker, NotInKey) for marker in field.metadata)
 
 
 def _classify(model: type[Section], prefix: str, semantic: list[str], operational: list[str]) -> None:
+    """Append the dotted names of a section's fields, and of its subsections', to the two lists."""
     for name, field in model.model_fields.items():
         if _is_operational(field):
             operational.append(prefix + name)
         elif (inner := _section_in(field.annotation)) is not None:
-            parts = (field.annotation, *get_args(field.annotation))  # of an optional tuple, the tuple is a part
-            many = any(get_origin(part) in (tuple, dict) for part in parts)
-            _classify(inner, f"{prefix}{name}.{'*.' if many else ''}", semantic, operational)
+            parts = (field.annotation, *get_args(field.annotation))  # with the tuple inside an optional tuple
+            is_collection = any(get_origin(part) in (tuple, dict) for part in parts)
+            _classify(inner, f"{prefix}{name}.{'*.' if is_collection else ''}", semantic, operational)
         else:
             semantic.append(prefix + name)
 

@@ -1,4 +1,4 @@
-"""The model's and the tokenizer's shape. Dimension letters: D width, K memory heads, H head dim, M spectral samples."""
+"""Dimensions of model and tokenizer. Letters: D width, K memory heads, H head dimension, M spectral samples."""
 
 from typing import Literal
 
@@ -11,25 +11,25 @@ CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>
 
 
 class TokenizerConfig(Section):
-    """cl100k_base, whole or cut to its first `ranks` merges (they are listed in merge order, so a prefix is a valid
-    BPE).
+    """The BPE tokenizer cl100k_base, whole or truncated to its first `ranks` merges.
 
-    Whole, the chat specials have the ids 100,277 to 100,280, as in the author's code before its shift by one. Cut, the
-    five specials follow the ranks.
+    Merges are listed in merge order, so a prefix of them is a valid BPE. In the whole tokenizer the chat specials have
+    the ids 100,277 to 100,280, as in the author's code before its shift by one; in a truncated one the five specials
+    follow the ranks.
     """
 
-    ranks: int = Field(default=CL100K_RANKS, ge=256, le=CL100K_RANKS)  # from 256, bytes only
+    ranks: int = Field(default=CL100K_RANKS, ge=256, le=CL100K_RANKS)  # 256: single bytes only
 
     @property
     def vocabulary(self) -> int:
-        """Ids in use, specials included: 100,281 for the whole tokenizer."""
+        """Number of ids, specials included: 100,281 for the whole tokenizer."""
         return 100_281 if self.ranks == CL100K_RANKS else self.ranks + len(CHAT_SPECIALS)
 
 
 class ModelConfig(Section):
-    """Paper §2, the table of hyperparameters. The stack is `blocks` times (SCA x `sca_per_block`, Transformer)."""
+    """Hyperparameters of the model (paper §2). The stack is `blocks` times (SCA x `sca_per_block`, Transformer)."""
 
-    vocabulary: PositiveInt  # rows of the embedding; at least the tokenizer's ids
+    vocabulary: PositiveInt  # rows of the embedding; at least the tokenizer's vocabulary
     width: PositiveInt = 1024  # D
     blocks: PositiveInt = 8
     sca_per_block: NonNegativeInt = 2  # SCA layers before the Transformer layer of each block
@@ -38,12 +38,12 @@ class ModelConfig(Section):
     # The SCA layers.
     memory_heads: PositiveInt = 16  # K
     query_heads: PositiveInt = 16  # K'; fewer than K share one query among several memory heads
-    spectral_samples: PositiveInt = 2  # M, for each head
-    expand: PositiveInt = 2  # inner width over `width`
-    readout_expand: PositiveInt = 3  # of the SwiGLU that reads the memory, over H
-    convolution: PositiveInt = 4  # positions of the depthwise kernel, the current one included
+    spectral_samples: PositiveInt = 2  # M, per head
+    expand: PositiveInt = 2  # inner width / `width`
+    readout_expand: PositiveInt = 3  # inner width of the SwiGLU that reads the memory / H
+    convolution: PositiveInt = 4  # positions of the depthwise convolution, including the current one
     decay: Literal["relative", "window"] = "relative"  # "window": the author's arithmetic, for imported weights
-    chunk: Operational[PositiveInt] = 32  # positions that the chunked form computes together, for speed and memory
+    chunk: Operational[PositiveInt] = 32  # positions per chunk of the chunked form, for speed and memory
     mixing: Operational[Literal["chunked", "fused", "reference"]] = "chunked"  # "fused": Pallas kernels
 
     # The Transformer layers.
@@ -92,5 +92,5 @@ class ModelConfig(Section):
 
     @property
     def padded_vocabulary(self) -> int:
-        """Rows of the embedding table as stored: a multiple of 128 so that it shards and tiles."""
+        """Rows of the stored embedding table: a multiple of 128, so that it can be sharded and tiled."""
         return -(-self.vocabulary // 128) * 128

@@ -1,7 +1,7 @@
-"""How a run is operated: its processes, deployments, approvals, the scheduled evaluation, retention and telemetry.
+"""The operational sections: processes, deployments, approvals, scheduled evaluation, retention and telemetry.
 
-None of this is in a key: it does not change what a stage writes. (`PlanConfig` is the exception: the settings of
-`nautile plan`, whose estimates are artifacts of their own.)
+None of this is hashed into keys, because it does not change what a stage writes, except `PlanConfig`, the settings of
+`nautile plan`, whose estimates are artifacts.
 """
 
 import re
@@ -18,32 +18,33 @@ from configs.base import Section, Share
 class LaunchConfig(Section):
     """How the processes of a stage are started.
 
-    A stage's work items (a file each) are done by `workers` processes: on this machine, or with `engine` "ray" on a
-    cluster, whose machines all share the store.
+    The work items of a stage (one file each) are processed by `workers` processes, on this machine or, with `engine`
+    "ray", on a cluster whose machines share the store.
 
-    An accelerator stage is one process, or `processes` that compute as one: on this machine, or each on a host of its
-    own. With `engine` "ray" the cluster has the hosts; else the template `command` starts each process, in which {host}
-    counts from 0, {commit} is this checkout's commit, and {member} the command to run there, in a checkout.
+    An accelerator stage is one process, or `processes` processes that compute together: on this machine, or each on its
+    own host. With `engine` "ray" the cluster provides the hosts; else the template `command` starts each process. In it
+    {host} is the number of the process, from 0, {commit} the commit of this checkout, and {member} the command to run
+    on the host, in a checkout.
     """
 
     engine: Literal["processes", "ray"] = "processes"
-    workers: PositiveInt | None = None  # work items at a time; None: this machine's cores, or the cluster's CPUs
-    # Of a run and all its processes (`nice`): servers, pages and commands go first. 10 is the default of nice(1), a
-    # ninth of an ordinary process's share where both want a core. A machine of your own alone: 0.
+    workers: PositiveInt | None = None  # concurrent work items; None: this machine's cores, or the cluster's CPUs
+    # Niceness of a run and all its processes, so that servers, pages and commands respond first. 10 is the default of
+    # nice(1): a ninth of the CPU share of an ordinary process when both want a core. On a dedicated machine: 0.
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     ray_address: str = ""  # engine "ray"; empty: RAY_ADDRESS, or the cluster of this machine
-    processes: PositiveInt = 1  # of each stage in `stages`
+    processes: PositiveInt = 1  # processes of each stage in `stages`
     stages: tuple[str, ...] = ("pretrain",)
     command: str = ""  # empty: all processes run on this machine, or on the cluster of engine "ray"
     coordinator: str = ""  # address:port of the first process; empty: detected
-    host_resources: dict[str, PositiveFloat] = {}  # engine "ray": of each host, in Ray's names: {GPU = 8}
-    tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": of v4:2x2x4, say
-    topology: str = "v4:2x4x4"  # the chips that `nautile plan` compiles for, if its option names no others
-    cache_gigabytes: PositiveFloat = 100.0  # of token shards that a host keeps, where the store has a remote
-    # With a pretraining on CPU: compile the programs of the stages after it meanwhile, in the time that it leaves of
-    # the cores. Of an accelerator's programs it makes none, so there it is useless.
+    host_resources: dict[str, PositiveFloat] = {}  # engine "ray": resources of a host by Ray's names: {GPU = 8}
+    tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": such as v4:2x2x4
+    topology: str = "v4:2x4x4"  # the chips that `nautile plan` compiles for by default
+    cache_gigabytes: PositiveFloat = 100.0  # size of a host's cache of token shards, if the store has a remote
+    # During pretraining on CPU, compile the programs of the later stages at low priority. It cannot compile programs
+    # for an accelerator, so it is useless there.
     compile_ahead: bool = False
-    silent_s: PositiveFloat = 120.0  # without a heartbeat for so long a host counts as dead (whole seconds)
+    silent_s: PositiveFloat = 120.0  # seconds without a heartbeat after which a host counts as dead
 
     @model_validator(mode="after")
     def _engine_fits(self) -> "LaunchConfig":
@@ -51,7 +52,7 @@ class LaunchConfig(Section):
             if getattr(self, name) and self.engine != "ray":
                 raise ValueError(f"launch.{name} needs engine 'ray'; launch.engine is {self.engine!r}")
         if self.on_ray and self.coordinator:
-            raise ValueError("launch.coordinator: with engine 'ray' it is the first host that the cluster gives")
+            raise ValueError("launch.coordinator: cannot be set with engine 'ray', which uses the cluster's first host")
         return self
 
     @model_validator(mode="after")
@@ -68,7 +69,7 @@ class LaunchConfig(Section):
 
     @property
     def on_ray(self) -> bool:
-        """Whether the processes of one stage are actors of a Ray cluster."""
+        """Whether the processes of a stage are actors of a Ray cluster."""
         return self.engine == "ray" and self.processes > 1 and not self.command
 
 
@@ -82,18 +83,18 @@ class PlanConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """How many steps work at a time on each resource; of a server's deployments, those of all runs together.
+    """How many steps may use a resource at the same time; with deployments, the steps of all runs together.
 
-    Each step takes all of what it uses, hence one: two trainings on one accelerator are slower than one after the
-    other.
+    The default is one, because a step uses all of its resource: two trainings on one accelerator take longer together
+    than one after the other.
     """
 
     accelerator: PositiveInt = 1  # training, reinforcement, the evaluation of checkpoints
-    cpu: PositiveInt = 1  # ingestion, the index, the report, and whatever asks embedded endpoints only
-    network: PositiveInt = 1  # steps that wait for endpoints elsewhere
+    cpu: PositiveInt = 1  # ingestion, the index, the report, and steps that use only endpoints on this machine
+    network: PositiveInt = 1  # steps that wait for remote endpoints
 
     def limits(self) -> dict[str, int]:
-        """The limit of each resource, by its name."""
+        """The limits by the name of the resource."""
         return self.model_dump()
 
 
@@ -104,15 +105,15 @@ Deployed = Literal[
 
 
 class DeployConfig(Section):
-    """The work pool of one deployment, `[deploy.NAME]`, and what its stage uses there.
+    """The work pool of a deployment, `[deploy.NAME]`, and what its stage uses there.
 
-    Where NAME is a resource it is the pool of all stages that use it, unless a stage's own section says otherwise. The
-    `pipeline` runs all of its stages where its own pool says; a stage's pool is that of the stage's own deployment.
+    If NAME is a resource, the pool is that of all stages that use the resource and have no section of their own. The
+    deployment `pipeline` runs all its stages in its own pool; the pool of a stage is for the stage's own deployment.
     """
 
     pool: str = Field(default="nautile", pattern=r"^[^/%&><\n]+$")  # the name of a Prefect work pool, of any type
-    resource: Literal["accelerator", "cpu", "network"] | None = None  # whose limit its steps take; None: as in the DAG
-    job_variables: dict[str, Any] = {}  # of the pool's job template; its `env` is added to ours. Never a secret
+    resource: Literal["accelerator", "cpu", "network"] | None = None  # whose limit applies; None: as in the DAG
+    job_variables: dict[str, Any] = {}  # for the pool's job template; `env` is merged with ours. No secrets here
 
 
 NEWEST = "newest"
@@ -120,27 +121,27 @@ _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 
 
 class StageOperation(Section):
-    """Where a run stops for a person's approval, how long it sits out an outage, and which stage gets the cores first.
+    """Approval by a person, tolerance of outages, and CPU priority of a stage.
 
-    A stage that is reused costs nothing and needs no approval.
+    A stage that is reused needs no approval.
     """
 
     approve: bool = False  # before the stage begins
-    at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": also when its money runs out before its work is done
-    hours: PositiveFloat = 72.0  # an approval that nobody gives within this time fails the run
-    outage_hours: PositiveFloat = 24.0  # an endpoint, the Hub or the store's remote is away, and nothing gets done
-    niceness: int = Field(default=0, ge=0, le=19)  # of its processes: 19 leaves the cores to stages beside it
+    at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": ask for approval when the budget runs out too early
+    hours: PositiveFloat = 72.0  # without an approval within this time the run fails
+    outage_hours: PositiveFloat = 24.0  # how long to retry while an endpoint, the Hub or the remote store is down
+    niceness: int = Field(default=0, ge=0, le=19)  # of its processes; 19 leaves the cores to concurrent stages
 
     @property
     def patience(self) -> timedelta:
-        """`hours` as a time."""
+        """`hours` as a `timedelta`."""
         return timedelta(hours=self.hours)
 
 
 class OperationConfig(Section):
-    """`[operation.STAGE]`, a section for each stage, and where the operator gets messages."""
+    """`[operation.STAGE]`, a section for each stage, and the webhook for notifications."""
 
-    # The NAME of the environment variable that holds the URL of a webhook; never the URL, which is a secret.
+    # The NAME of the environment variable with the URL of a webhook; never the URL itself, which is a secret.
     notify: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
 
     held_out: StageOperation = StageOperation()
@@ -155,23 +156,23 @@ class OperationConfig(Section):
     report: StageOperation = StageOperation()
 
     def of(self, stage: str) -> StageOperation:
-        """The section of one stage."""
+        """The section of a stage."""
         return getattr(self, stage)
 
 
 OPERATED = tuple(name for name, field in OperationConfig.model_fields.items() if field.annotation is StageOperation)
-"""The stages that `[operation]` has a section for: all of the pipeline."""
+"""The stages that have a section in `[operation]`: all stages of the pipeline."""
 
 
 class ScheduleConfig(Section):
-    """The scheduled evaluation of a checkpoint, and when it counts as a regression.
+    """The scheduled evaluation of a checkpoint, and the criterion of a regression.
 
-    A benchmark has regressed against an evaluation in `against` if the upper end of the 95 % interval of the paired
-    difference is below minus `margin`; with `rule` "holm" its exact p must also be under 0.05 after Holm's correction
-    for the number of benchmarks.
+    A benchmark has regressed against an earlier evaluation (`against`) if the upper end of the 95 % interval of the
+    paired difference is below -`margin`. With `rule` "holm" its exact p-value must also be below 0.05 after Holm's
+    correction for the number of benchmarks.
     """
 
-    cron: str = ""  # five fields; empty: deployed without a schedule, to be started by hand
+    cron: str = ""  # five fields; empty: deployed without a schedule
     timezone: str = "UTC"
     checkpoint: str = NEWEST  # "newest" in the store, or an artifact id
     against: Annotated[tuple[Literal["last", "best"], ...], Field(min_length=1)] = ("last", "best")
@@ -182,7 +183,7 @@ class ScheduleConfig(Section):
     @classmethod
     def _moved(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "webhook" in fields:
-            raise ValueError("schedule.webhook is now `notify` in [operation], for all messages")
+            raise ValueError("schedule.webhook was replaced by `notify` in [operation], for all notifications")
         return fields
 
     @field_validator("cron")
@@ -198,39 +199,42 @@ class ScheduleConfig(Section):
     def _known(cls, timezone: str) -> str:
         try:
             return ZoneInfo(timezone).key
-        except (KeyError, ValueError, OSError):  # unknown, no name at all, a folder of names
+        except (KeyError, ValueError, OSError):  # unknown, not a valid name, a folder of the database
             raise ValueError(f"no time zone {timezone!r}: use a name such as UTC or Europe/Paris") from None
 
 
 class RetentionConfig(Section):
-    """Which live artifacts `nautile store gc` keeps. While neither `newest` nor `days` is set, all of them.
+    """Which live artifacts `nautile store gc` keeps; if neither `newest` nor `days` is set, all of them.
 
-    Otherwise an artifact stays if any rule keeps it, or if a kept one was made from it, at whatever distance. What one
-    execution published stays or goes as a whole: a stage is reused only if all of it is there.
+    Otherwise an artifact is kept if any rule keeps it, or if a kept artifact was made from it, directly or indirectly.
+    The artifacts of an execution are kept or removed together, because a stage is reused only if all of them exist.
     """
 
-    newest: PositiveInt | None = None  # so many of the newest of each label (evaluate:align)
-    days: NonNegativeFloat | None = None  # everything younger
-    kinds: tuple[str, ...] = Field(default=())  # these kinds, however old
+    newest: PositiveInt | None = None  # so many of the newest executions of each label (evaluate:align)
+    days: NonNegativeFloat | None = None  # everything that is younger
+    kinds: tuple[str, ...] = Field(default=())  # all artifacts of these kinds
     pins: tuple[str, ...] = Field(default=())  # these artifacts, by id
 
     @property
     def retires(self) -> bool:
-        """Whether the rules let any live artifact go."""
+        """Whether the rules may remove live artifacts."""
         return self.newest is not None or self.days is not None
 
 
 class TelemetryConfig(Section):
-    """Where metrics are sent besides the store; nowhere by default. Keys belong into the environment, never here: a
-    collector's into OTEL_EXPORTER_OTLP_HEADERS, MLflow's into MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD."""
+    """Where metrics are sent in addition to the store; nowhere by default.
 
-    tensorboard: str = ""  # a folder for event files, in `<folder>/<run>/<label>`
-    otlp: str = ""  # an OpenTelemetry collector (http://host:4318), which gets metrics at /v1/metrics
-    mlflow: str = ""  # an MLflow tracking server (http://host:5000)
+    Keys belong in the environment, never here: a collector's in OTEL_EXPORTER_OTLP_HEADERS, MLflow's in
+    MLFLOW_TRACKING_TOKEN or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    """
+
+    tensorboard: str = ""  # a folder for event files, written to `<folder>/<run>/<label>`
+    otlp: str = ""  # address of an OpenTelemetry collector (http://host:4318); metrics go to /v1/metrics
+    mlflow: str = ""  # address of an MLflow tracking server (http://host:5000)
     trackio: str = ""  # a folder of trackio's databases
-    wandb: str = ""  # a folder of W&B's offline runs, for `wandb sync`; nothing is sent from here
-    project: str = Field(default="nautile", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")  # of those three
-    timeout_s: PositiveFloat = 5.0  # of a request to a server; what fails is counted
+    wandb: str = ""  # a folder for offline runs of W&B, to upload with `wandb sync`
+    project: str = Field(default="nautile", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")  # for the last three
+    timeout_s: PositiveFloat = 5.0  # of a request to a server; failed deliveries are counted
 
     @model_validator(mode="after")
     def _addresses_usable(self) -> "TelemetryConfig":
@@ -242,7 +246,7 @@ class TelemetryConfig(Section):
             parts = urlsplit(address)
             if parts.username or parts.password or parts.query:
                 raise ValueError(
-                    f"telemetry.{name}: no key belongs in an address; put it into the environment as {variable}"
+                    f"telemetry.{name}: an address may not contain a key; put it into the environment as {variable}"
                 )
             if address and (parts.scheme not in ("http", "https") or not parts.hostname):
                 raise ValueError(f"telemetry.{name} {address!r}: use an address such as {example}")

@@ -1,8 +1,8 @@
-"""The whole configuration: `RunConfig` with one section per stage, and the checks between sections.
+"""The whole configuration: `RunConfig` with a section for each stage, and the checks across sections.
 
-A field that changes what a stage writes belongs into that stage's section, because the section's fields are hashed into
-the key of its artifacts, but for those marked `Operational` (`configs.keys`). `configs/nautile_370m.toml` gives the
-source of each of the paper's values; the defaults are ours.
+A field that changes what a stage writes belongs in the section of that stage: the fields of a section, except those
+marked `Operational`, are hashed into the keys of the stage's artifacts (`configs.keys`). `configs/nautile_370m.toml`
+has the source of each value of the paper; the defaults here are ours.
 """
 
 from typing import cast
@@ -32,7 +32,7 @@ class RunConfig(Section):
     """Everything that determines a run. `configs.load.load` reads it from TOML."""
 
     name: Operational[str] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    seed: NonNegativeInt = 0  # of every random choice, together with names and counters
+    seed: NonNegativeInt = 0  # of all random choices, in combination with names and counters
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: Operational[LaunchConfig] = LaunchConfig()
@@ -54,33 +54,34 @@ class RunConfig(Section):
     retention: Operational[RetentionConfig] = RetentionConfig()
 
     def deployment(self, name: str | None) -> DeployConfig:
-        """`[deploy.NAME]`, or its defaults."""
+        """The section `[deploy.NAME]`, or its defaults."""
         return self.deploy.get(cast(Deployed, name), DeployConfig())
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":
-        known = {source.name for source in self.ingest.sources} | {"distilled"}
+        source_names = {source.name for source in self.ingest.sources} | {"distilled"}
         for phase in self.pretrain.phases:
-            if unknown := set(phase.mixture) - known:
+            if unknown := set(phase.mixture) - source_names:
                 raise ValueError(
                     f"pretrain.phases {phase.name!r}: unknown sources {sorted(unknown)} in its mixture; "
-                    f"known are {sorted(known)}"
+                    f"known are {sorted(source_names)}"
                 )
+        # Endpoints must exist; a checker can be a judge, but cannot write answers.
         check_fallbacks(self.endpoints)
-        named = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]
-        answering = [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
-        answering += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
-        for field, name in (*named, *answering):
+        judges = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]
+        writers = [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
+        writers += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
+        for field, name in (*judges, *writers):
             if name not in self.endpoints:
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
-        for field, name in answering:
+        for field, name in writers:
             for other in with_fallbacks([name], self.endpoints):
                 if self.endpoints[other].kind == "checker":
                     raise ValueError(f"{field}: {other!r} is of kind 'checker', which marks answers and writes none")
         for name in self.resources.limits():
             if self.deployment(name).resource:
                 raise ValueError(
-                    f"deploy.{name}.resource: this section is of a resource; a stage's own may use another"
+                    f"deploy.{name}.resource: only the section of a stage may set it, not that of a resource"
                 )
         if self.tokenizer.vocabulary > self.model.vocabulary:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The file of `nautile sweep`: a configuration, in what its arms differ from it, and by what they are compared.
+"""The file of `nautile sweep`: a configuration, the settings of its arms, and the benchmarks to compare them by.
 
 config = "local"
 seeds = [0, 1]
@@ -16,33 +16,33 @@ from configs.base import Section
 
 
 class ArmConfig(Section):
-    """An arm of a sweep that is not made from a grid."""
+    """An arm of a sweep, if there is no grid."""
 
     name: str = Field(pattern=r"^[^\W_](.{0,58}\S)?$")
-    set: tuple[str, ...] = ()  # as `--set` takes them; empty: the base configuration as it is
+    set: tuple[str, ...] = ()  # settings in the syntax of `--set`; empty: the configuration as it is
 
 
 class SweepConfig(Section):
-    """Arms from a grid (all combinations, the last field changing fastest) or from a list; each a run for every seed.
+    """Arms from a grid (all combinations, the last field changing fastest) or from a list; each has a run per seed.
 
-    The first arm is the one that the others are compared with.
+    The other arms are compared with the first one.
     """
 
-    config: str  # beside this file, in the working folder, or one that ships here
-    set: tuple[str, ...] = ()  # for all arms, before what each sets
+    config: str  # a file beside this one or in the working folder, or the name of a shipped configuration
+    set: tuple[str, ...] = ()  # settings of all arms, applied before their own
     grid: dict[str, tuple[Any, ...]] | None = None  # field -> its values
     arms: tuple[ArmConfig, ...] = ()
-    seeds: tuple[NonNegativeInt, ...] = ()  # empty: that of the configuration
-    until: str | None = None  # the last step of each run, as the option of `nautile run`
-    after: str | None = None  # the stage whose evaluation is compared; None: the last that every arm has
-    benchmarks: tuple[str, ...] = ()  # to compare; empty: all that were asked, and their means
+    seeds: tuple[NonNegativeInt, ...] = ()  # empty: the seed of the configuration
+    until: str | None = None  # the last step of each run, as the option `--until` of `nautile run`
+    after: str | None = None  # the stage whose evaluation is compared; None: the last one that all arms have
+    benchmarks: tuple[str, ...] = ()  # to compare; empty: all that were evaluated, and their means
     verdict: Literal["strict", "lenient"] = "strict"
     way: Literal["generate", "likelihood"] = "generate"
 
     @field_validator("grid", mode="before")
     @classmethod
     def _flat(cls, grid: Any) -> Any:
-        """`align.policy.steps = [3]` without quotes is a table in a table to TOML."""
+        """Flatten nested tables: without quotes TOML parses `align.policy.steps = [3]` as tables."""
         return dict(_leaves(grid, "")) if isinstance(grid, dict) else grid
 
     @model_validator(mode="after")
@@ -55,7 +55,7 @@ class SweepConfig(Section):
             if not values:
                 raise ValueError(f"grid.{field}: it has no value")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: the same seed twice is the same run")
+            raise ValueError("seeds: a seed is listed twice")
         return self
 
 

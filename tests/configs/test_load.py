@@ -65,7 +65,7 @@ def write(tmp_path, text):
             r"`reason`: rollout\.top_p is 0\.9.*rollout\.top_p = 1\.0",
         ),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
-        ("extends = 'run.toml'", "goes in a circle"),
+        ("extends = 'run.toml'", "is circular"),
         ("a = = 1", "is not TOML"),
     ],
 )
@@ -115,9 +115,9 @@ def test_settings_replace_values_of_the_file():
         ("reason.policy.steps", "write it as FIELD=VALUE"),
         ("=3", "write it as FIELD=VALUE"),
         ("reason..steps=3", "write it as FIELD=VALUE"),
-        ("ingest.sources.9.records=1", "'9' is no entry of a list of 3"),
-        ("ingest.sources.first.records=1", "'first' is no entry of a list of 3"),
-        ("seed.x=1", "'x' lies inside a value that is no table and no list"),
+        ("ingest.sources.9.records=1", "'9' is not an index of a list of 3"),
+        ("ingest.sources.first.records=1", "'first' is not an index of a list of 3"),
+        ("seed.x=1", "'x' is inside a value that is neither a table nor a list"),
     ],
 )
 def test_a_setting_that_fits_nothing_is_refused(setting, message):

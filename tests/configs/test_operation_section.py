@@ -55,7 +55,7 @@ def test_the_launches_of_the_documents_load(document, tmp_path):
     [
         ({"host_resources": {"GPU": 8}}, "launch.host_resources needs engine 'ray'"),
         ({"tpu_slice": "v4:2x2x2"}, "launch.tpu_slice needs engine 'ray'"),
-        ({"engine": "ray", "processes": 2, "coordinator": "a:1"}, "the first host that the cluster gives"),
+        ({"engine": "ray", "processes": 2, "coordinator": "a:1"}, "cannot be set with engine 'ray'"),
         ({"engine": "ray", "host_resources": {"GPU": 0}}, "greater than 0"),
         ({"engine": "ray", "tpu_slice": "v4-16"}, "match pattern"),
     ],

@@ -143,8 +143,8 @@ def test_unknown_labels_are_refused(tuned, untuned, table, tmp_path):
     ("arguments", "message"),
     [
         ((), "--labels: are needed"),
-        (("--labels", "one"), "at least two labels"),
-        (("--labels", "a,b,a"), "no two alike"),
+        (("--labels", "one"), "at least two different labels"),
+        (("--labels", "a,b,a"), "at least two different labels"),
         (("--labels", "a,b", "--text", "body"), "no column 'body'; there are text, label"),
         (("--labels", "a,b", "--out", "rows.txt"), "tables are written as"),
     ],

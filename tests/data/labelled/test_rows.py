@@ -92,12 +92,12 @@ def test_a_label_that_was_not_learnt(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("rows.txt", "no file that can be read"),
+        ("rows.txt", "is neither a file"),
         ({"preset": "mnist"}, "no preset 'mnist'; there are ag_news"),
         ({"preset": "sst2"}, "needs as `revision` a full commit hash"),
         ({"path": "owner/name", "revision": "main"}, "full commit hash"),
-        ({"path": "a.csv", "revision": "0" * 40}, "belongs to a dataset of the Hub"),
-        ({"path": "a.csv", "cuts": [1.0, 0.0], "label_names": ["a", "b", "c"]}, "must rise"),
+        ({"path": "a.csv", "revision": "0" * 40}, "is only for datasets of the Hub"),
+        ({"path": "a.csv", "cuts": [1.0, 0.0], "label_names": ["a", "b", "c"]}, "must be increasing"),
         ({"path": "a.csv", "unknown": 1}, "Extra inputs"),
     ],
 )
@@ -108,7 +108,7 @@ def test_data_that_is_not_described_well(data, message):
 
 def test_labels_of_a_teacher_are_learnt_from_and_not_tested_on():
     assert TuneConfig.model_validate({"data": "labels/0123456789ab"}).data.reader == "labels"
-    with pytest.raises(ValidationError, match="must be labels of people"):
+    with pytest.raises(ValidationError, match="must be labelled by people"):
         TuneConfig.model_validate({"data": "rows.csv", "test": "labels/0123456789ab"})
     with pytest.raises(ValidationError, match="needs as `path` an id"):
         TuneConfig.model_validate({"data": {"reader": "labels", "path": "mine"}})

@@ -80,9 +80,9 @@ def test_too_many_rejected_replies_are_an_error():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ["a", "A"]}, "no two may be alike"),
+        ({"labels": ["a", "A"]}, "differ only in case"),
         ({"labels": ["a", " b"]}, "begins or ends with a space"),
-        ({"descriptions": {"x": "y"}}, "'x', which is none of the labels"),
+        ({"descriptions": {"x": "y"}}, "'x', which is not a label"),
     ],
 )
 def test_labels_that_cannot_be_told_apart_are_refused(changes, message):

@@ -95,7 +95,7 @@ ARMS = '[[arms]]\nname = "a"\n'
         ('[grid]\n"reason.policy.steps" = [3, 3]\n', "two arms are named 'steps=3'"),
         ('[grid]\n"reason.policy.stops" = [3, 30]\n', r"arm 'stops=3': .*did you mean 'steps'"),
         ('[grid]\n"reason.policy.steps" = [3, "x"]\n', "arm 'steps=x': .*`reason.policy.steps`"),
-        (f"seeds = [1, 1]\n{GRID}", "seeds: the same seed twice"),
+        (f"seeds = [1, 1]\n{GRID}", "seeds: a seed is listed twice"),
         ('seeds = [1, 2]\n[grid]\n"seed" = [3]\n', "sets `seed`, which the sweep itself sets"),
         (f'set = ["name=x"]\n{GRID}', "sets `name`"),
         (f"seeds = {list(range(11))}\n{GRID}", "22 runs; pass --yes"),
