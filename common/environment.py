@@ -1,6 +1,6 @@
-"""What a process computes on: the machine, its devices, the versions of the libraries it has loaded.
+"""The compute environment of a process: machine, devices, and versions of the loaded libraries.
 
-The same configuration gives other bits on another of these, so results say which they were made on.
+Results depend on it in the last bits, so they record the environment in which they were computed.
 """
 
 import os
@@ -33,20 +33,20 @@ def environment() -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """A line for each part in which two environments differ; nothing unless both are known.
+    """Describe each part in which two environments differ, in a line; empty if one of them is unknown.
 
-    A library that only one of them loaded is no difference.
+    A library that only one of them loaded is not a difference.
     """
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return []
     pairs = {part: (a.get(part), b.get(part)) for part in ("machine", "devices")}
-    libraries = [made_in.get("libraries") or {} for made_in in (a, b)]
+    libraries = [environment.get("libraries") or {} for environment in (a, b)]
     pairs |= {name: (libraries[0][name], libraries[1][name]) for name in LIBRARIES if all(name in x for x in libraries)}
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
 def cpu_field(*names: str) -> str:
-    """The first field of /proc/cpuinfo whose name begins with one of `names`; where there is none, a short text."""
+    """The value of the first field of /proc/cpuinfo whose name begins with one of `names`; "" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

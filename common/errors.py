@@ -1,9 +1,9 @@
-"""The two errors that a caller can act on; anything else that is raised is a crash."""
+"""The two exceptions that callers handle: bad input and temporary failures. Any other exception is a crash."""
 
 
 class ConfigError(ValueError):
-    """Bad input from the operator: one message that names the field, file or artifact. The CLI exits with code 2."""
+    """Bad input from the operator. The message names the field, file or artifact; the CLI exits with code 2."""
 
 
 class Retryable(RuntimeError):
-    """A failure that may pass by itself (a broken connection, an outage, a preemption): the stage is tried again."""
+    """A temporary failure (a broken connection, an outage, a preemption), after which the stage is retried."""

@@ -1,11 +1,11 @@
-"""Progress and metrics of plain functions: a callable `emit(kind, **fields)` is passed in, so that they know no store.
+"""The callback `emit(kind, **fields)` by which library functions report metrics and progress, independent of the store.
 
-Kinds: `metric` (name, step, value), `sample` (index, fields of one rollout, trace or evaluated item), `call` (one
-attempt at an endpoint) and `progress` (done, total, unit, note). `metric`, `sample` and `call` become catalog rows;
-`progress` only moves the progress bar.
+Kinds: `metric` (name, step, value), `sample` (index, fields of a rollout, trace or evaluated item), `call` (an attempt
+at an endpoint) and `progress` (done, total, unit, note). `metric`, `sample` and `call` become rows of the catalog;
+`progress` only updates the progress bar.
 
-An `Emit` may have two more methods, which `emit_all` and `flush` use where they exist: `many(kind, rows)` writes
-several events with one wait for the disk, `sync()` fsyncs everything written so far.
+An `Emit` may have two further methods, which `emit_all` and `flush` use if they exist: `many(kind, rows)` writes
+several events with one fsync, and `sync()` fsyncs everything written so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 
 class Emit(Protocol):
-    """Takes one event. Must be safe to call from several threads and must not block on anything but a local file."""
+    """Accepts an event. It must be safe to call from several threads, and may block only on a local file."""
 
     def __call__(self, kind: str, **fields: Any) -> None: ...
 
 
 def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Emit several events of one kind, in one write if `emit` can."""
+    """Emit several events of one kind, in one write if `emit` supports it."""
     many = getattr(emit, "many", None)
     if rows and many is not None:
         many(kind, rows)
@@ -29,12 +29,15 @@ def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def flush(emit: Emit) -> None:
-    """Fsync all emitted events. Call it before saving a checkpoint, so that a crash cannot keep the checkpoint but lose
-    the metrics before it: a resumed run would not emit those again."""
+    """Fsync all emitted events.
+
+    Call it before a checkpoint is saved: if a crash lost metrics from before the checkpoint, a resumed run would not
+    emit them again.
+    """
     sync = getattr(emit, "sync", None)
     if sync is not None:
         sync()
 
 
 def silent(kind: str, **fields: Any) -> None:
-    """Drop the event: the `Emit` for notebooks and tests that look only at return values."""
+    """An `Emit` that discards all events, for notebooks and tests that only use return values."""

@@ -1,4 +1,4 @@
-"""Figures as inline SVG, drawn by matplotlib: the same bytes for the same numbers, and every text escaped."""
+"""Figures as inline SVG, drawn by matplotlib: reproducible bytes, and all texts escaped."""
 
 import io
 import re
@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
-PIXEL = 1 / 96  # inches, the unit of matplotlib's sizes
-# `parse_math` off: a dollar sign in a label is a dollar sign.
+PIXEL = 1 / 96  # in inches, the unit of matplotlib's sizes
+# `parse_math` off: a dollar sign in a label does not begin a formula.
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
 _drawing = threading.Lock()
 
@@ -21,17 +21,17 @@ def draw(
     css_class: str = "",
     tooltips: Mapping[str, str] | None = None,
 ) -> str:
-    """An `<svg>` of `size` inches. `paint` is given its empty `matplotlib.figure.Figure`.
+    """Draw an `<svg>` of `size` inches. `paint` draws on an empty `matplotlib.figure.Figure`.
 
-    `title` names the figure for screen readers and keeps its identifiers apart from those of other figures in a page.
-    `tooltips`: a text by the gid of the artist that it belongs to.
+    `title` is the label for screen readers, and prefixes all ids, so that they are unique in a page. `tooltips`: text
+    by the gid of an artist.
     """
-    # On first use only: the import takes half a second, and every command imports the stages that draw. It also reads
-    # MPLCONFIGDIR, which the child process has in its environment.
+    # Imported on first use: it takes half a second, and every command imports the stages that draw. It also reads
+    # MPLCONFIGDIR, which is set in the environment of child processes.
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The settings are of the whole process, where two steps may end at the same time.
+    # matplotlib's settings are global, and several threads may draw at the same time.
     with _drawing, matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)

@@ -1,7 +1,7 @@
-"""Locks of the kernel on files, which it releases when their holder dies, and file systems that have none.
+"""Kernel locks on files, which are released when their process ends, and detection of file systems without locks.
 
-Such a file system is named once in the log. There every lock is granted, and none can be seen to be free: who would
-tidy up after a dead process, or share a file with a live one, asks `has_locks` as well.
+A file system without locks is named once in the log. On it every lock is granted, so a granted lock proves nothing:
+code that cleans up after an ended process, or shares a file with a running one, must also check `has_locks`.
 """
 
 import errno
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 # EINVAL: the kernel does not know this kind of lock.
 _UNSUPPORTED = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_without_locks: set[Path] = set()  # folders that were named in the log
+_without_locks: set[Path] = set()  # folders on file systems without locks, which were named in the log
 
 
 def try_lock(path: Path, lock: Callable[[], object]) -> bool:
-    """Make the system call `lock`, which locks (a part of) the file `path` without waiting.
+    """Call `lock`, which locks (a part of) the file `path` without waiting; False if another process has the lock.
 
-    False if another has the lock. Where there are no locks, everybody gets it.
+    On a file system without locks it is always granted.
     """
     try:
         lock()
@@ -41,10 +41,10 @@ def try_lock(path: Path, lock: Callable[[], object]) -> bool:
 
 
 def try_flock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
-    """Take an flock on the whole open file without waiting; returns as `try_lock`."""
+    """Acquire an flock on an open file without waiting; returns as `try_lock`."""
     return try_lock(path, lambda: fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB))
 
 
 def has_locks(folder: Path) -> bool:
-    """Whether the files of `folder` can be locked, as far as the locks tried by this process have shown."""
+    """Whether files in `folder` can be locked, as far as this process has tried."""
     return folder not in _without_locks

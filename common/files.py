@@ -1,10 +1,10 @@
-"""Files: writes that survive a crash, bounded reads, digests, and the message for a disk that cannot be written.
+"""File utilities: crash-safe writes, size-limited reads, digests, and errors of a disk that cannot be written.
 
-A file is written under a temporary name, fsynced, and renamed to its own; then its folder is fsynced, because a rename
-is only as durable as the folder it happened in. Temporary names are `.*.tmp`, which `Store.publish` removes.
+A file is written under a temporary name, fsynced and renamed; then its folder is fsynced, which makes the rename
+durable. Temporary names are `.*.tmp`, which `Store.publish` removes.
 
-Two kinds of readers: `read_json` for files of our own, where "missing or damaged" is an answer (None), and
-`read_bounded_text` / `read_bounded_json` for files of the operator's, where it is an error that names the file.
+There are two kinds of readers: `read_json` for our own files returns None if the file is missing or damaged;
+`read_bounded_text` and `read_bounded_json` for files of the operator raise an error that names the file.
 """
 
 import errno
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 LARGEST_JSON = 512 * 2**20  # bytes
 CONFIG_LIMIT = 4 * 2**20  # bytes
 INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
-SETTLED_S = 2.0  # a file that was altered later than this before it was read may be altered again with equal times
+SETTLED_S = 2.0  # a file changed less than this before it was read may change again with the same timestamps
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Turn "no space", "read-only", "permission denied" inside the block into a `ConfigError` naming the store."""
+    """Translate "no space", "read-only" and "permission denied" in the block into a `ConfigError` with the store."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def writing(root: Path) -> Iterator[None]:
 
 
 def not_writable(root: Path, error: OSError) -> str:
-    """The message for a store under `root` that `error` kept from being written."""
+    """The message for a store at `root` that cannot be written because of `error`."""
     where = f" at {error.filename}" if error.filename else ""
     return (
         f"the store {root} cannot be written ({error.strerror}{where}): free some space or fix its permissions, "
@@ -55,16 +55,16 @@ def not_writable(root: Path, error: OSError) -> str:
 
 
 def is_full_or_read_only(error: OSError) -> bool:
-    """True for the errors that mean "nothing can be written here": full, read-only, no permission."""
+    """Whether `error` means that nothing can be written: disk full, read-only, no permission."""
     return error.errno in _NOT_WRITABLE
 
 
 @contextmanager
 def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary file name in the folder of `path`, to be written in the block by any means.
+    """Yield a temporary path in the folder of `path`, which is renamed to `path` when the block ends.
 
-    When the block ends, the file is fsynced and renamed over `path`; when it raises, the file is removed and `path`
-    stays as it was. Safe for several writers of one path. `durable=False` skips the fsyncs.
+    The file is fsynced first (`durable=False` skips that). If the block raises, the temporary file is removed and
+    `path` stays as it was. Safe for several concurrent writers of a path.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -83,7 +83,7 @@ def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
 def write_atomically(
     path: Path, content: bytes | memoryview, *, durable: bool = True, create_folder: bool = True
 ) -> None:
-    """Replace `path` by `content`, whole or not at all."""
+    """Replace the file `path` by `content` atomically."""
     if create_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path, durable=durable) as temporary:
@@ -91,17 +91,17 @@ def write_atomically(
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace `path` by `text` in UTF-8, whole or not at all. Its folder must exist: one that was removed stays so."""
+    """Replace `path` by `text` in UTF-8 atomically. Its folder must exist: a removed one is not created again."""
     write_atomically(path, text.encode("utf-8"), durable=durable, create_folder=False)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Replace `path` by `value` as indented JSON with sorted keys, whole or not at all. Its folder must exist."""
+    """Replace `path` by `value` as indented JSON with sorted keys, atomically. Its folder must exist."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
-    """The JSON in `path`; None if there is no such file, it is not JSON, is nested too deep or over `limit` bytes."""
+    """Read a JSON file; None if it is missing, is not JSON, is nested too deep, or has over `limit` bytes."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -114,7 +114,7 @@ def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
 
 
 def parse_json(data: bytes) -> Any | None:
-    """The JSON in `data`; None if it is not JSON, or nests deeper than the parser goes."""
+    """Parse JSON; None if `data` is not JSON or is nested too deep for the parser."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -122,7 +122,7 @@ def parse_json(data: bytes) -> Any | None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the renames and creations in folder `path` durable."""
+    """Fsync a folder, which makes renames and new files in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -131,7 +131,7 @@ def sync_folder(path: Path) -> None:
 
 
 def file_size(path: Path) -> int | None:
-    """Bytes of a file; None if it is missing or cannot be read."""
+    """The size of a file in bytes; None if it is missing or cannot be read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -139,7 +139,7 @@ def file_size(path: Path) -> int | None:
 
 
 def sha256_of(path: Path, *, sync: bool = False) -> str:
-    """sha256 of a file as hexadecimal digits; `sync` also fsyncs it."""
+    """The sha256 of a file as hexadecimal digits; `sync` also fsyncs the file."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -147,10 +147,10 @@ def sha256_of(path: Path, *, sync: bool = False) -> str:
 
 
 def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
-    """The text of a plain UTF-8 file. Raises `ConfigError` if it is no such file, over `limit` bytes, or unreadable."""
+    """Read a UTF-8 file. Raises `ConfigError` if it is unreadable, not a regular file, or has over `limit` bytes."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: is not a plain file")
+            raise ConfigError(f"{path}: is not a regular file")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
@@ -164,7 +164,7 @@ def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
 
 
 def read_bounded_json(path: Path) -> Any:
-    """The JSON in a plain file. Raises `ConfigError` as `read_bounded_text` does, and for damaged JSON."""
+    """Read a JSON file. Raises the errors of `read_bounded_text`, and `ConfigError` for invalid JSON."""
     try:
         return json.loads(read_bounded_text(path))
     except json.JSONDecodeError as error:
@@ -174,18 +174,20 @@ def read_bounded_json(path: Path) -> Any:
 
 
 class RemoteFiles(Protocol):
-    """Opens files that may not be on this machine yet: fetched and verified when they are first read. At most `limit`
-    bytes of them stay here; one that is open does."""
+    """Opens files that may only be at a remote: they are downloaded and verified when they are first read.
+
+    At most `limit` bytes of files that are not open stay on this machine.
+    """
 
     limit: int
 
     def open(self, path: str | Path) -> int:
-        """The descriptor of a file. Raises `ConfigError`, `Retryable`, `OSError`."""
+        """Open a file for reading; returns its descriptor. Raises `ConfigError`, `Retryable`, `OSError`."""
         ...
 
 
 class FileContent(NamedTuple):
-    """A file as part of a key: its name relative to the folder that was given, its size, its digest."""
+    """A file as part of a key: its name relative to the configured folder, its size and its digest."""
 
     name: str
     bytes: int
@@ -193,37 +195,38 @@ class FileContent(NamedTuple):
 
 
 def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> list[FileContent]:
-    """Name, size and digest of every file that `paths` (files, folders, globs) name, in their order, each one's sorted.
+    """Name, size and digest of all files of `paths` (files, folders, globs), in their order, sorted within each.
 
-    A name is relative: to the folder that was given, or of a glob to its part before the first wildcard, so that a
-    corpus may be moved. `memory`: a JSON file (its folder must exist) with the digests by size, mtime, ctime and inode,
-    so that a file is read once. Any write through the file system alters ctime, also one that restores size and mtime.
-    What remains is a clock too coarse to tell two writes apart, so a file is remembered only if it was last altered
-    over `SETTLED_S` before it was read; a file server whose clock lags more than that may hide such a change.
+    Names are relative to the given folder, or to the part of a glob before its first wildcard, so that a corpus can be
+    moved without a new key. Raises `ConfigError` for a path without files, and for a file that cannot be read or
+    changes while it is read.
 
-    Raises `ConfigError` for a path without files, and for a file that cannot be read or changes while it is.
+    `memory`: a cache file of digests by size, mtime, ctime and inode, so that a file is read only once; its folder must
+    exist. Every write through the file system changes ctime, even one that restores size and mtime. Only two writes
+    within the resolution of the clock could have the same ctime, so a digest is cached only if the file last changed
+    more than `SETTLED_S` before it was read. A file server whose clock lags more than that may hide such a change.
     """
-    named = [entry for path in paths for entry in _files_named(str(path))]
-    remembered = read_json(memory) if memory else None
-    if not isinstance(remembered, dict):
-        remembered = {}
-    stamps = {path: _stamp(path) for path in dict.fromkeys(path for _, path in named)}
-    known = {path: remembered[path][-1] for path, stamp in stamps.items() if remembered.get(path, [])[:-1] == stamp}
-    unread = [path for path in stamps if path not in known]
-    began = time.time_ns()
+    entries = [entry for path in paths for entry in _matching_files(str(path))]
+    cache = read_json(memory) if memory else None
+    if not isinstance(cache, dict):
+        cache = {}
+    stamps = {path: _stamp(path) for path in dict.fromkeys(path for _, path in entries)}
+    digests = {path: cache[path][-1] for path, stamp in stamps.items() if cache.get(path, [])[:-1] == stamp}
+    unread = [path for path in stamps if path not in digests]
+    start_ns = time.time_ns()
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        known |= zip(unread, pool.map(_unchanging_digest, unread, (stamps[path] for path in unread)), strict=True)
-    settled = [path for path in unread if began - stamps[path][2] > SETTLED_S * 1e9]
+        digests |= zip(unread, pool.map(_stable_digest, unread, (stamps[path] for path in unread)), strict=True)
+    settled = [path for path in unread if start_ns - stamps[path][2] > SETTLED_S * 1e9]
     if memory and settled:
-        kept = {path: entry for path, entry in remembered.items() if os.path.exists(path)}
-        with suppress(OSError):  # it only saves time: planning a run also works where nothing can be written
-            write_json(memory, kept | {path: [*stamps[path], known[path]] for path in settled})
-    return [FileContent(name, stamps[path][0], known[path]) for name, path in named]
+        existing = {path: entry for path, entry in cache.items() if os.path.exists(path)}
+        with suppress(OSError):  # the cache only saves time: a run can also be planned on a read-only disk
+            write_json(memory, existing | {path: [*stamps[path], digests[path]] for path in settled})
+    return [FileContent(name, stamps[path][0], digests[path]) for name, path in entries]
 
 
-def _files_named(pattern: str) -> list[tuple[str, str]]:
-    """(relative name, absolute path) of the files that a path or glob names, sorted."""
-    if os.path.isfile(pattern):  # its name may well contain a bracket
+def _matching_files(pattern: str) -> list[tuple[str, str]]:
+    """(relative name, absolute path) of the files of a path or glob, sorted."""
+    if os.path.isfile(pattern):  # first, because a file's name may contain brackets
         return [(os.path.basename(pattern), os.path.abspath(pattern))]
     if os.path.isdir(pattern):
         folder, matches = pattern, glob.iglob("**", root_dir=pattern, recursive=True, include_hidden=True)
@@ -239,7 +242,7 @@ def _files_named(pattern: str) -> list[tuple[str, str]]:
 
 
 def _stamp(path: str) -> list[int]:
-    """[size, mtime, ctime, inode]"""
+    """[size, mtime, ctime, inode] of a file, by which a change is detected."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -247,11 +250,12 @@ def _stamp(path: str) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _unchanging_digest(path: str, stamp: list[int]) -> str:
+def _stable_digest(path: str, stamp: list[int]) -> str:
+    """The digest of a file; raises `ConfigError` if it changes while it is read."""
     try:
         digest = sha256_of(Path(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     if _stamp(path) != stamp:
-        raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
+        raise ConfigError(f"{path}: changed while it was read; try again when no process writes to it")
     return digest

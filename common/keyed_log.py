@@ -1,9 +1,9 @@
-"""An append-only log of records that are found by their digest: crash-safe, read in place, 16 bytes of memory a record.
+"""An append-only, crash-safe log of records that are looked up by their digest, with 16 bytes of memory per record.
 
-A log is one or more files of one framing: records of a fixed size, or lines. One process appends to a file at a time;
-`load` indexes what earlier processes wrote, `follow` what others are writing in files of their own. Readers skip a
-record that was torn by a crash or a full disk. Before the next one is written a torn line is ended by a newline, a torn
-record of fixed size cut.
+A log has one or more files, of records of a fixed size or of lines. One process at a time appends to a file; `load`
+indexes the files of earlier processes, and `follow` files that other processes are writing. Readers skip a record that
+is incomplete because of a crash or a full disk. Before the next record is written, an incomplete line is ended by a
+newline, and an incomplete record of fixed size is truncated.
 """
 
 import logging
@@ -17,39 +17,38 @@ from common.sorted_keys import SortedKeys
 logger = logging.getLogger(__name__)
 
 OFFSET_BITS = 40  # a position is the number of a file and an offset in it of up to 1 TB
-READ_BLOCK = 65_536  # bytes of a line read at once
+READ_BLOCK = 65_536  # bytes per read of a line
 
 
 class KeyedLog:
-    """Records of `record_size` bytes each; None: a record is a line.
+    """A log of records of `record_size` bytes each; None: a record is a line.
 
-    `digest_of(record)` gives the digest of a record that is loaded, None for one to leave out, and raises `ValueError`
-    for a damaged one. The index holds the last 64 bits of a digest, so the caller of `get` must check the digest of
-    what it gets.
+    `digest_of(record)` returns the digest of a loaded record, or None to skip it, and raises `ValueError` for a damaged
+    one. The index has only the last 64 bits of a digest, so the caller of `get` must check the record's digest.
     """
 
     def __init__(self, digest_of: Callable[[bytes], bytes | None], record_size: int | None = None) -> None:
         self._digest_of, self._record_size = digest_of, record_size
         self._positions = SortedKeys(values=True)
         self._paths: list[Path] = []
-        self._descriptors: dict[int, int] = {}  # of the files that were read or are written, by number
-        self._writing: int | None = None  # the number of the file that is appended to
-        self.end = 0  # of that file, in bytes
-        self._followed: dict[Path, tuple[int, int]] = {}  # number of a file, and the end of what is indexed of it
-        self._torn = False  # its last record was not written as a whole
+        self._descriptors: dict[int, int] = {}  # file number -> descriptor, of files read from or written to
+        self._writing: int | None = None  # number of the file that is appended to
+        self.end = 0  # size of that file in bytes
+        self._followed: dict[Path, tuple[int, int]] = {}  # (number of the file, bytes that are indexed)
+        self._torn = False  # the last record of the file is incomplete
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def load(self, path: Path) -> None:
-        """Index the records of a file. Of two records of one digest the later one counts."""
+        """Index the records of a file. Of two records with the same digest the later one is used."""
         self._paths.append(path)
         with path.open("rb", buffering=2**20) as file:
             if torn := self._index_file(file, len(self._paths) - 1):
                 logger.warning("%s: the last record, of %d bytes, is incomplete", path, torn)
 
     def follow(self, path: Path) -> None:
-        """Index the lines that another process has added to `path` since the last call; a line counts once it ends."""
+        """Index the complete lines that another process has appended to `path` since the last call."""
         if path not in self._followed:
             self._followed[path] = len(self._paths), 0
             self._paths.append(path)
@@ -66,7 +65,7 @@ class KeyedLog:
         self._followed[path] = number, offset
 
     def open(self, path: Path, *, exclusive: bool = False) -> None:
-        """Append to `path` from now on, after indexing what it holds; `exclusive`: it is new. Raises `OSError`."""
+        """Open `path` for appending and index its records. `exclusive`: it must not exist. Raises `OSError`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
         descriptor = os.open(path, flags, 0o666)
         self._paths.append(path)
@@ -79,14 +78,13 @@ class KeyedLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file to append to."""
+        """Whether a file is open for appending."""
         return self._writing is not None
 
     def write(self, records: Sequence[bytes]) -> list[int]:
-        """Append records, each whole (a line with its newline); on disk when this returns. Raises `OSError`.
+        """Append complete records (lines with their newline) and fsync; returns their positions, for `add`.
 
-        Returns their positions, for `add`. Safe in another thread than the one that reads and indexes, one call at a
-        time.
+        May be called in another thread than the one that reads and indexes, one call at a time. Raises `OSError`.
         """
         assert self._writing is not None, "`open` comes first"
         descriptor = self._descriptors[self._writing]
@@ -101,13 +99,13 @@ class KeyedLog:
         return positions
 
     def add(self, digest: bytes, position: int) -> None:
-        """Make a written record findable."""
+        """Index a written record."""
         self._positions.add(_key(digest), position)
 
     def get(self, digest: bytes) -> bytes | None:
-        """The record that is indexed under `digest`, a line without its newline; None if there is none.
+        """The record with `digest` (a line without its newline); None if there is none.
 
-        Raises `OSError` if the file was cut since it was indexed.
+        Raises `OSError` if the file was truncated since it was indexed.
         """
         position = self._positions.get(_key(digest))
         if position is None:
@@ -122,11 +120,11 @@ class KeyedLog:
         while b"\n" not in line and (block := os.pread(descriptor, READ_BLOCK, offset + len(line))):
             line += block
         if not line:
-            raise OSError(f"{self._paths[number]}: the record at byte {offset} is gone")
+            raise OSError(f"{self._paths[number]}: the record at byte {offset} no longer exists")
         return line.partition(b"\n")[0]
 
     def close(self) -> None:
-        """Close the files; nothing may be written any more."""
+        """Close all files; `write` must not be called afterwards."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors, self._writing = {}, None
@@ -134,7 +132,7 @@ class KeyedLog:
     def _end_torn_record(self, descriptor: int) -> None:
         self.end = os.fstat(descriptor).st_size
         if self._record_size is None:
-            # Not cut: if only its newline is missing, the line is whole.
+            # Do not truncate: if only the newline is missing, the line is complete.
             self._append(descriptor, b"\n")
         else:
             self.end -= self.end % self._record_size
@@ -142,7 +140,7 @@ class KeyedLog:
             self._torn = False
 
     def _append(self, descriptor: int, content: bytes) -> None:
-        self._torn = True  # until all of it is written: the disk may become full in the middle of a record
+        self._torn = True  # until all is written: the disk may become full in the middle of a record
         while content:
             written = os.write(descriptor, content)
             self.end += written
@@ -150,12 +148,12 @@ class KeyedLog:
         self._torn = False
 
     def _index_file(self, file: BinaryIO, number: int) -> int:
-        """Index the whole records of a file; returns how many bytes of a torn one follow them."""
+        """Index the complete records of a file; returns the length of an incomplete record at the end, or 0."""
         offset, size, torn = 0, self._record_size, 0
         for record in file if size is None else iter(lambda: file.read(size), b""):
             if not (record.endswith(b"\n") if size is None else len(record) == size):
                 torn = len(record)
-            # A line that lacks only its newline is whole: `digest_of` would refuse half a record.
+            # A line may be complete except for its newline; if it is not, `digest_of` raises `ValueError`.
             if not torn or size is None:
                 self._index(record, number, offset)
             offset += len(record)

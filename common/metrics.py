@@ -1,6 +1,6 @@
-"""The glossary of metrics: what each one is, its unit, and what a good value looks like.
+"""The glossary of metrics: title, unit, description, and what a good value looks like.
 
-Every chart, table and document that shows a metric takes its words from here; docs/metrics.md is made of it.
+All charts, tables and documents take the texts of metrics from here; docs/metrics.md is generated from it.
 """
 
 import re

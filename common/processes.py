@@ -1,4 +1,4 @@
-"""Processes: a child that ends with its parent, where a server listens, and the exit codes of every command."""
+"""Process utilities: exit codes, ending with the parent, priorities, memory limits, garbage collector, sockets."""
 
 import ctypes
 import gc
@@ -19,31 +19,30 @@ from common.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
-# glibc then asks for pages of 2 MB for large arrays, as numpy does for its own. Of the time to read gigabytes of
-# weights in pages of 4 KB a tenth to a fifth goes into finding the pages.
+# Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4
+# KB spends a tenth to a fifth of the time on page faults.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class ExitCode(IntEnum):
-    """How a process of this project ended. A negative code is the signal that ended it, as `subprocess` has it."""
+    """Exit codes of all commands and child processes; a negative code is a signal, as in `subprocess`."""
 
     DONE = 0
-    FAILED = 1  # a crash: an error that nobody expected
-    BAD_INPUT = 2  # the operator has something to change (`ConfigError`)
+    FAILED = 1  # a crash: an unexpected error
+    BAD_INPUT = 2  # the operator must change something (`ConfigError`)
     RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later (`Retryable`)
     INTERRUPTED = 130  # Ctrl-C or SIGTERM, as shells report SIGINT
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """End this process when process `parent_pid` ends, even if that was killed by SIGKILL.
+    """End this process when process `parent_pid` ends, even if the parent is killed by SIGKILL.
 
-    On Linux the kernel sends SIGKILL when the *thread* that started this process ends, so that thread must be the one
-    that waits for it. The parent may have died before the call, so that is checked after it. Elsewhere a thread polls,
-    and kills the whole process group if this process leads one.
+    On Linux the kernel sends SIGKILL when the *thread* that started this process ends, so that thread must wait for
+    this process. On other systems a thread polls, and kills the whole process group if this process leads one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
+        if os.getppid() != parent_pid:  # the parent ended before the call
             os._exit(ExitCode.FAILED)
         return
 
@@ -58,21 +57,21 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def restart_on_huge_pages() -> None:
-    """Begin this process's command again, as the same process, on large pages; no effect where `GLIBC_TUNABLES` is set.
+    """Re-execute this process's command with `HUGE_PAGES` set; no effect if `GLIBC_TUNABLES` is set already.
 
-    glibc reads the setting only as a process begins. Elsewhere than on Linux nothing is done.
+    glibc reads the setting only when a process starts. Does nothing on other systems than Linux.
     """
     if sys.platform == "linux" and not HUGE_PAGES.keys() & os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | HUGE_PAGES)
 
 
 def give_way(niceness: int) -> None:
-    """Let others go before this thread, and before the threads and processes that it starts from now on.
+    """Raise the niceness of this thread, and of threads and processes that it starts later, to at least `niceness`.
 
-    To `niceness` (0..19) at least: that of a user who began this with more stays. On Linux a nice value is a thread's,
-    so threads that are there already keep theirs; elsewhere it is the whole process's.
+    `niceness`: 0 to 19; a higher current value is kept. On Linux a nice value belongs to a thread, so existing threads
+    keep theirs; on other systems it belongs to the process.
     """
-    with suppress(OSError):  # a system without priorities runs everything alike
+    with suppress(OSError):  # on a system without priorities
         own = os.getpriority(os.PRIO_PROCESS, 0)
         if niceness > own:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -81,9 +80,9 @@ def give_way(niceness: int) -> None:
 
 
 def only_idle_time() -> None:
-    """Let this thread, and those that it starts from now on, have only the time that nothing else wants of the cores.
+    """Run this thread, and threads that it starts later, only when the cores are idle (SCHED_IDLE).
 
-    Elsewhere than on Linux this is the least priority there is.
+    On other systems than Linux it gets the lowest priority.
     """
     give_way(19)
     with suppress(OSError):
@@ -92,10 +91,10 @@ def only_idle_time() -> None:
 
 
 def give_session_way(leader: int) -> None:
-    """Give the session that process `leader` leads the priority of that process.
+    """Set the niceness of the session that process `leader` leads to that of the process.
 
-    Where Linux schedules by sessions (`kernel.sched_autogroup_enabled`) a nice value counts only among the processes
-    of one session, and the session has a value of its own. Elsewhere this changes nothing.
+    If Linux schedules by sessions (`kernel.sched_autogroup_enabled`), a process's nice value only matters within its
+    session, and the session has a value of its own. Otherwise this has no effect.
     """
     with suppress(OSError):
         niceness = os.getpriority(os.PRIO_PROCESS, leader)
@@ -105,7 +104,7 @@ def give_session_way(leader: int) -> None:
 
 @contextmanager
 def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run `work(*arguments, stop)` in a thread beside the block, at whose end `stop` is set and it is waited for."""
+    """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread."""
     stop = threading.Event()
     thread = threading.Thread(target=work, args=(*arguments, stop), name=name, daemon=True)
     thread.start()
@@ -118,9 +117,9 @@ def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> I
 
 @contextmanager
 def bounded_memory(more: int) -> Iterator[None]:
-    """Let this process take `more` bytes of address space than now and not more; further allocations fail.
+    """Limit this process to `more` bytes of address space beyond its current use; further allocations fail.
 
-    For all its threads, so use it before they work. Only on Linux: elsewhere it changes nothing.
+    The limit applies to all threads. Only on Linux: on other systems it has no effect.
     """
     if sys.platform != "linux":
         yield
@@ -138,10 +137,10 @@ def bounded_memory(more: int) -> Iterator[None]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector while large packages are imported, and have it look less often ever after.
+    """Pause the garbage collector while large packages are imported, then relax it (`relax_collector`).
 
-    It would look at their hundreds of thousands of objects again and again, which is a fifth of the import of JAX or
-    Prefect, and as much of whatever JAX traces later.
+    It would traverse their hundreds of thousands of objects again and again, which takes a fifth of the time to import
+    JAX or Prefect, and as much of the time that JAX traces later.
     """
     gc.disable()
     try:
@@ -152,32 +151,31 @@ def collector_paused() -> Iterator[None]:
 
 
 def relax_collector() -> None:
-    """Keep the garbage collector from all objects that there are, and let 10,000 new ones gather before it looks.
+    """Exclude all existing objects from garbage collection, and collect only after 10,000 new ones.
 
-    Python's default of 700 is for small programs: with it, a tenth of the time that JAX takes to trace is the
-    collector's.
+    Python's default of 700 suits small programs: with it the collector takes a tenth of the time that JAX traces.
     """
     gc.freeze()
     gc.set_threshold(10_000)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port of this machine's `address` that nothing listens on at this moment."""
+    """A TCP port of `address` on this machine that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is this machine's alone."""
+    """Whether `host`, a name or an address, is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: any but this may be another machine's
+    except ValueError:  # a name: any other one may resolve to another machine
         return host.lower() == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that already listens, which child processes may inherit. Raises `ConfigError` for a wrong address."""
+    """Open a listening socket that child processes may inherit. Raises `ConfigError` if the address cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)

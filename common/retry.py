@@ -1,8 +1,8 @@
-"""Retry a call that may fail for a moment: exponential backoff with jitter, and the pause that a server asks for.
+"""Retry calls that may fail temporarily, with exponential backoff, jitter and support for `Retry-After`.
 
-The caller says which errors are worth another attempt and what to do before a pause (log it, say); the last error is
-raised as it is. `retry` blocks its thread, `retry_async` awaits; both take the `sleep` to use, so that a pause can be
-interrupted and a test need not wait.
+The caller decides which errors are retried and what to do before a pause, such as logging. The last error is raised
+unchanged. `retry` blocks its thread, `retry_async` awaits. Both take the `sleep` function to use, so that a pause can
+be interrupted and tests need not wait.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Backoff:
-    """How often to try, and how long to wait in between. Attempts are counted from 1.
+    """Number of attempts, counted from 1, and pauses between them.
 
     Without `Retry-After` the pause after attempt n is `first_s * factor ** (n - 1)`, at most `longest_s`, times a
-    number drawn between `1 - jitter` and 1, so that clients that failed together do not come back together.
+    random number between `1 - jitter` and 1, so that clients that failed together do not all retry at the same time.
     """
 
-    attempts: int | None = None  # None: no limit but `give_up_s`
-    give_up_s: float | None = None  # no attempt is begun later than so many seconds after the first
+    attempts: int | None = None  # None: limited by `give_up_s` only
+    give_up_s: float | None = None  # no attempt begins later than this many seconds after the first
     first_s: float = 0.5
     longest_s: float = 20.0
     factor: float = 2.0
     jitter: float = 0.5
-    longest_retry_after_s: float = 120.0  # a server that asks for more is asked again after so long
+    longest_retry_after_s: float = 120.0  # upper limit of a server's `Retry-After`
 
     def pause_s(self, attempt: int, retry_after_s: float | None = None) -> float:
-        """Seconds to wait after attempt number `attempt` failed; a server's `Retry-After` replaces our own pause."""
+        """Seconds to wait after attempt number `attempt` has failed; a server's `Retry-After` replaces the backoff."""
         if retry_after_s is not None:
             return min(self.longest_retry_after_s, max(0.0, retry_after_s))
-        # The exponent is bounded: 2.0 ** 1100 would overflow where attempts have no limit.
+        # Bound the exponent: without a limit of attempts 2.0 ** 1100 would overflow.
         pause = min(self.longest_s, self.first_s * self.factor ** min(attempt - 1, 60))
         return pause * random.uniform(1.0 - self.jitter, 1.0)
 
     def is_last(self, attempt: int, elapsed_s: float) -> bool:
-        """True if no attempt may follow number `attempt`, which failed `elapsed_s` seconds after the first began."""
+        """Whether attempt number `attempt`, which failed `elapsed_s` seconds after the first one began, is the last."""
         if self.attempts is not None and attempt >= self.attempts:
             return True
         return self.give_up_s is not None and elapsed_s > self.give_up_s
@@ -56,9 +56,9 @@ def retry(
     before_pause: Callable[[Exception, int, float], object] = lambda error, attempt, pause_s: None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> T:
-    """The result of `call`. Raises its last error, or at once one that `should_retry` declines.
+    """Return the result of `call`, retrying after errors; raises the last error, or one that should not be retried.
 
-    `before_pause(error, attempt, pause_s)` is called before each pause; an exception out of it or `sleep` ends the
+    `before_pause(error, attempt, pause_s)` is called before each pause; an exception from it or from `sleep` ends the
     retries.
     """
     began = time.monotonic()
@@ -100,7 +100,7 @@ async def retry_async(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by `Retry-After` (seconds or a date) or `retry-after-ms`; None if absent or unreadable."""
+    """Parse `Retry-After` (seconds or a date) or `retry-after-ms` as seconds; None if absent or invalid."""
     try:
         if "retry-after-ms" in headers:
             return max(0.0, float(headers["retry-after-ms"]) / 1000)

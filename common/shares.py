@@ -1,4 +1,4 @@
-"""Whole shares of a count by weight."""
+"""Apportionment: divide a count by weights into whole numbers."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,14 +7,14 @@ Name = TypeVar("Name")
 
 
 def whole_shares(count: int, weights: Mapping[Name, float]) -> dict[Name, int]:
-    """Divide `count` things by weight into whole numbers that add up to it (largest remainders).
+    """Divide `count` by positive weights into whole numbers that add up to it (largest remainder method).
 
-    Equal remainders go to the earlier names. The weights are positive.
+    Of equal remainders those of earlier names are rounded up first.
     """
     total = sum(weights.values())
     exact = {name: count * weight / total for name, weight in weights.items()}
     shares = {name: int(share) for name, share in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: shares[name] - exact[name])  # stable: the order of the names remains
+    by_remainder = sorted(exact, key=lambda name: shares[name] - exact[name])  # stable: ties keep the order of names
     for name in by_remainder[: count - sum(shares.values())]:
         shares[name] += 1
     return shares

@@ -1,9 +1,9 @@
-"""A set or map of 64-bit keys in flat memory: 8 bytes a key, 16 with a value.
+"""A compact set or map of 64-bit keys: 8 bytes per key, 16 with a value.
 
-The keys stand in a sorted array; the latest ones are in a dictionary first and are merged in when it has grown to an
-eighth of the array, so each key is moved a few times at most. 60 million keys take 480 MB, a Python set of them 5 GB.
-Keys that are loaded from files are sorted together, when the first of them is needed: a file at a time would move all
-that came before it, for every file.
+The keys are in a sorted array. New ones go to a dictionary first, which is merged into the array when it has an eighth
+of its size, so each key is moved only a few times. 60 million keys take 480 MB; as a Python set they would take 5 GB.
+Keys that are loaded from files are sorted together on the first lookup, because merging file by file would move all
+earlier keys for each file.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ SMALLEST_MERGE = 65_536  # keys in the dictionary before it is merged into the a
 
 
 class SortedKeys:
-    """Grows only. With `values`, each key has a value below 2^64, and a key that is added again gets the new one."""
+    """A set, or with `values` a map to values below 2^64, in which a later value replaces an earlier one."""
 
     def __init__(self, *, values: bool = False) -> None:
         self._keys = np.empty(0, np.uint64)
         self._values = np.empty(0, np.uint64) if values else None
         self._recent: dict[int, int] = {}
-        self._loaded: list[np.ndarray] = []  # of files, not yet in `_keys`
+        self._loaded: list[np.ndarray] = []  # keys from files that are not in `_keys` yet
 
     def __len__(self) -> int:
         self._merge()  # a key may be in the dictionary and in the array
@@ -31,7 +31,7 @@ class SortedKeys:
         return key in self._recent or self._position(key) is not None
 
     def get(self, key: int) -> int | None:
-        """The value of a key; None if there is no such key."""
+        """The value of a key; None if the key does not exist."""
         if key in self._recent:
             return self._recent[key]
         position = self._position(key)
@@ -45,12 +45,12 @@ class SortedKeys:
             self._merge()
 
     def update(self, keys: Iterable[int]) -> None:
-        """Add keys of a set."""
+        """Add keys to a set."""
         for key in keys:
             self.add(key)
 
     def load(self, path: Path) -> None:
-        """Add the keys in a file, as `to_bytes` writes them, to a set."""
+        """Add the keys in a file, in the format of `to_bytes`, to a set."""
         self._loaded.append(np.fromfile(path, "<u8").astype(np.uint64))
 
     def _position(self, key: int) -> int | None:
@@ -71,17 +71,17 @@ class SortedKeys:
         order = np.argsort(keys)
         keys = keys[order]
         positions = np.searchsorted(self._keys, keys)
-        known = np.zeros(len(keys), bool)  # is in the array already, and only gets its new value
-        inside = positions < len(self._keys)
-        known[inside] = self._keys[positions[inside]] == keys[inside]
+        is_known = np.zeros(len(keys), bool)  # already in the array: only the value changes
+        in_range = positions < len(self._keys)
+        is_known[in_range] = self._keys[positions[in_range]] == keys[in_range]
         if self._values is not None:
             values = np.fromiter(self._recent.values(), np.uint64, len(self._recent))[order]
-            self._values[positions[known]] = values[known]
-            self._values = np.insert(self._values, positions[~known], values[~known])
-        self._keys = np.insert(self._keys, positions[~known], keys[~known])
+            self._values[positions[is_known]] = values[is_known]
+            self._values = np.insert(self._values, positions[~is_known], values[~is_known])
+        self._keys = np.insert(self._keys, positions[~is_known], keys[~is_known])
         self._recent = {}
 
 
 def to_bytes(keys: Iterable[int]) -> bytes:
-    """The keys as `SortedKeys.load` reads them: 8 bytes each, little-endian."""
+    """Serialise keys for `SortedKeys.load`: 8 bytes each, little-endian."""
     return np.array(list(keys), "<u8").tobytes()

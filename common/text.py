@@ -1,4 +1,4 @@
-"""Values formatted for a terminal or a report, Markdown tables, and text from outside (a model, a corpus) made safe."""
+"""Format values for terminals and reports, build Markdown tables, and escape untrusted text."""
 
 import difflib
 import re
@@ -7,44 +7,44 @@ from urllib.parse import quote
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-# Where Markdown's inline markup, links and formulas begin; addresses without brackets become links too.
+# Characters that begin inline markup, links (also bare addresses) and formulas in Markdown.
 _MARKUP = re.compile(r"[\\`*_$@]|\](?=[(\[:])|~(?=~)|(?<=\w):(?=//)|(?<=\bwww)\.", re.IGNORECASE)
-_BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # a list, a heading, its underline or a rule, at a line's start
+_BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # list, heading, heading underline or rule, at the start of a line
 
 
 def visible(text: object, most: int | None = None) -> str:
-    """`text` with terminal escapes and direction overrides replaced by U+FFFD, cut to `most` characters."""
+    """Replace terminal escapes and direction overrides in untrusted text by U+FFFD; truncate to `most` characters."""
     clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the name of its type where it has none."""
+    """The first line of an error's message; the name of its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'reason'?)` where one of the known names resembles `name`, else nothing: to follow the name."""
+    """A suffix for messages, ` (did you mean 'reason'?)`, if one of the known names resembles `name`; else ""."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def as_file_name(text: str) -> str:
-    """`text` as the name of a file or object: what is not a letter, a digit or one of `_.-` as ~ and its code."""
+    """Encode `text` as a file or object name: characters other than letters, digits and `_.-` become ~ and a code."""
     name = quote(text, safe="").replace("%", "~")
     return name if name[:1] not in ("", ".") else f"~2E{name[1:]}"
 
 
 def fenced(text: str) -> str:
-    """`text` in a Markdown code block that no run of backticks inside it can close."""
+    """Put `text` into a Markdown code block with a fence longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
 
 def markdown_text(value: object) -> str:
-    """A text from outside as one line of Markdown that shows it letter by letter: no markup, link or HTML in it works.
+    """Escape untrusted text as one line of Markdown that shows it literally, without markup, links or HTML.
 
-    Pipes are left to `markdown_table`.
+    Pipes are escaped by `markdown_table`.
     """
     text = " ".join(visible(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKUP.sub(r"\\\g<0>", text)
@@ -52,14 +52,14 @@ def markdown_text(value: object) -> str:
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A pipe table without a final newline. A pipe or a line break in a cell stays inside its cell."""
+    """A Markdown pipe table without a final newline; pipes and line breaks in cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     cells = ([str(value).replace("|", "\\|").replace("\n", " ") for value in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def amount(value: float) -> str:
-    """A count: 950, 12,400, 3.10 M; below 100 one decimal, below 1 two significant digits."""
+    """Format a count: 950, 12,400, 3.10 M; below 100 with one decimal, below 1 with two significant digits."""
     if abs(value) >= 1e9:
         return f"{value / 1e9:.2f} G"
     if abs(value) >= 1e6:
@@ -70,16 +70,16 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """4.2 s, 58 s, 2 min 5 s, 1 h 3 min."""
+    """Format seconds: 4.2 s, 58 s, 2 min 5 s, 1 h 3 min."""
     if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {remaining_seconds} s"
 
 
 def size(count: int) -> str:
-    """A number of bytes in decimal units: 812 B, 4.1 MB."""
+    """Format a number of bytes in decimal units: 812 B, 4.1 MB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -87,5 +87,5 @@ def size(count: int) -> str:
 
 
 def dollars(value: float) -> str:
-    """Money: $0.0123 under one dollar, $1,234.50 above."""
+    """Format money: $0.0123 below one dollar, $1,234.50 above."""
     return f"${value:,.4f}" if 0 < value < 1 else f"${value:,.2f}"

@@ -38,7 +38,7 @@ from data.surveys.reading import (
         (lambda t: t.update(persona="I am {age"), "is not a valid template"),
         (lambda t: t.update(persona="I am {age.real}"), "only plain field names are allowed"),
         (lambda t: t.update(persona="I am {0}"), "only plain field names are allowed"),
-        (lambda t: t.update(bands={"age": [60, 30]}), "bands.age must be numbers that rise"),
+        (lambda t: t.update(bands={"age": [60, 30]}), "bands.age must be increasing numbers"),
         (lambda t: t.update(colour="red"), "`colour`"),
         (lambda t: t.update(respondents="anes96", persona="I vote {more}."), "the answer to question 'more'"),
     ],
