@@ -142,7 +142,7 @@ def test_unknown_labels_are_refused(tuned, untuned, table, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--labels: are needed"),
+        ((), "--labels: required"),
         (("--labels", "one"), "at least two different labels"),
         (("--labels", "a,b,a"), "at least two different labels"),
         (("--labels", "a,b", "--text", "body"), "no column 'body'; there are text, label"),
