@@ -116,8 +116,8 @@ def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> I
 
 
 @contextmanager
-def bounded_memory(more: int) -> Iterator[None]:
-    """Limit this process to `more` bytes of address space beyond its current use; further allocations fail.
+def bounded_memory(extra_bytes: int) -> Iterator[None]:
+    """Limit this process to `extra_bytes` bytes of address space beyond its current use; further allocations fail.
 
     The limit applies to all threads. Only on Linux: on other systems it has no effect.
     """
@@ -127,7 +127,7 @@ def bounded_memory(more: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    limits = [limit for limit in (used + more, soft, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (used + extra_bytes, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

@@ -61,13 +61,13 @@ def retry(
     `before_pause(error, attempt, pause_s)` is called before each pause; an exception from it or from `sleep` ends the
     retries.
     """
-    began = time.monotonic()
+    start_time = time.monotonic()
     attempt = 1
     while True:
         try:
             return call()
         except Exception as error:
-            if not should_retry(error) or backoff.is_last(attempt, time.monotonic() - began):
+            if not should_retry(error) or backoff.is_last(attempt, time.monotonic() - start_time):
                 raise
             pause_s = backoff.pause_s(attempt, retry_after_s(error))
             before_pause(error, attempt, pause_s)
@@ -85,13 +85,13 @@ async def retry_async(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> T:
     """`retry` for a coroutine function."""
-    began = time.monotonic()
+    start_time = time.monotonic()
     attempt = 1
     while True:
         try:
             return await call()
         except Exception as error:
-            if not should_retry(error) or backoff.is_last(attempt, time.monotonic() - began):
+            if not should_retry(error) or backoff.is_last(attempt, time.monotonic() - start_time):
                 raise
             pause_s = backoff.pause_s(attempt, retry_after_s(error))
             before_pause(error, attempt, pause_s)

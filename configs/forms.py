@@ -59,7 +59,7 @@ def refuse_in_form(before: Mapping[str, Any], after: Mapping[str, Any], known: I
     allowed = {variable for _, variable in _variables(before, "")}
     for path, variable in _variables(after, ""):
         if variable not in allowed:
-            allowed |= {named for table in known for _, named in _variables(table, "")}
+            allowed |= {known_variable for table in known for _, known_variable in _variables(table, "")}
         if variable not in allowed:
             where = f" with the address {variable.origin or 'of its vendor'}" if variable.kind else ""
             raise ConfigError(

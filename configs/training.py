@@ -100,12 +100,12 @@ class ProblemsConfig(ProblemSource):
     @model_validator(mode="after")
     def _has_one_form(self) -> "ProblemsConfig":
         # Compare with the defaults, because in a section that was loaded from JSON every field is set.
-        both = [n for n, field in ProblemSource.model_fields.items() if getattr(self, n) != field.default]
-        if self.sources and both:
-            default = ProblemSource.model_fields[both[0]].default
+        fields = [n for n, field in ProblemSource.model_fields.items() if getattr(self, n) != field.default]
+        if self.sources and fields:
+            default = ProblemSource.model_fields[fields[0]].default
             raise ValueError(
-                f"`{both[0]}` and `sources` are both set: put it into an entry of `sources`, or leave out one of "
-                f"the two (of a file that this one extends, by `sources = []` or `{both[0]} = {json.dumps(default)}`)"
+                f"`{fields[0]}` and `sources` are both set: put it into an entry of `sources`, or leave out one of "
+                f"the two (of a file that this one extends, by `sources = []` or `{fields[0]} = {json.dumps(default)}`)"
             )
         return self
 

@@ -38,8 +38,8 @@ class ParameterSubset:
                     f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same names inside"
                 )
             for path, blocks in matches.items():
-                known = self._trained_blocks.get(path, ())
-                merged = None if blocks is None or known is None else tuple(sorted({*known, *blocks}))
+                earlier_blocks = self._trained_blocks.get(path, ())
+                merged = None if blocks is None or earlier_blocks is None else tuple(sorted({*earlier_blocks, *blocks}))
                 self._trained_blocks[path] = merged
         for path, blocks in self._trained_blocks.items():
             if blocks == tuple(range(model.blocks)):

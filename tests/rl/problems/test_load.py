@@ -217,8 +217,8 @@ def test_a_share_that_cannot_be_met_is_refused(problem_file):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"source": "gsm8k", "sources": [{"source": "math"}]}, "`source` and `sources` are both given"),
-        ({"path": "x", "sources": [{"source": "math"}]}, "`path` and `sources` are both given"),
+        ({"source": "gsm8k", "sources": [{"source": "math"}]}, "`source` and `sources` are both set"),
+        ({"path": "x", "sources": [{"source": "math"}]}, "`path` and `sources` are both set"),
         ({"sources": [{"source": "math", "weight": 0}]}, "greater than 0"),
     ],
 )
