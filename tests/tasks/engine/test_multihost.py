@@ -183,7 +183,7 @@ def test_the_template_is_filled_in_word_by_word():
 @pytest.mark.parametrize("commit", [None, "a" * 40 + "-dirty", "abc; rm -rf /"])
 def test_hosts_take_only_what_is_committed(commit):
     launch = LaunchConfig(processes=2, command="ssh host-{host} 'git checkout {commit} && {member}'")
-    with pytest.raises(ConfigError, match=r"commit \(and push\) what is changed"):
+    with pytest.raises(ConfigError, match=r"commit and push the changes"):
         check_commit({"launch": launch.model_dump(mode="json"), "commit": commit})
 
 
@@ -198,7 +198,7 @@ def test_a_template_that_cannot_work_is_refused(command, message):
 
 def test_a_stage_that_runs_in_one_process_only_is_refused(store):
     context = RunContext("r1", str(store.root), label="sums", launch=LaunchConfig(processes=2, stages=("sums",)))
-    with pytest.raises(ConfigError, match=r"launch\.stages names 'sums', which runs in one process only"):
+    with pytest.raises(ConfigError, match=r"launch\.stages lists 'sums', which runs in one process only"):
         run_stage(sums, section(1), {}, context)
 
 
