@@ -113,7 +113,7 @@ def test_a_stages_pool_is_that_of_its_resource_unless_it_has_its_own(routed):
     assert settings["index"].job_variables == {"env": {"KIND": "cpu"}}  # each field by itself
     assert set(deploy_settings(load("local"))) >= {"pretrain", "report"}
     routed.write_text(ROUTED.replace('pool = "gpu-workers"', 'resource = "cpu"'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"deploy.accelerator.resource: this section is of a resource"):
+    with pytest.raises(ConfigError, match=r"deploy.accelerator.resource: only the section of a stage"):
         load(str(routed))
 
 

@@ -42,7 +42,7 @@ def people(tmp_path):
     [
         (("--answer", "digit"), "--answer: Input should be 'letter' or 'text'"),
         (("--by", "age,age"), "names a field twice"),
-        (("--personas", "people.doc"), "--personas 'people.doc' is no file"),
+        (("--personas", "people.doc"), "--personas 'people.doc' is neither a file"),
         (("--out", "rows.csv"), "must be a .parquet file"),
         (("--training", "rows.txt"), "must be a .jsonl file"),
         (("--training", "rows.jsonl"), "has no human answers by group"),

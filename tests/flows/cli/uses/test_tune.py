@@ -77,7 +77,7 @@ def test_labels_of_a_teacher_are_learnt_from_by_their_id(nautile, start, tmp_pat
         ("tune.shot=[1]", "unknown key `tune.shot`"),
         ("tune.data=none.csv", "none.csv"),
         ("tune.data=OWNER/NAME", "needs as `revision` a full commit hash"),
-        ("tune.form=chat", "'head' learns labels; form 'chat' needs 'full' or 'lora'"),
+        ("tune.form=chat", "'head' is for labels; form 'chat' needs 'full' or 'lora'"),
         ("tune.start=checkpoint/0123", "tune.start: "),
         pytest.param("tune.data=once.csv", "1 label(s) occur once, such as 'c' in row 5", marks=pytest.mark.slow),
     ],
