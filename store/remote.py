@@ -133,9 +133,12 @@ class Remote:
         """Upload a file atomically. Raises `Retryable` if `source` has been moved away in the meantime."""
 
         def send(filesystem: Any, base: str) -> None:
-            if not source.is_file():
-                raise Retryable(f"{source} was moved by another run while it was sent to {self.url}")
-            filesystem.put_file(str(source), f"{base}/{name}")
+            try:
+                filesystem.put_file(str(source), f"{base}/{name}")
+            except FileNotFoundError:  # either the source or the bucket
+                if source.is_file():
+                    raise
+                raise Retryable(f"{source} was moved by another run while it was sent to {self.url}") from None
 
         self._request(send, f"writing {name}")
 

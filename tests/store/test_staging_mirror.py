@@ -115,6 +115,22 @@ def test_a_file_that_is_used_up_while_it_is_sent_has_its_result_in_the_snapshot(
     assert sorted(contents(b)) == ["output/1.bin", "rounds/cut/done/1", "rounds/pack/done/1"]
 
 
+def test_a_file_that_is_moved_as_it_is_opened_for_the_upload_may_be_tried_again(pair, monkeypatch):
+    """The attempt takes the file between the check that it is there and its first byte; the bucket is not missing."""
+    a, _ = pair
+    file = filled(a.root / "staging" / KEY, {"ids": "ids"}) / "ids"
+    filesystem = a.remote._filesystem[0]
+    put_file = filesystem.put_file
+
+    def move_first(source, name):
+        file.unlink()
+        put_file(source, name)
+
+    monkeypatch.setattr(filesystem, "put_file", move_first)
+    with pytest.raises(Retryable, match="was moved by another run"):
+        a.remote.put(file, "staging/ids")
+
+
 def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
     a, b = pair
     begun(a)
