@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bench.operation.commits import crowd, lost_and_double
+from bench.operation.commits import commit_concurrently, lost_and_double
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import read_events
@@ -69,7 +69,7 @@ def test_concurrent_commits_lose_and_duplicate_nothing(tmp_path):
     """A small run of bench/operation/commits.py, which also compares the catalog with a rebuilt one."""
     Store(tmp_path).prepare()
     names = ["ann", "bob", "cy", "dee"]
-    assert len(crowd(tmp_path, names, 15)) == 60
+    assert len(commit_concurrently(tmp_path, names, 15)) == 60
     assert lost_and_double(tmp_path, names, 15) == (0, 0)
     rows = Catalog(Store(tmp_path)).query("SELECT count(*) AS n, sum(value) AS sum FROM metrics")
     assert rows == [{"n": 60, "sum": 4 * sum(range(15)) / 2}]

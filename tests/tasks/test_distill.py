@@ -167,7 +167,7 @@ def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
     with FakeOpenAI(
         key=KEY, reply=lambda body: json.dumps({"reasoning": f"It is {KEY} here", "answer": KEY})
     ) as server:
-        with pytest.raises(ConfigError, match="not one"):
+        with pytest.raises(ConfigError, match="none of 24 documents was accepted"):
             distill.work(job(server, events, endpoint={"key_variable": "FAKE_KEY"}))
         assert len(server.bodies) == 24
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -124,7 +124,7 @@ def test_a_table_that_changes_is_refused(checkpoint, table, tmp_path):
         (("--schema", "{folder}/word.json"), "word.json: not a JSON schema: type"),
         (("--schema", "{folder}/false.json"), "allows no document"),
         (("--schema", "{folder}/endless.json"), "must contain itself"),
-        ((), "--schema: is needed"),
+        ((), "--schema: required"),
         (("--schema", "{folder}/any.json", "--text", "body"), "no column 'body'"),
         (("--schema", "{folder}/any.json", "--out", "{folder}/rows.xlsx"), "tables are written as"),
         (("--schema", "{folder}/any.json", "--out", "{folder}/texts.jsonl"), "is the table of texts itself"),

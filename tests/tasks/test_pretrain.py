@@ -138,7 +138,7 @@ def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
     assert 0 < len(result) <= 4
     for opening in result:
         assert tokenizer.decode(opening.prompt).endswith("?\n<|im_end|><|im_start|>assistant\n<|think_start|>")
-        assert tokenizer.decode(opening.rest).startswith("so<|think_end|>")
+        assert tokenizer.decode(opening.reference).startswith("so<|think_end|>")
 
 
 def test_what_is_refused(tmp_path, shards):

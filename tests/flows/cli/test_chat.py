@@ -174,7 +174,7 @@ def test_the_authors_weights_become_a_checkpoint(nautile, tmp_path):
     (tmp_path / "small.toml").write_text(small_config(), encoding="utf-8")
     options = (tmp_path / "theirs.safetensors", tmp_path / "ours", "--config", tmp_path / "small.toml")
     code, _, err = nautile("import", *options)
-    assert (code, "name it with --context" in err) == (2, True)
+    assert (code, "so set --context" in err) == (2, True)
     code, _, err = nautile("import", *options, "--context", MODEL.context, "--sca-epsilon", 1e-6)
     assert code == 0, err
     model = load_weights(tmp_path / "ours")[1]
