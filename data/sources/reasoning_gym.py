@@ -27,7 +27,6 @@ ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the split, after which a task is exhausted
 _PACKAGES = ("reasoning_gym", "reasoning_gym.arithmetic", "reasoning_gym.algorithmic")
-_FACTORY = "reasoning_gym.factory"
 _IMPORTING = threading.Lock()
 # The modules of `reasoning_gym` that register the tasks below. `gsm_symbolic` imports the last two by name.
 _MODULES = (
@@ -105,6 +104,7 @@ def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | st
         raise ConfigError(f"tasks: reasoning-gym refuses the parameters of {name!r}: {error}") from None
 
 
+@cache
 def _factory() -> ModuleType:
     """`reasoning_gym.factory`, with the generators of `_MODULES` registered.
 
@@ -113,19 +113,18 @@ def _factory() -> ModuleType:
     that a later `import reasoning_gym` gets the whole package, with the same generators.
     """
     with _IMPORTING:
-        if _FACTORY not in sys.modules:
-            packages = [name for name in _PACKAGES if name not in sys.modules]
-            try:
-                for name in packages:
-                    spec = importlib.util.find_spec(name)
-                    sys.modules[name] = ModuleType(name)
-                    sys.modules[name].__path__ = spec.submodule_search_locations
-                for module in _MODULES:
-                    importlib.import_module(f"reasoning_gym.{module}")
-            finally:
-                for name in packages:
-                    del sys.modules[name]
-        return sys.modules[_FACTORY]
+        packages = [name for name in _PACKAGES if name not in sys.modules]
+        try:
+            for name in packages:
+                spec = importlib.util.find_spec(name)
+                sys.modules[name] = ModuleType(name)
+                sys.modules[name].__path__ = spec.submodule_search_locations
+            for module in _MODULES:
+                importlib.import_module(f"reasoning_gym.{module}")
+            return sys.modules["reasoning_gym.factory"]
+        finally:
+            for name in packages:
+                sys.modules.pop(name, None)
 
 
 def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
