@@ -25,7 +25,9 @@ class Backoff:
     """
 
     attempts: int | None = None  # None: limited by `give_up_s` only
-    give_up_s: float | None = None  # no attempt begins later than this many seconds after the first
+    give_up_s: float | None = (
+        None  # an attempt that fails later than this many seconds after the first began is the last
+    )
     first_s: float = 0.5
     longest_s: float = 20.0
     factor: float = 2.0

@@ -31,7 +31,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def as_file_name(text: str) -> str:
     """Encode `text` as a file or object name: characters other than letters, digits and `_.-` become ~ and a code."""
-    name = quote(text, safe="").replace("%", "~")
+    # `quote` leaves ~ as it is, and here it begins a code: unencoded, "a~2Fb" and "a/b" would share a name.
+    name = quote(text, safe="").replace("~", "%7E").replace("%", "~")
     return name if name[:1] not in ("", ".") else f"~2E{name[1:]}"
 
 

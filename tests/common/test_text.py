@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from common.text import amount, dollars, duration, first_line, markdown_table, markdown_text, size, visible
+from common.text import (
+    amount,
+    as_file_name,
+    dollars,
+    duration,
+    first_line,
+    markdown_table,
+    markdown_text,
+    size,
+    visible,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +109,9 @@ def test_addresses_and_mentions_in_text_from_outside_do_not_become_links():
     )
     assert markdown_text("+5.3 [1, 2] of 1.5") == "+5.3 [1, 2] of 1.5"
     assert markdown_text("\x1b[31m") == "\N{REPLACEMENT CHARACTER}[31m"
+
+
+def test_names_of_files_are_as_different_as_their_texts():
+    assert as_file_name("Qwen/Qwen3-8B") == "Qwen~2FQwen3-8B"
+    assert as_file_name(".hidden") == "~2Ehidden"
+    assert len({as_file_name(text) for text in ("a/b", "a~2Fb", "a%2Fb")}) == 3
