@@ -19,7 +19,7 @@ from common.text import as_file_name
 from configs.operation import RetentionConfig
 from store.artifacts import Artifact, Store, VersionId
 from store.locks import KeyLock
-from store.manifest import KEY, MANIFEST, creation_order
+from store.manifest import KEY, MANIFEST, creation_order, read_manifest
 from store.mirror import MirroredStore
 from store.remote import RemoteObject
 from store.staging_mirror import StagingMirror
@@ -40,6 +40,7 @@ class Garbage:
     reason: str
     key: str | None = None  # the lock of this key must be free for the removal
     artifact: Artifact | None = None  # the artifact to remove at the remote as well
+    changed: float | None = None  # of unfinished work: when it last changed, in seconds since 1970
     remote: tuple[str, ...] = ()  # names of the objects to remove at the remote
 
 
@@ -75,7 +76,10 @@ def find_garbage(
 
 
 def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Remove `garbage`; returns what was removed. Keys that a run has locked in the meantime are skipped."""
+    """Remove `garbage`; returns what was removed.
+
+    Skipped is what a run has locked, replaced or continued since it was found: to remove terabytes takes a while.
+    """
     removed = []
     with writing(store.root):
         for item in garbage:
@@ -83,6 +87,9 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
             if lock is not None and not lock.try_acquire():
                 continue
             try:
+                if not _is_unchanged(item):
+                    continue
+                # At the remote first: what only the remote has comes back with the next refresh.
                 if isinstance(store, MirroredStore) and item.artifact is not None and store.is_mirrored(item.artifact):
                     store.remove_from_remote(item.artifact)
                 if isinstance(store, MirroredStore) and item.reason == NAMED and item.key:
@@ -98,6 +105,16 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
                     lock.release()
             removed.append(item)
     return removed
+
+
+def _is_unchanged(item: Garbage) -> bool:
+    """Whether the folder still holds what was found in it. The caller holds the lock of its key."""
+    if item.changed is not None:
+        return not item.path.exists() or _last_change(item.path) == item.changed
+    # A run that made the key again has renamed the old version, and its folder now has the new one.
+    manifest = read_manifest(item.path)
+    execution = item.artifact.execution if item.artifact else None
+    return manifest is None or manifest["execution"] == execution
 
 
 def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Garbage]:
@@ -136,14 +153,15 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
         if not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by an interrupted removal")
         elif not store.lock(folder.name).held_elsewhere():
-            written = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
-            days = (time.time() - written) / DAY_S
+            changed = _last_change(folder)
+            days = (time.time() - changed) / DAY_S
             if _is_published(store, folder):
                 yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
             elif named and folder.name.startswith(named):
                 yield Garbage(folder, _size(folder), NAMED, folder.name)
             elif days > stale_days and (named is None or not precious(folder)):
-                yield Garbage(folder, _size(folder), f"unfinished, untouched for {days:.0f} days", folder.name)
+                reason = f"unfinished, untouched for {days:.0f} days"
+                yield Garbage(folder, _size(folder), reason, folder.name, changed=changed)
 
 
 def _replies(store: Store, model: str) -> list[Garbage]:
@@ -201,7 +219,9 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
         return {artifact.version_id for artifact in live} | pinned
     # Inputs of unfinished work are in use.
     records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
-    inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
+    inputs = [
+        record["inputs"] for record in records if isinstance(record, dict) and isinstance(record.get("inputs"), dict)
+    ]
     digests = {digest for named_digests in inputs for digest in named_digests.values()}
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
@@ -264,6 +284,11 @@ def _digest_records(store: Store) -> Iterator[Garbage]:
 def _created(artifact: Artifact) -> float:
     """When an artifact was created, in seconds since 1970."""
     return creation_order(artifact.manifest)[0].timestamp()
+
+
+def _last_change(folder: Path) -> float:
+    """When a folder or anything in it last changed, in seconds since 1970."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _size(path: Path) -> int:

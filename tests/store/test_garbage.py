@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.files import write_json
+from configs.operation import RetentionConfig
 from store.garbage import collect, find_garbage, unfinished_work
 from tests.support.samples.stage_store import filled, key_of, published
 
@@ -109,3 +110,18 @@ def test_leftovers_are_removed_but_never_a_live_artifact(store):
     assert not leftover.exists()
     assert len(store.list("report", superseded=True)) == 1
     assert [path.name for path in records.iterdir()] == [f"tokens-{live.key}.json"]
+
+
+def test_what_a_run_has_replaced_or_continued_since_it_was_found_stays(store):
+    old = published(store, "tokens", "one", facts={"rows": 1})
+    half = staged(store, "half", done=())
+    for path in (half, *half.rglob("*")):
+        os.utime(path, (time.time() - 30 * 86400,) * 2)
+    items = find_garbage(store, rules=RetentionConfig(days=0))
+    assert {item.path for item in items} >= {old.folder, half}
+    new = published(store, "tokens", "one", {"a.txt": "new"}, supersede=True)
+    (half / "scratch/more.bin").write_text("more")
+    removed = collect(store, items)
+    assert not {item.path for item in removed} & {old.folder, half}
+    assert store.find("tokens", old.key) == new
+    assert half.exists()
