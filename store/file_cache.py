@@ -99,7 +99,11 @@ class FileCache:
             if not try_flock(descriptor, self._folder / LOCK):
                 os.close(descriptor)
                 return None
-            self._make_room(size, temporary)
+            try:
+                self._make_room(size, temporary)
+            except BaseException:
+                os.close(descriptor)  # and with it the lock, or every later reader would wait for this download
+                raise
         url = f"{self._store.url}/{name}"
         try:
             with writing(self._store.root):
@@ -113,8 +117,11 @@ class FileCache:
                     temporary.rename(self._folder / sha256)
                     try_flock(descriptor, self._folder / LOCK, shared=True)
         except BaseException:
-            temporary.unlink(missing_ok=True)
-            os.close(descriptor)
+            # Under the lock: else another process could open the file just before it is removed, and download to a new
+            # file of that name while its descriptor is of the removed, empty one.
+            with self._folder_lock():
+                temporary.unlink(missing_ok=True)
+                os.close(descriptor)
             raise
         self.fetched_bytes += size
         return descriptor

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from data.tokens.loader import Loader
 from data.tokens.packing import ConcatPacker
 from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardIndex, write_index, write_shard
+from store import file_cache
 from store.file_cache import LOCK, FileCache
 from store.locks import flock_until
 from store.manifest import ABSENT
@@ -129,6 +131,42 @@ def test_an_error_of_the_disk_is_named_as_what_it_is(pair, monkeypatch):
         assert isinstance(raised.value, expected)
         assert ("cannot be written" in str(raised.value)) == (expected is ConfigError)
     assert held(pair[1]) == {}
+
+
+def test_a_download_that_could_not_begin_is_tried_again(pair, monkeypatch):
+    artifact = absent(pair, {"shards/0": "0" * 100})
+    cache = FileCache(pair[1], 1000)
+
+    def fail(*_):
+        raise OSError(errno.EIO, "no listing")
+
+    monkeypatch.setattr(cache, "_make_room", fail)
+    with pytest.raises(OSError, match="no listing"):
+        cache.open(artifact.folder / "shards/0")
+    monkeypatch.undo()
+    monkeypatch.setattr(file_cache, "sleep", pytest.fail)
+    descriptor = cache.open(artifact.folder / "shards/0")
+    assert content(descriptor) == "0" * 100
+    os.close(descriptor)
+
+
+def test_a_failed_download_is_removed_while_no_other_begins(pair, monkeypatch):
+    artifact = absent(pair, {"shards/0": "0" * 100})
+    cache, unlink, free = FileCache(pair[1], 1000), Path.unlink, []
+
+    def fail(*_):
+        raise OSError(errno.EIO, "no connection")
+
+    def remove(path, missing_ok=False):
+        with flock_until(path.with_name(LOCK), -math.inf, shared=False) as acquired:
+            free.append(acquired)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(pair[1].remote, "get", fail)
+    monkeypatch.setattr(Path, "unlink", remove)
+    with pytest.raises(OSError, match="no connection"):
+        cache.open(artifact.folder / "shards/0")
+    assert free == [False]
 
 
 def test_a_corpus_larger_than_the_cache_gives_the_same_rows(pair, tmp_path):
