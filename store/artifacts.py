@@ -300,7 +300,7 @@ class Store:
                 "host": host(),
             }
             write_json(source / MANIFEST, with_seal(manifest))
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            _create_durably(folder.parent)
             while not _rename(source, folder):
                 if not supersede:
                     self.discard(source)
@@ -321,7 +321,7 @@ class Store:
     def add_version(self, source: Path, manifest: Mapping[str, Any]) -> None:
         """Add a version that another machine published with `manifest`; it becomes the live one if it is the newest."""
         folder = self._folder(manifest["kind"], manifest["key"])
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _create_durably(folder.parent)
         live = self.read(manifest["kind"], manifest["key"], 0, folder)
         older = live is not None and creation_order(live.manifest) > creation_order(manifest)
         while not _rename(source, self._free_name(folder) if older else folder):
@@ -419,6 +419,13 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
         f"{message} Rebuild it with `nautile run CONFIG "
         f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
     )
+
+
+def _create_durably(folder: Path) -> None:
+    """Create a folder, and fsync its parent: else a power cut could take the folder with all that was synced in it."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def _rename(source: Path, target: Path) -> bool:

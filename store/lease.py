@@ -20,6 +20,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
+from store.locks import KeyLock
 from store.manifest import host
 from store.remote import Remote
 
@@ -136,8 +137,12 @@ def machine_id(root: Path) -> str:
     """The id of a store folder on this machine, created on first use: containers may share host names and paths."""
     path = root / "machine.json"
     if not isinstance(record := read_json(path), dict):
-        record = {"id": uuid.uuid4().hex}
-        write_json(path, record)
+        # The first steps of a new folder start at the same time. All must get one id: a lease with another would look
+        # like that of a foreign machine, and after a crash this one would wait until it expires.
+        with KeyLock(root / "locks" / "machine.lock"):
+            if not isinstance(record := read_json(path), dict):
+                record = {"id": uuid.uuid4().hex}
+                write_json(path, record)
     return str(record["id"])
 
 

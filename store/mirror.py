@@ -22,7 +22,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from store.manifest import (
     creation_order,
     read_manifest,
 )
-from store.remote import Remote, record_remote, resolve_location
+from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
 from store.staging_mirror import StagingMirror
 from store.verify import trust_files
 
@@ -96,8 +96,10 @@ class MirroredStore(Store):
         """
         self.prepare()
         self._check_format()
-        remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
+        # The local folder is read first: a version that another process adds between the two listings is then in the
+        # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
+        remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
         new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
             self._add_without_files(manifest, held)
@@ -330,8 +332,11 @@ class MirroredStore(Store):
         Marker files are read first: they are smaller than a manifest, and exist even if the manifest is damaged.
         """
         for kind, key, _, folder in self.folders():
-            markers = (path for path in (folder / ABSENT, folder / MIRRORED) if path.is_file())
-            execution = next((path.read_text()[:64] for path in markers), None)
+            execution = None
+            # In this order: a fetch by another process renames the first marker to the second.
+            for marker in (folder / ABSENT, folder / MIRRORED):
+                with suppress(FileNotFoundError):
+                    execution = execution or marker.read_text()[:64]
             if execution is None and (manifest := read_manifest(folder)) is not None:
                 execution = manifest["execution"]
             if execution is not None:
@@ -341,9 +346,7 @@ class MirroredStore(Store):
         """Read the manifest `name` at the remote; None, with a warning, if it is damaged or of another version."""
         try:
             raw = self.remote.read(f"manifests/{name}", LARGEST_MANIFEST)
-        except ConfigError as error:
-            if "bytes" not in str(error):  # not the error for an object that is too large
-                raise
+        except ObjectTooLarge as error:
             raw = b""
             logger.warning("%s", error)
         if raw is None:

@@ -43,6 +43,10 @@ class StoreUnreachable(Retryable):
     """The remote did not answer after all attempts."""
 
 
+class ObjectTooLarge(ConfigError):
+    """An object has more bytes than are read of its kind."""
+
+
 @dataclass(frozen=True)
 class RemoteObject:
     """An object: its size in bytes, and when it was written (seconds since 1970; None if the server does not say)."""
@@ -87,13 +91,13 @@ class Remote:
         return self._request(find, f"listing {folder}")
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Read a small object; None if it does not exist. Raises `ConfigError` if it has more than `limit` bytes."""
+        """Read a small object; None if it does not exist. Raises `ObjectTooLarge` for more than `limit` bytes."""
 
         def get(filesystem: Any, base: str) -> bytes | None:
             try:
                 size = int(filesystem.info(f"{base}/{name}")["size"])
                 if size > limit:
-                    raise ConfigError(f"{self.url}/{name} has {size} bytes, over the {limit} that are read")
+                    raise ObjectTooLarge(f"{self.url}/{name} has {size} bytes, over the {limit} that are read")
                 return filesystem.cat_file(f"{base}/{name}") if size else b""
             except FileNotFoundError:
                 return None
@@ -143,13 +147,18 @@ class Remote:
         self._request(send, f"writing {name}")
 
     def get(self, name: str, target: Path) -> bool:
-        """Download an object to the file `target`; False if it does not exist."""
+        """Download an object to the file `target`; False if it does not exist.
+
+        Raises `Retryable` if the folder of `target` has been moved away in the meantime.
+        """
 
         def receive(filesystem: Any, base: str) -> bool:
             try:
                 filesystem.get_file(f"{base}/{name}", str(target))
-            except FileNotFoundError:
-                return False
+            except FileNotFoundError:  # either the object or the folder
+                if target.parent.is_dir():
+                    return False
+                raise Retryable(f"{target.parent} was moved by another run while {name} was fetched") from None
             return True
 
         return self._request(receive, f"reading {name}", local=target)

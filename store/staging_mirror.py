@@ -65,7 +65,7 @@ class StagingMirror:
         self._thread.start()
 
     def stop(self, *, published: bool) -> None:
-        """Stop the thread and send a last snapshot; if the work is `published`, remove everything at the remote."""
+        """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote."""
         self._stop.set()
         is_sender = self._thread.ident is not None
         if is_sender:
@@ -134,6 +134,7 @@ class StagingMirror:
         # Download into a new folder, then rename it.
         target = self._folder.with_name(f".pull-{uuid.uuid4().hex}")
         with writing(self._folder.parents[1]):
+            target.mkdir(parents=True)
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
             fetched = self._remote.map(

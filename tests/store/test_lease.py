@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import Retryable
 from store import lease as leases
-from store.lease import Lease
+from store.lease import Lease, machine_id
 from store.mirror import open_store
 from tests.support.samples.stage_store import key_of
 
@@ -112,6 +112,20 @@ def test_a_process_of_the_same_machine_need_not_wait_for_one_that_was_killed(pai
     after.acquire(refuse, refuse)
     assert after.fence == 2
     after.release()
+
+
+def test_two_steps_that_start_on_a_new_machine_agree_on_its_id(store, monkeypatch):
+    read, other = leases.read_json, []
+
+    def read_before_another(path):
+        record = read(path)
+        if record is None and not other:
+            other.append("")
+            other[0] = machine_id(store.root)
+        return record
+
+    monkeypatch.setattr(leases, "read_json", read_before_another)
+    assert machine_id(store.root) == other[0]
 
 
 def test_of_many_that_create_an_object_at_once_one_succeeds(machine):

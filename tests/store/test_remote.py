@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import s3fs
@@ -259,3 +260,61 @@ def test_removal_includes_the_remote_and_other_machines_forget(pair):
     assert [item.bytes for item in leftovers if item.remote] == [4]
     collect(a, leftovers)
     assert not [name for name in objects(a)[2] if "/e9/" in name]
+
+
+def test_a_version_that_another_process_adds_during_a_refresh_stays(pair, monkeypatch):
+    a, b = pair
+    artifact = published(a, "tokens", "in")
+    names, other = b.remote.names, open_store(b.root)
+
+    def list_before_another(folder):
+        listing = names(folder)
+        if folder == "manifests" and not other.list():
+            a.push_all()
+            other.refresh()
+        return listing
+
+    monkeypatch.setattr(b.remote, "names", list_before_another)
+    b.refresh()
+    assert [known.id for known in b.list()] == [artifact.id]
+
+
+def test_a_marker_that_changes_while_it_is_read_belongs_to_the_same_version(pair, monkeypatch):
+    a, b = pair
+    artifact, read = published(a, "tokens", "in"), Path.read_text
+    a.push_all()
+    b.refresh()
+
+    def read_after_a_fetch(path, **options):
+        if path.name == ABSENT:
+            path.rename(path.with_name(MIRRORED))
+        return read(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_after_a_fetch)
+    b.refresh()
+    assert [known.id for known in b.list()] == [artifact.id]
+
+
+def test_a_refusal_is_no_damage_whatever_the_url_is_called(pair, monkeypatch):
+    a, b = pair
+    published(a, "tokens", "in")
+    a.push_all()
+    read = b.remote.read
+
+    def refuse(name, limit):
+        if name.startswith("manifests/"):
+            raise ConfigError("the store s3://bytes/run refuses (PermissionError)")
+        return read(name, limit)
+
+    monkeypatch.setattr(b.remote, "read", refuse)
+    with pytest.raises(ConfigError, match="refuses"):
+        b.refresh()
+
+
+def test_a_folder_that_was_moved_is_no_object_that_is_missing(pair, tmp_path):
+    a, _ = pair
+    a.refresh()
+    assert a.remote.get("store.json", tmp_path / "store.json")
+    assert not a.remote.get("none.json", tmp_path / "none.json")
+    with pytest.raises(Retryable, match="moved by another run"):
+        a.remote.get("store.json", tmp_path / "gone" / "store.json")

@@ -155,6 +155,14 @@ def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
     assert [path.name for path in (b.root / "staging").iterdir()] == []
 
 
+def test_a_snapshot_without_files_leaves_an_empty_folder(pair):
+    _, b = pair
+    content = {"id": "1", "progress": [0, 0], "files": {}}
+    b.remote.write(f"staging/{KEY}/{SNAPSHOT}", json.dumps(content).encode())
+    assert mirror(b).pull()
+    assert contents(b) == {}
+
+
 def test_what_has_no_checkpoint_is_not_sent_and_what_is_published_is_removed(pair):
     a, _ = pair
     folder = filled(a.root / "staging" / KEY, {"execution.json": "{}", "scratch/half.bin": "x"})
