@@ -4,6 +4,7 @@ A row that cannot be used is an error with its number, and not skipped: a labell
 """
 
 import json
+import math
 import shutil
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -134,13 +135,18 @@ def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int
 
 def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
     """The label of a value: by `cuts` of a number, else one of `names`, by name or number, else the value itself."""
-    if value is None or value == "" or isinstance(value, list | dict):
+    if value is None or isinstance(value, list | dict) or not str(value).strip():
         raise ConfigError(f"{where}: has no label")
     if cuts:
         try:
-            return names[bisect_right(cuts, float(value))]
+            number = float(value)
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: {value!r} is not a number, but `cuts` are set") from None
+        # A missing number is NaN in Parquet, and the text "nan" in many a CSV. It compares with no cut, so `bisect`
+        # would put it into the last class.
+        if math.isnan(number):
+            raise ConfigError(f"{where}: has no label")
+        return names[bisect_right(cuts, number)]
     if names and str(value) not in names:
         index = int(value) if isinstance(value, int) or str(value).isdecimal() else -1
         if not 0 <= index < len(names):
@@ -177,12 +183,7 @@ def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int
     rows = []
     for number, row in enumerate(table.rows, before + 1):
         row_name = f"{where}: row {number}"
-        messages = row["messages"]
-        if isinstance(messages, str):
-            try:
-                messages = json.loads(messages)
-            except ValueError:
-                messages = None
+        messages = _parsed(row["messages"])
         valid = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
         if not valid or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
             raise ConfigError(
@@ -192,6 +193,16 @@ def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int
         query = "\n\n".join(message["content"] for message in messages[:-1])
         rows.append(LabelledRow(query, messages[-1]["content"], query, number))
     return rows
+
+
+def _parsed(value: Any) -> Any:
+    """A value of a column of lists, which a CSV has as JSON; None if it is a text that is no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_message(message: Any) -> bool:
@@ -207,10 +218,10 @@ def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: 
     for number, row in enumerate(table.rows, before + 1):
         row_name = f"{where}: row {number}"
         prompt = text_value(row, "prompt", row_name)
-        options, shares = (json.loads(v) if isinstance(v, str) else v for v in (row["options"], row["shares"]))
+        options, shares = (_parsed(row[column]) for column in ("options", "shares"))
         if not isinstance(options, list) or len(options) < 2 or not all(isinstance(o, str) and o for o in options):
             raise ConfigError(f"{row_name}: `options` must be at least two texts")
-        valid = isinstance(shares, list) and all(isinstance(s, int | float) and s >= 0 for s in shares)
+        valid = isinstance(shares, list) and all(isinstance(s, int | float) and 0 <= s < math.inf for s in shares)
         if not valid or len(shares) != len(options) or not sum(shares) > 0:
             raise ConfigError(f"{row_name}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
         total = float(sum(shares))

@@ -175,6 +175,8 @@ def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, l
 
 
 def _band(number: float, edges: Sequence[float]) -> tuple[int, str]:
+    if math.isnan(number):  # of the text "nan", and at least as large as no edge: it would be in the lowest band
+        raise ValueError("not a number")
     index = sum(number >= edge for edge in edges)
     if index == 0:
         return 0, f"under {text_of(float(edges[0]))}"

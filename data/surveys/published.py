@@ -115,6 +115,8 @@ def opinion_qa(folder: Path) -> SurveyConfig:
             f: {g: _shares(own) for g, own in by.items() if sum(own) and g != REFUSED} for f, by in numbers.items()
         }
         everybody = [sum(column) for column in zip(*next(iter(numbers.values())).values(), strict=True)]
+        if not sum(everybody):
+            raise ConfigError(f"{where}: nobody chose one of the options {', '.join(map(repr, options))}")
         questions.append(
             {"name": _name(row["key"]), "text": row["question"], "options": options,
              **_scale(scale, len(options), where), "humans": _shares(everybody),

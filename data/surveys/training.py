@@ -11,7 +11,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import Person, group_name, persona_text
+from data.surveys.people import Person, group_name, is_missing, persona_text
 from data.surveys.prompts import LETTERS, option_orders, question_words
 from data.surveys.reading import Respondents, declared_groups, shares
 
@@ -60,9 +60,9 @@ def _of_respondents(
     train = [respondents.people[i] for i in respondents.train]
     answers_NQ = respondents.answers_NQ[respondents.train]
     for field in config.by:
-        if without_field := next((person for person in train if field not in person.fields), None):
+        if without_field := next((person for person in train if is_missing(person.fields.get(field))), None):
             raise ConfigError(f"--by {field}: respondent {without_field.id} of survey {survey.name} has no such field")
-    names = [tuple(group_name(p.fields[field], survey.bands.get(field)) for field in config.by) for p in train]
+    names = [tuple(_group(person, field, survey) for field in config.by) for person in train]
     members: dict[tuple[str, ...], list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
@@ -73,6 +73,16 @@ def _of_respondents(
     }
     for person, name in zip(train, names, strict=True):
         yield person, group_shares.get(name)
+
+
+def _group(person: Person, field: str, survey: SurveyConfig) -> str:
+    value = person.fields[field]
+    try:
+        return group_name(value, survey.bands.get(field))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"--by {field}: respondent {person.id} of survey {survey.name} has {value!r}, which has no band"
+        ) from None
 
 
 def _published(survey: SurveyConfig) -> Iterator[tuple[Person, list[np.ndarray | None] | None]]:

@@ -1,10 +1,12 @@
 """Rows to records: the Hub's columns, and what makes a row unusable."""
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import MAX_CHARACTERS, Rejected, SynthRecord, WebRecord, from_dict, to_batch, to_dict
+from data.records import MAX_CHARACTERS, TEXT_COLUMNS, Rejected, SynthRecord, WebRecord, from_dict, to_batch, to_dict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -37,6 +39,12 @@ def test_records_round_trip_through_their_rows():
 )
 def test_unusable_rows_say_why(row, form, reason):
     assert from_dict(row, form) == Rejected(reason)
+
+
+@pytest.mark.parametrize(("first", "second"), combinations(TEXT_COLUMNS["synth"], 2))
+def test_a_row_with_two_faults_is_counted_under_the_first_of_the_schema(first, second):
+    row = {"query": "q", "synthetic_answer": "a", first: 5, second: "a\ud800"}
+    assert from_dict(row, "synth") == Rejected("wrong_type")
 
 
 def test_reasoning_may_be_missing_but_not_the_rest():

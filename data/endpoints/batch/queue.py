@@ -291,7 +291,9 @@ class BatchQueue:
                 await asyncio.to_thread(job.save)
             job.id = await self._call(create)
         except CallError as error:
-            if error.reason in ("refused", "misconfigured"):
+            # A refusal ends the job, except while the vendor may have it, and charge for it: a wrong key must not make
+            # us forget that.
+            if error.reason in ("refused", "misconfigured") and not may_exist:
                 return error
             raise
         job.phase = "created"

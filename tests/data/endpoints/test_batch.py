@@ -222,6 +222,29 @@ def test_live_requests_do_not_wait_for_the_money_of_a_job_that_was_left(pool_for
 
 
 @pytest.mark.usefixtures("_gives_up_soon")
+def test_a_job_that_may_exist_survives_a_wrong_key(pool_for, tmp_path, kind, monkeypatch):
+    """The answer to its creation was lost, and the next process may not search the vendor's jobs."""
+    with FakeOpenAI(per_million=PER_MILLION, key=KEY) as server:
+        config = endpoint(server, kind)
+        server.batches.reshape = lambda step, answer: b"gone" if step in ("create", "list") else answer
+        first = pool_for(fake=config)
+        assert {result.reason for result in first.ask(requests(3))} == {"outage"}
+        first.close()
+        server.batches.reshape = lambda step, answer: answer
+        monkeypatch.setenv("FAKE_KEY", "sk-another-key-0123456789")
+        second = pool_for(fake=config)
+        with pytest.raises(ConfigError, match="Incorrect API key"):
+            raise_for_outage(second.ask(requests(3)))
+        assert jobs_on_disk(tmp_path), "the vendor has created it, and charges for it"
+        second.close()
+        monkeypatch.setenv("FAKE_KEY", KEY)
+        pool = pool_for(fake=config)
+        assert all(isinstance(reply, ChatReply) for reply in pool.ask(requests(3)))
+    assert set(server.batches.submitted.values()) == {server.batches.steps["create"]}
+    assert not jobs_on_disk(tmp_path)
+
+
+@pytest.mark.usefixtures("_gives_up_soon")
 @pytest.mark.parametrize(
     ("step", "reshape"),
     [

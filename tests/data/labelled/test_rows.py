@@ -36,6 +36,7 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ({"text": " ", "label": "x"}, {}, "row 2: the text in column 'text' is empty"),
         ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
         ({"text": "b"}, {}, "row 2, column 'label': has no label"),
+        ({"text": "b", "label": " "}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
         ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is not a number"),
         ({"text": "b", "label": "x"}, {"label_column": "intent"}, "no column 'intent'; there are text, label"),
@@ -44,6 +45,15 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
 def test_rows_that_cannot_be_used(tmp_path, record, fields, message):
     with pytest.raises(ConfigError, match=message):
         rows_of(tmp_path, [{"text": "a", "label": "x"}, record], **fields)
+
+
+def test_a_number_that_is_none_is_in_no_class(tmp_path):
+    """Pandas writes a missing number as `nan`, which no cut is above."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,score\na,0.2\nb,nan\n", encoding="utf-8")
+    fields = {"path": str(path), "label_column": "score", "cuts": [0.5], "label_names": ["low", "high"]}
+    with pytest.raises(ConfigError, match="row 2, column 'score': has no label"):
+        read_rows(LabelledDataConfig.model_validate(fields), "label", tmp_path)
 
 
 def test_entities_of_spans_and_of_tags(tmp_path):
@@ -71,7 +81,12 @@ def test_chats_and_opinions(tmp_path):
         rows_of(tmp_path, [{"messages": turns}], "chat")
     row = rows_of(tmp_path, [{"prompt": "Q", "options": ["yes", "no"], "shares": [3, 1]}], "opinions")[0]
     assert (row.options, row.shares) == (("yes", "no"), (0.75, 0.25))
-    for wrong in ({"options": [], "shares": []}, {"options": ["a", "b"], "shares": [0, 0]}):
+    for wrong in (
+        {"options": [], "shares": []},
+        {"options": ["a", "b"], "shares": [0, 0]},
+        {"options": "yes or no", "shares": [1, 1]},
+        {"options": ["a", "b"], "shares": "[1, Infinity]"},
+    ):
         with pytest.raises(ConfigError, match=r"row 1: `(options|shares)` must be"):
             rows_of(tmp_path, [{"prompt": "Q", **wrong}], "opinions")
 

@@ -87,6 +87,8 @@ def test_groups_are_bands_in_their_order_or_the_values():
     ]
     with pytest.raises(ConfigError, match="persona 0 has 'b' in 'region', which is not a number"):
         groups_of(people, ("region",), {"region": (1,)}, "people")
+    with pytest.raises(ConfigError, match="persona 0 has 'nan' in 'age', which is not a number"):
+        groups_of([Person("0", {"age": "nan"})], ("age",), {"age": (30, 60)}, "people")
     many = [Person(str(i), {"age": i}) for i in range(61)]
     with pytest.raises(ConfigError, match="61 values, more than 60 groups; give the survey bands"):
         groups_of(many, ("age",), {}, "people")

@@ -1,14 +1,17 @@
 """SubPOP's records and a wave of OpinionQA, in their own schemas; and what a model learns from human shares."""
 
 import csv
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigError
 from configs.survey import SimulateConfig
 from configs.tune import LabelledDataConfig
 from data.labelled.rows import read_rows
+from data.surveys.published import parse_survey
 from data.surveys.reading import choose_people, load_survey, read_respondents
 from data.surveys.training import training_rows
 
@@ -137,6 +140,14 @@ def test_the_file_without_a_name_has_the_counts_by_party_and_there_is_none_of_ev
         load_survey(folder)
 
 
+def test_counts_of_none_of_the_options_are_refused(tmp_path):
+    folder = wave(tmp_path)
+    counts = {"REASON_W26": {"Female": {"1.0": 4.0}, "Male": {"2.0": 5.0}}}
+    (folder / "SEX_data.json").write_text(json.dumps(counts), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"info\.csv: row 2: nobody chose one of the options 'Sport', 'Work'"):
+        load_survey(folder)
+
+
 def test_a_folder_without_counts_is_refused(tmp_path):
     folder = wave(tmp_path)
     (folder / "SEX_data.json").unlink()
@@ -182,6 +193,31 @@ def test_rows_of_respondents_are_the_shares_of_their_group_and_read_by_tune(tmp_
     assert read_rows(data, "opinions", tmp_path)[0].shares == pytest.approx(rows[0]["shares"])
     with pytest.raises(ConfigError, match="--by town"):
         training_rows(survey, SimulateConfig(by=("town",)), respondents)
+
+
+@pytest.mark.parametrize(
+    ("age", "message"),
+    [
+        ("", "--by age: respondent 3 of survey s has no such field"),
+        ("old", "--by age: respondent 3 of survey s has 'old', which has no band"),
+    ],
+)
+def test_a_respondent_without_a_group_is_named(tmp_path, age, message):
+    rows = "".join(f"{age if i == 3 else 20 + i},{i},yes\n" for i in range(40))
+    (tmp_path / "people.csv").write_text(f"age,number,q\n{rows}", encoding="utf-8")
+    question = {"name": "q", "text": "Yes?", "options": ["yes", "no"]}
+    table = {
+        "name": "s",
+        "title": "s",
+        "source": "s",
+        "persona": "{number}",
+        "questions": [question],
+        "bands": {"age": [30, 45]},
+    }
+    survey = parse_survey({**table, "respondents": str(tmp_path / "people.csv")}, "s")
+    respondents = dataclasses.replace(read_respondents(survey, tmp_path), train=np.arange(40))
+    with pytest.raises(ConfigError, match=message):
+        training_rows(survey, SimulateConfig(by=("age",)), respondents)
 
 
 def test_a_group_of_too_few_is_left_out_and_counted(tmp_path):
