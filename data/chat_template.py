@@ -14,6 +14,8 @@ import numpy as np
 
 from data.tokenizer import Tokenizer
 
+# The markers in the text of a reply: ours, and the `<think>` that DeepSeek's and Qwen's models write. Some begin inside
+# their reasoning, so an opening marker may be missing.
 THINK_END = re.compile(r"<\|think_end\|>|</think>")
 THINK_START = re.compile(r"\A\s*(?:<\|think_start\|>|<think>)")
 END = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
@@ -80,6 +82,7 @@ def encode_turns(
     # All texts go through the tokenizer in one call, three per turn.
     texts = [text for query, reasoning, answer in turns for text in (f"user\n{query}\n", reasoning, f"\n{answer}\n")]
     encoded = tokenizer.encode_arrays(texts, threads)
+    # The same few arrays stand between the texts of every turn; only the caller concatenates, once for all turns.
     start = np.array([tokenizer.im_start], np.uint32)
     between = np.array(
         [tokenizer.im_end, tokenizer.im_start, *tokenizer.encode("assistant\n"), tokenizer.think_start], np.uint32
@@ -103,6 +106,7 @@ def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
     ids = [int(token) for token in ids]
     ends = [i for i, token in enumerate(ids) if token in (tokenizer.im_end, tokenizer.end_of_text)]
     finished = bool(ends)
+    # A sampler may run on after the end marker; the reply ends there.
     if finished:
         ids = ids[: ends[0]]
     if tokenizer.think_end not in ids:

@@ -111,6 +111,7 @@ def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | Non
     if "enum" in schema:
         bounds.append(_least([json.dumps(value, ensure_ascii=False) for value in schema["enum"]]))
     if (ref := schema.get("$ref")) is not None:
+        # A reference that is being resolved already: the document would have to contain itself.
         target = None if ref in open_refs else resolve_ref(ref, root)
         bounds.append(None if target is None else _shortest(target, root, open_refs | {ref}))
     for name in ("anyOf", "oneOf"):

@@ -25,10 +25,12 @@ from configs.model import CHAT_SPECIALS, CL100K_RANKS, TokenizerConfig
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+# How cl100k_base splits a text before merging (tiktoken_ext/openai_public.py).
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
+# The end of text has the id of cl100k_base; the chat markers follow its last special token, <|endofprompt|>, 100,276.
 WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
 
 

@@ -54,6 +54,8 @@ class Teachers:
         requests = []
         for name in probe.endpoints:
             request = self._request(teachers.get(name, TeacherConfig(endpoint=name)), item, "probe")
+            # The first sample has the seed of a teacher's request, so that it can serve as the document; the others
+            # differ from it in nothing but the seed.
             requests += [request, *(replace(request, seed=self.seed + sample) for sample in range(1, probe.samples))]
         return requests
 
@@ -61,6 +63,7 @@ class Teachers:
         """Choose the teacher by difficulty, including the disagreement of the probes (paper §3.3)."""
         probe = None
         if self.config.probe is not None:
+            # A probe that failed, or whose reply is no document, has the answer None: it agrees with nobody.
             documents = [parse_reply(reply.text) if isinstance(reply, ChatReply) else None for reply in probe_replies]
             answers = [document.answer if document else None for document in documents]
             probe = probe_disagreement(answers, item.prompt.reference)
@@ -83,6 +86,7 @@ class Teachers:
         self, task: TeacherTask, failure: ChatFailure, probe_replies: Sequence[AskResult]
     ) -> PromptResult:
         """The result of a task without a reply."""
+        # The budget was spent, so nobody has judged this prompt: it is counted apart, without signs of injection.
         if failure.reason in UNPAID:
             return PromptResult(task, failure, None, UNASKED, _paid(probe_replies))
         signs = injection_signs(task.prompt, task.neighbours, "")

@@ -43,20 +43,27 @@ LOOP_NGRAM = 4  # words
 # error message.
 REFUSAL_HEAD = 160  # characters
 SHORT_REFUSAL = 300  # characters; a longer answer that begins with "I cannot provide …", without apology, is none
+# "I can't …", "I'm unable to …", "I must decline to …", followed by what is refused.
 _UNABLE = r"\bi(?: can(?:no|['’])t|(?: am|['’]m) (?:unable|not able) to| won['’]t| will not| must decline to) "
 _REFUSED = r"(?:help|assist|answer|provide|fulfill?|comply|complete|create|generate|write|share|discuss|continue)\b"
+# Refuses the request as such, whatever it was: "I cannot help you with that request.", "I won't write this." But "I
+# can't help it." is ordinary English, hence the look-behind.
 _REFUSES_THIS = re.compile(
     rf"{_UNABLE}(?:(?:help|assist|comply)(?: you)? with|{_REFUSED}(?<!help)) (?:that|this|it|your|the)"
     r"(?: request| question| task)?[.,;]"
     rf"|\bi (?:do not|don['’]t) have enough information to (?:answer|help|say)\b",
     re.IGNORECASE,
 )
+# "Sorry, but I can't provide …", "As an AI language model, I don't have …"
 _APOLOGISES = re.compile(
     rf"\b(?:sorry,?(?: but)?|apologi[sz]e,?(?: but)?|unfortunately,?|as an ai\b[^.,]{{0,40}},) {_UNABLE}{_REFUSED}"
     r"|\bas an ai\b[^.,]{0,40}, i (?:do not|don['’]t) have\b",
     re.IGNORECASE,
 )
+# Counts only at the very beginning, and not in "I cannot help but admire …" or "I can't help laughing".
 _IS_UNABLE = re.compile(rf"\A\W*{_UNABLE}{_REFUSED}(?! (?:but|\w+ing)\b)", re.IGNORECASE)
+# A query for a text of some form, such as "Write a letter that declines an invitation": its answer may well begin with
+# a refusal.
 _ASKS_FOR_A_VOICE = re.compile(
     r"\b(?:apolog|sorry|declin|refus|reject|turn(?:ing)? down|say(?:ing)? no|letter|e-?mail|messages?\b|text\b|note\b"
     r"|reply|respon[ds]|dialog|conversation|chat|story|scene|script|speech|poem|lyrics|role)",
@@ -137,6 +144,8 @@ def reject_reason(
     if not answer or not reasoning:
         return "empty"
     text = f"{reasoning}\n{answer}"
+    # Only with a passage: then something is known that the question does not say. Without one, an answer in the
+    # question's own words may be right ("Is salt or sugar sweet?").
     repeats_question = prompt.passage is not None and has_nothing_new(answer, prompt.query)
     if sum(1 for _ in islice(_WORD.finditer(reasoning), MIN_REASONING_WORDS)) < MIN_REASONING_WORDS or repeats_question:
         return "too_short"
@@ -182,6 +191,7 @@ def is_in_another_language(document: ParsedDocument, prompt: Prompt) -> bool:
 
 def is_cut_short(text: str, limit: int) -> bool:
     """Whether the text was ended by the limit on its length, not by the teacher."""
+    # A bounded repetition of the grammar ends a string at its limit, wherever the sentence is.
     return bool(_CUT_SHORT.search(text[-4:])) or (limit <= LONGEST_UNROLLED and len(text) >= limit - 1)
 
 
@@ -224,6 +234,7 @@ def is_repetitive(text: str) -> bool:
     """Whether a 4-gram of words occurs three times (more in long texts), or few of the words are distinct."""
     words = lower_words(text)
     counts, limit = Counter(words), max(3, len(words) // 100)
+    # Short texts have few words anyway, and in long ones the share of distinct words falls by itself.
     if 24 <= len(words) <= 400 and len(counts) / len(words) < 0.2:
         return True
     # A frequent n-gram consists of frequent words, so only those are looked at.

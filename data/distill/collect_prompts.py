@@ -71,6 +71,7 @@ def collect_prompts(
             part.append(_next_prompt(rows[name], collected, seen_texts, quota[name]))
             collected.prompt_counts[name] += 1
             total += 1
+        # All sets, also those without a prompt in this file: the last marker alone says where every set continues.
         rows_read |= {name: screened.rows_read for name, screened in rows.items()}
         _save(work, part, collected, seen_texts, rows_read)
         emit("progress", done=total, total=config.prompts, unit="prompts", note="collecting prompts")
@@ -134,6 +135,8 @@ class _ScreenedRows:
             self._read_block()
         if not self._block:
             raise StopIteration
+        # Counted as a row is handed out, not as its block is read: the marker then names exactly the rows that are in a
+        # file or dropped, and a resume begins with the next one.
         self.rows_read += 1
         return self._block.popleft()
 
@@ -187,6 +190,7 @@ def _save(
     """Write a file of prompts and their hashes. The marker is written last: with it the file is finished."""
     stem = work / f"prompts-{len(collected.files):05d}"
     rows = "".join(json.dumps(asdict(prompt), ensure_ascii=True) + "\n" for prompt in part)
+    # `take_unsaved` gives each hash once: those of this file's prompts.
     exact, bands = seen_texts.take_unsaved()
     write_atomically(stem.with_suffix(".jsonl"), rows.encode())
     write_atomically(stem.with_suffix(".u8"), exact)
@@ -201,6 +205,7 @@ def _load_finished(config: DistillConfig, work: Path) -> tuple[CollectedPrompts,
     collected, seen_texts, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
     while (stem := work / f"prompts-{len(collected.files):05d}").with_suffix(".json").is_file():
         marker = json.loads(stem.with_suffix(".json").read_bytes())
+        # The counts in a marker are sums over all files so far, so the last one replaces those before it.
         collected.prompt_counts = Counter(marker["taken"])
         collected.dropped_rows = {name: Counter(counts) for name, counts in marker["dropped"].items()}
         rows_read = Counter(marker["rows_read"])

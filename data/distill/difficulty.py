@@ -27,6 +27,7 @@ _DEMANDING = re.compile(
     r"|why|compare|analy[sz]e|step by step|essay|story|poem|translate)\b",
     re.IGNORECASE,
 )
+# A full stop counts before white space only: "3.5" is one number, "3.5. Then 4." two steps.
 _STEP = re.compile(r"[.!?](?:\s|$)|\n")
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -36,6 +37,7 @@ def prompt_difficulty(prompt: Prompt, neighbours: Sequence[Neighbour]) -> float:
     """Difficulty from 0 (easiest) to 1, rounded to four digits."""
     kind = KINDS.get(prompt.kind)
     if kind is None:  # an open instruction: count the demanding words in it
+        # 0.3 without such a word, the maximum with two different ones.
         kind = min(1.0, 0.3 + 0.35 * len({word.lower() for word in _DEMANDING.findall(prompt.query)}))
     words = len(prompt.query.split())
     length = min(1.0, math.log(max(1, words)) / math.log(MAX_WORDS))

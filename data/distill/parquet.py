@@ -57,6 +57,7 @@ def write_parquet(documents: Path, out: Path, rows_per_file: int = ROWS_PER_FILE
     total, writer = 0, None
     try:
         for rows in _batches(documents, min(BATCH, rows_per_file)):
+            # `ROWS_PER_FILE` is a multiple of `BATCH`, so a file ends between two batches.
             if total % rows_per_file == 0 or writer is None:
                 if writer:
                     writer.close()

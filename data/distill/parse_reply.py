@@ -20,9 +20,12 @@ MAX_OBJECTS = 64
 MAX_LITERAL = 50_000  # characters of a Python dict; its parser is slow
 _REASONING = ("reasoning", "synthetic_reasoning", "reasoning_trace", "rationale", "thinking", "thought", "thoughts")
 _ANSWER = ("answer", "synthetic_answer", "final_answer", "response", "output")
+# Not strict: models write line breaks into their strings, which JSON forbids.
 _DECODER = json.JSONDecoder(strict=False)
+# The answer in the "harmony" format of gpt-oss, some servers of which pass on the channels as text.
 _CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"</think>|<\|think_end\|>|\[/THINK\]")
+# "**Reasoning:** because …" or a line of its own, "## Final answer".
 _HEADING = re.compile(
     r"^[ \t>#*_]*(?P<name>reasoning(?: trace)?|thinking|thought process|final answer|answer)[ \t*_]*:[ \t*_]*"
     r"|^[ \t]*(?:#{1,6}[ \t]+|\*\*)(?P<bare>reasoning(?: trace)?|final answer|answer)[ \t*_]*$",
@@ -48,6 +51,7 @@ def parse_reply(text: str) -> ParsedDocument | None:
         has_object = True
         if (document := _from_object(value)) is not None:
             return document
+    # It tried to write an object and failed. Its fields must not be taken for headings, and half an answer is none.
     if has_object or "{" in text:
         return None
     if _THOUGHT.search(text):

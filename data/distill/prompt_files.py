@@ -63,6 +63,7 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
     """Read rows of a set of files from row `skip` on; of Parquet only `columns`. Raises as `count_prompt_rows`."""
     if source.source == "jsonl":
         for path in matching_files(source.path):
+            # A file that lies before `skip` as a whole is counted without being parsed.
             if skip and (rows := count_jsonl_rows(path)) <= skip:
                 skip -= rows
                 continue

@@ -26,9 +26,9 @@ USER_ROLES = ("user", "human", "prompter")
 PASSAGE_CHARACTERS = 240
 BENCHMARKED = 1000  # the offline benchmarks ask about the first articles, so these come last here
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-_SUBJECT = re.compile(r"^([^,;:]{2,60}?)\s+(is|are|was|were)\s")
+_SUBJECT = re.compile(r"^([^,;:]{2,60}?)\s+(is|are|was|were)\s")  # 'The durian is …'
 _HONOURS = re.compile(r"(?: (?![IVXL]+\b)[A-Za-z]*[A-Z]{3,}\w*)+$")  # 'Friedrich Wöhler FRS HonFRSE'
-_NOT_A_SUBJECT = ("In ", "On ", "At ", "For ", "As ", "This ", "There ", "It ")
+_NOT_A_SUBJECT = ("In ", "On ", "At ", "For ", "As ", "This ", "There ", "It ")  # 'In 1905 there was …'
 
 Kind = Literal["definition", "explanation", "fact", "person", "place", "instruction"]
 
@@ -129,6 +129,7 @@ def _query(source: PromptSetConfig, row: Mapping[str, Any]) -> str | None:
         names = QUERY_COLUMNS[-3:] if source.form == "messages" else QUERY_COLUMNS
     value = next((row[name] for name in names if row.get(name)), None)
     if isinstance(value, list):
+        # OpenAI's messages have `role` and `content`, ShareGPT's conversations `from` and `value`.
         messages = [m for m in value if isinstance(m, Mapping) and m.get("role", m.get("from")) in USER_ROLES]
         value = messages[0].get("content", messages[0].get("value")) if messages else None
     return value if isinstance(value, str) else None
@@ -144,11 +145,11 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
 
 def detokenise(text: str) -> str:
     """Undo WritingPrompts' tokenisation: spaces at punctuation and in contractions, tags, quotes and breaks."""
-    text = re.sub(r"^\s*\[\s*[A-Za-z]{2,3}\s*\]", "", text)
+    text = re.sub(r"^\s*\[\s*[A-Za-z]{2,3}\s*\]", "", text)  # '[ WP ] You wake …'
     text = re.sub(r"\s*<newline>\s*", "\n", text)
-    text = re.sub(r"``\s*|\s*''", '"', text)
+    text = re.sub(r"``\s*|\s*''", '"', text)  # `` So it ends ''
     text = re.sub(r"[ \t]+(?=[.,!?;:%)\]}]|n['’]t\b|['’](?:s|m|re|ve|ll|d)\b)", "", text)
-    text = re.sub(r"(?<=[(\[{$])[ \t]+", "", text)
+    text = re.sub(r"(?<=[(\[{$])[ \t]+", "", text)  # '( see below'
     return re.sub(r"[ \t]{2,}", " ", text).strip()
 
 
@@ -174,9 +175,11 @@ def article_prompts(seed: int) -> Iterator[Prompt]:
 def article_question(article: Article, number: int) -> Prompt | None:
     """A question about an article, its kind chosen by `number` in turn; None if the first sentence is no definition."""
     sentences = _SENTENCE_END.split(" ".join(article.extract.split()))
+    # Without what stands in parentheses: 'Ada Lovelace (1815–1852) was a mathematician'.
     match = _SUBJECT.match(re.sub(r"\s*\([^()]*\)", "", sentences[0]))
     if not match or f"{match[1]} ".startswith(_NOT_A_SUBJECT):
         return None
+    # Of two names the first: 'Salt or table salt is a mineral'.
     name = _HONOURS.sub("", match[1].partition(" or ")[0])
     subject, verb = _inside_sentence(name, article), match[2]
     kinds: dict[Kind, tuple[str, str]] = {

@@ -143,6 +143,7 @@ class _Run:
         """
         accepted = [result for result in results if result.reason is None and result.document is not None]
         texts = [document_text(result).removeprefix(result.task.prompt.query) for result in accepted]
+        # By identity, because results hold dictionaries and cannot be hashed.
         hashes = dict(zip(map(id, accepted), self._seen.hashes(texts), strict=True))
         for result in results:
             if id(result) not in hashes:
@@ -157,6 +158,8 @@ class _Run:
         """Screen, count and write the results of one file of prompts."""
         answered = [result for result in file.results if result is not None]
         results = list(self._reject_duplicates(self._reject_contaminated(answered)))
+        # The points until now go into this file's marker, also if later files' replies were paid for meanwhile: the
+        # curve of the run is the sum over markers.
         part = DistillStats(curve=self._curve)
         self._curve = []
         for result in results:
@@ -179,6 +182,7 @@ class _Run:
             if rows:
                 write_atomically(path, rows.encode())
             else:
+                # An attempt that could not pay for its prompts may have left one.
                 path.unlink(missing_ok=True)
         exact, bands = self._seen.take_unsaved()
         marker = self._marker(number)
@@ -200,6 +204,7 @@ class _Run:
         return result_row(result, config, request_digest(task.request, config))
 
     def _add_curve_point(self) -> None:
+        # Dollars since the last point, not in all: so the points of several processes can be put together.
         self._curve.append([round(time.time(), 3), self._pool.spent - self._dollars])
         self._dollars = self._pool.spent
 

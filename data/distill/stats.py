@@ -222,9 +222,9 @@ def chance_of_rejects(rejected_count: int, judged_count: int, share: float) -> f
     """
     observed = rejected_count / judged_count
     if observed <= share:
-        return 1.0
+        return 1.0  # no more rejects than are allowed
     if share == 0:
-        return 0.0
+        return 0.0  # none is allowed, and one was rejected
     divergence = observed * math.log(observed / share)
     if observed < 1:
         divergence += (1 - observed) * math.log((1 - observed) / (1 - share))

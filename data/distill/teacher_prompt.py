@@ -75,7 +75,7 @@ _DEMONSTRATIONS = (
 )
 _REASONING, _ANSWER = "reasoning", "answer"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'  # of a JSON string without escapes
-_ESCAPED = r'"\\" ["\\n]'
+_ESCAPED = r'"\\" ["\\n]'  # an escaped quotation mark, backslash or line break
 LONGEST_UNROLLED = 500  # characters of a bounded repetition in a grammar, which llama.cpp unrolls
 
 
@@ -159,6 +159,7 @@ def _grammar(template: Template, prompt: Prompt) -> str:
     Strings of a short template are bounded in length and end in a full stop. Those of a long one are bounded only by
     `max_tokens`, because llama.cpp unrolls bounded repetitions.
     """
+    # Escaped twice on its way into the grammar: as it stands inside the JSON string, and below as a literal of GBNF.
     opening = json.dumps(prompt.opening or "", ensure_ascii=False)[1:-1]
     character = _CHARACTER
     if template.reasoning > LONGEST_UNROLLED:
@@ -167,6 +168,7 @@ def _grammar(template: Template, prompt: Prompt) -> str:
     else:
         escaped = opening.replace("\\", "\\\\").replace('"', '\\"')
         beginning = f'"{escaped}"' if opening else "[A-Z]"
+        # At least 40 characters remain after a long opening, enough to end the sentence.
         reasoning = f'{beginning} char{{10,{max(40, template.reasoning - len(opening))}}} "."'
         answer = f'[A-Z0-9] char{{2,{template.answer}}} "."'
     return (

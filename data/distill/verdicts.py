@@ -68,6 +68,8 @@ class VerdictProcesses:
     def __init__(self, config: DistillConfig) -> None:
         self._executor = ProcessPoolExecutor(
             min(MOST_PROCESSES, os.cpu_count() or 1),
+            # Not "fork": the pool's event loop runs in a thread of this process, and a fork would copy its locks as
+            # they are.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_initialise,
             initargs=(os.getpid(), config.model_dump_json()),

@@ -87,6 +87,8 @@ class PromptWindow:
 
         Raises `ConfigError` and `Retryable` when an endpoint as a whole fails.
         """
+        # Closed in the opposite order: first the thread that prepares, then the session, which waits for replies that
+        # are being paid for, and the processes that judge replies last.
         with ExitStack() as stack:
             if len(paths) * self._teachers.config.chunk >= WORTH_PROCESSES:
                 self._processes = stack.enter_context(VerdictProcesses(self._teachers.config))
@@ -98,6 +100,8 @@ class PromptWindow:
                 while self._open and self._open[0].finished:
                     file = self._open.popleft()
                     self._open_prompts -= len(file.prompts)
+                    # Before the file is written: if all its prompts failed for temporary reasons, they must be asked
+                    # again, not rejected.
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
                     finish(file)
                 # Once the budget is spent, no further prompt is sent. Else send the next block if there is room,
@@ -145,6 +149,8 @@ class PromptWindow:
             else:
                 open_prompt.task = self._teachers.first_task(item, [])
                 requests.append(((open_prompt, None), open_prompt.task.request))
+        # In a full window no prompt follows until some have ended, and a batch endpoint that waited for more to fill
+        # its job would wait for ever.
         session.submit(requests, more_follow=more_follow and self._has_room)
 
     def _handle_reply(

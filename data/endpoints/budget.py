@@ -68,6 +68,8 @@ class SpendingLimit:
         """
         if not self.fits(amount):
             async with self._changed:
+                # Any reservation that is settled may make room. Those that are parked will not be settled while we
+                # wait, so if there are no others, waiting is of no use.
                 await self._changed.wait_for(lambda: self.fits(amount) or self._holds == self._parked)
         if fits := self.fits(amount):
             self.hold(amount)
@@ -141,6 +143,7 @@ class Budget:
 
     async def reserve(self, amount: Usage) -> SpendingLimit | None:
         """Reserve in all limits. Returns None, or the limit that does not allow it (then nothing is reserved)."""
+        # If a later limit has no room, or the task is cancelled, what the earlier ones hold is given back.
         for index, limit in enumerate(self._limits):
             try:
                 fits = await limit.reserve(amount)
@@ -155,6 +158,7 @@ class Budget:
     async def settle(self, reserved: Usage, spent: Usage, unknown: Usage = NO_USAGE) -> None:
         """As `SpendingLimit.settle`, in all of them."""
         for limit in self._limits:
+            # All limits are booked before anybody is woken: a task that wakes sees none of this cost or all of it.
             limit.book(reserved, spent, unknown)
         for limit in self._limits:
             await limit.notify()

@@ -134,7 +134,7 @@ def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str,
 def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
     """Dollars of a reply, at the discount of batch mode; None if tokens are charged for and their number is unknown."""
     if not (config.dollars_per_million_in or config.dollars_per_million_out):
-        return 0.0
+        return 0.0  # a free endpoint need not count tokens
     if tokens_in is None or tokens_out is None:
         return None
     full = (tokens_in * config.dollars_per_million_in + tokens_out * config.dollars_per_million_out) / 1e6
@@ -143,6 +143,7 @@ def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | 
 
 def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:
     """Upper bound on the usage of a request: `max_tokens`, and a high estimate of the prompt (3 bytes a token)."""
+    # 8: a message's role and the markers around it.
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
     return Usage(reply_cost(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 

@@ -97,6 +97,7 @@ class CircuitBreaker:
     def on_rate_limit(self, permit: Permit, pause_s: float) -> None:
         """Record a refusal for the rate (429); nothing is sent for `pause_s`."""
         self._failures = self._failed_probes = 0
+        # A refusal is an answer too: the endpoint is up, so the breaker is closed.
         self.rate_limiter.on_rate_limit(permit.sent_at, min(pause_s, BACKOFF.longest_retry_after_s))
         self._end(permit)
 
@@ -141,6 +142,7 @@ class CircuitBreaker:
                 self._queue.popleft()
             elif self.outage is not None:
                 self._queue.popleft().permit.set_result(None)
+            # Open: whoever has a fallback goes there; the others wait while one request at a time is sent as a probe.
             elif self.is_open:
                 self._send_to_fallbacks()
                 if self._probing or not self._queue or self._wait(self._probe_at - time.monotonic()):

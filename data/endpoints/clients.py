@@ -71,6 +71,8 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
     return [
         httpx2.AsyncClient(
             timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
+            # No limit of connections: the breaker bounds the requests in flight, and one that waited here for a
+            # connection would spend its timeout on that.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
             verify=_tls_context(trust_environment),
             trust_env=trust_environment,
@@ -157,6 +159,7 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
         raise TypeError("not text and whole numbers")
     if repeats_key(content, config):
         raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
+    # Mistral says "model_length" where the context is full.
     return RawReply(content, "length" if finish == "model_length" else finish, *counts)
 
 
@@ -198,6 +201,7 @@ def transport_error(error: BaseException, url: str) -> CallError:
     """Translate an error below HTTP, or from the response hook of `http_clients`, into a `CallError`."""
     if isinstance(error, CallError):
         return error
+    # A connection that was never made cost nothing, so it is no "timeout", which counts as paid for.
     if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
         return CallError("timeout", f"{url} did not answer in time")
     if isinstance(error, (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.DecodingError)):

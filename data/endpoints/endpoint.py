@@ -207,6 +207,7 @@ class Endpoint:
             for client in self._clients:
                 await client.close()
             self._clients = [client_for(self.config, url, self.rate_limiter.on_headers) for url in urls]
+            # The queue has clients of the old processes; those in use at this moment are not put back (`complete`).
             while not self._idle.empty():
                 self._idle.get_nowait()
             for client in self._clients:
@@ -255,6 +256,7 @@ async def send_request(
             breaker.release(permit)
             raise
         # From here on the reservation is settled in any case, even if this task is cancelled.
+        # Until the attempt has ended, all of it counts as spent: the vendor may charge for a cancelled request.
         spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
         try:
             result = await _attempt(endpoint, request, digest, permit)

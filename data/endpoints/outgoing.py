@@ -15,10 +15,14 @@ from common.patterns import FilteredPattern, ignoring_case
 _BAR = "|｜"
 _MARKER = re.compile(
     rf"<(?=[{_BAR}][^\s<>]{{1,64}}[{_BAR}]>)"  # <|im_end|>, <|eot_id|>, <|channel|>
+    # </s>, <pad>, <think>
     r"|<(?=/?(?:s|bos|eos|pad|unk|mask|cls|sep|think|reponame|filename|unused\d+)>)"
+    # <start_of_turn>, <tool_call>, <fim_prefix>
     r"|<(?=/?(?:(?:start|end|begin)_of|tool|repo|file|issue|jupyter|gh|empty|commit|fim)_[a-z_]+>)"
+    # <<SYS>>, inside the [INST] of Llama 2
     r"|<(?=</?SYS>>)"
     r"|\[(?=/?(?:INST|IMG|AUDIO|PREFIX|MIDDLE|SUFFIX|THINK|ARGS|CALL_ID|CLS|SEP|MASK|gMASK|UNK|PAD)\])"
+    # [SYSTEM_PROMPT], [AVAILABLE_TOOLS], [TOOL_CALLS]
     r"|\[(?=/?(?:SYSTEM|AVAILABLE|TOOL|IMG|BEGIN|MODEL)_[A-Z]+\])"
 )
 _SIGNS = {
@@ -52,6 +56,7 @@ def fenced(sections: Sequence[tuple[str, str]]) -> str:
     """
     digest = hashlib.sha256(json.dumps(sections).encode()).digest()
     code = base64.b32encode(digest[:5]).decode().lower()
+    # A line of a text that begins like a fence is moved by one space, whatever its code is.
     parts = [f"=== {code} {title}\n{_HEADING.sub(' ', text)}" for title, text in sections]
     return "\n".join([*parts, f"=== {code} end"])
 
@@ -65,6 +70,7 @@ def read_fenced(text: str) -> list[tuple[str, str]]:
     if fence is None or not text.endswith(f"\n=== {fence[1]} end"):
         return []
     parts = re.split(rf"(?:^|\n)=== {fence[1]} (.*)(?:\n|$)", text)
+    # `split` gives '', title, text, title, text, …, 'end', ''.
     return list(zip(parts[1:-2:2], parts[2:-2:2], strict=True))
 
 

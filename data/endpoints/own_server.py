@@ -94,6 +94,7 @@ class _Replica:
             return
         self.close()
         arguments = self._program.arguments()
+        # A file and not a pipe: nobody reads the log while the server runs, and a full pipe would stop it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         command = [sys.executable, "-m", *arguments, "--parent", str(os.getpid())]
         # The child must find this package in the same place as this process, whatever the working folder is.

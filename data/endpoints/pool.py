@@ -287,6 +287,7 @@ class EndpointPool:
                     logger.warning("endpoint %r: waiting for replies that another process has asked for", name)
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_POLL_S, 2 * pause)
+            # Whoever held the lock has written its reply to a shard of its own, which is not indexed here yet.
             cache.refresh()
             if (cached := await self._cached(request, name, digest)) is not None:
                 result = cached
@@ -296,6 +297,8 @@ class EndpointPool:
                 result = await send_request(self._endpoints[name], request, digest, cache, has_fallback=has_fallback)
             return result
         finally:
+            # A job keeps the locks of its requests until it has ended, even if the session that asked is over: no other
+            # process may send them.
             if batch_queue is None or not batch_queue.has_in_job(digest):
                 cache.locks.release(digest)
             del self._in_flight[digest]

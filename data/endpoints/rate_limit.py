@@ -212,6 +212,7 @@ class RateLimiter:
         times = [sent for sent in self._sent if self._cut_at < sent <= until]
         if not times:
             return 0, 0, 0.0
+        # From the 16th last request on, or from two seconds ago, whichever is earlier.
         start = max(times[0], min(until - SAMPLE_S, times[max(0, len(times) - SAMPLE)]))
         refused = sum(start <= sent <= until for sent in self._refused)
         return sum(sent >= start for sent in times), refused, until - start

@@ -145,6 +145,7 @@ class ReplyCache:
     def _open_shard(self) -> None:
         """Choose the shard to append to: one of this host that no process writes to, or a new one."""
         prefix = re.sub(r"[^A-Za-z0-9.]+", "_", platform.node())[:64].lstrip(".") or "host"
+        # Only shards that this host began: whether a lock also keeps other hosts out depends on the file system.
         existing = [
             path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES
         ]
@@ -164,6 +165,7 @@ class ReplyCache:
     async def _write_pending(self) -> None:
         """Write the pending entries in groups until there are none, and set their futures."""
         while self._pending:
+            # What arrives from here on forms the next group, which is written when this one is on disk.
             group, self._pending = self._pending, []
             rows = [entry.row for entry in group if entry.row is not None]
             events = [entry.event for entry in group if entry.event is not None]

@@ -97,6 +97,7 @@ def label_request(config: LabelConfig, row: LabelledRow) -> ChatRequest:
         "required": ["label"],
         "additionalProperties": False,
     }
+    # Quoted twice: the label as JSON, and that as a literal of the grammar.
     values = " | ".join(json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False) for name in names)
     return ChatRequest(
         endpoint=config.teacher,

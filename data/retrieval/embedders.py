@@ -124,6 +124,7 @@ class MiniLM:
         session, tokenizer = self._model
         ids = np.array([tokenizer.encode(text).ids], np.int64)
         inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        # Over all tokens, those of the beginning and the end included, as the model was trained.
         mean = session.run(None, inputs)[0][0].mean(axis=0)
         return (mean / np.linalg.norm(mean)).astype(np.float32)
 
@@ -226,6 +227,7 @@ class EmbeddingEndpoint:
         # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
         headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
         try:
+            # Without `encoding_format` the SDK asks for base64, which not every compatible server speaks.
             reply = self._client.embeddings.create(
                 model=self.model, input=texts, encoding_format="float", extra_headers=headers
             )

@@ -228,6 +228,7 @@ def _build_tables(
     benchmark = np.array([names[question.benchmark] for question in questions], np.int64)
     tables = []
     for length in sorted({ngram, *lengths[whole & (lengths >= SHORTEST)].tolist()}):
+        # A question that is searched for as a whole has one n-gram, itself; any other has one from every word on.
         starts_here = np.where(whole[owner], (offset == 0) & (lengths[owner] == length), length == ngram)
         positions = np.flatnonzero(starts_here & (offset + length <= lengths[owner]))
         table = _build_table(length, values, positions, owner[positions], benchmark, common)

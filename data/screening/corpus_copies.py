@@ -263,6 +263,8 @@ def _distinct(values: np.ndarray, numbers: np.ndarray, on_pairs: _OnPairs) -> tu
     values, numbers = values[order], numbers[order]
     repeated = np.zeros(len(values), bool)
     repeated[1:] = values[1:] == values[:-1]
+    # Documents of other sources are all numbered `ELSEWHERE` and come first, so that they are found as `earlier`, never
+    # as `later`: nothing is decided about them here.
     later = np.flatnonzero(repeated & (numbers != ELSEWHERE))
     if len(later):
         on_pairs(numbers[later - 1], numbers[later])

@@ -29,6 +29,7 @@ def _normalise_slowly(text: str) -> str:
 
 def _normalise_character(c: str) -> str | None:
     """What a character becomes in `_normalise_slowly`; None if that depends on its neighbours (NFC composition)."""
+    # A combining mark joins the letter before it: "e" and U+0301 become "é".
     if unicodedata.category(c)[0] == "M" or not unicodedata.is_normalized("NFC", c):
         return None
     return "" if c.isspace() else c.casefold()

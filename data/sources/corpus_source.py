@@ -98,6 +98,7 @@ def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float
     the answer alone. This imitates documents by many authors. A hash of the question decides.
     """
     draw = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
+    # A sentence of a rationale ends at a full stop before white space: "1.5 + 2 = 3.5." is one.
     steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if draw < worked_share + brief_share else []
     return SynthRecord(
         query=problem.question,

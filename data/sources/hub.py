@@ -38,6 +38,7 @@ LISTING_BACKOFF = Backoff(attempts=5, first_s=1.0, longest_s=300.0, longest_retr
 DOWNLOADS = 3  # attempts at a file that arrives with another digest
 PATHS_PER_REQUEST = 500
 TRANSIENT_STATUSES = (408, 425, 429)  # and every 5xx
+# Errors of this machine's disk, which another download would meet again.
 OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 T = TypeVar("T")

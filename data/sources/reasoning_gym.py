@@ -166,6 +166,7 @@ def _partial_sums(values: list[int]) -> str:
 
 
 def _legs(entry: dict[str, Any]) -> str:
+    # Not by an import, which would run the whole package's `__init__` (see `_factory`); the module itself stays loaded.
     animals, legs = entry["metadata"]["animals"], sys.modules["reasoning_gym.arithmetic.leg_counting"].ANIMALS
     counts = [f"{n} * {legs[animal]} = {n * legs[animal]}." for animal, n in animals.items()]
     return " ".join([*counts, _partial_sums([n * legs[animal] for animal, n in animals.items()])]).strip()

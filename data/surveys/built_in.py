@@ -11,6 +11,8 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
+# The codes of the ANES of 1996, in order; `INCOME_FROM` has the lowest dollars of each of its 24 bands. `OCCUPATIONS`
+# and `SCHOOLING` are the codes of Fair's survey.
 EDUCATION = (
     "grade school", "some high school", "a high school diploma", "some college", "a college degree",
     "a master's degree", "a doctorate",

@@ -96,6 +96,7 @@ def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[P
         total = math.fsum(shares.values())
         if not abs(total - 1) <= SUM_TOLERANCE:
             raise ConfigError(f"{path}: the shares of margins.{field} sum to {total:.4g}, not to 1")
+        # Divided by their sum: numpy is stricter about a sum of 1 than a person who writes 0.333.
         indexes = draw.choice(len(shares), size=n, p=np.array(list(shares.values()), float) / total)
         drawn[field] = [list(shares)[i] for i in indexes.tolist()]
     return [Person(str(i), {field: values[i] for field, values in drawn.items()}) for i in range(n)]

@@ -33,6 +33,7 @@ def training_rows(
     if not targets:
         raise ConfigError(f"survey {survey.name}: has no human answers by group, so there is nothing to learn from")
     preface = " ".join(survey.preface.split())
+    # A stream of its own, so that the order of the options is independent of the other draws with this seed.
     draw = np.random.default_rng([config.seed, 4])
     for person, by_question in targets:
         left_out_count += by_question is None

@@ -149,6 +149,7 @@ def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Pa
             for entry in packed.shards:
                 target = out / entry.file
                 target.parent.mkdir(parents=True, exist_ok=True)
+                # The same file packed twice gives the same names and bytes: it does not matter whose shard stays.
                 (private / entry.file).replace(target)
         finally:
             shutil.rmtree(private, ignore_errors=True)

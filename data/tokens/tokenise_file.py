@@ -119,6 +119,7 @@ def tokenise_file(
                 if texts:
                     hashes = np.array([text_hash(text) for text in texts], np.uint64)
                     if checks.bands is not None:
+                        # Before the ids of the same documents: `add` counts them.
                         writer.add_bands(checks.bands(texts))
                     # Exemplars come from the training split only, so that no validation text reaches a teacher.
                     if candidates:

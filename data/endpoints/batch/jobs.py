@@ -123,6 +123,7 @@ def adopt_jobs(old_folder: Path, folder_of: Callable[[str], Path]) -> None:
     for path in sorted(old_folder.glob(f"*{STATE}")):
         if (state := _read_state(path)) is not None:
             requests = path.with_name(path.name.removesuffix(STATE) + REQUESTS)
+            # The requests first: they are harmless without a state, while a state without them cannot be resumed.
             for file in (requests, path):
                 if file.exists():
                     file.rename(folder_of(state["endpoint"]) / file.name)

@@ -84,6 +84,7 @@ class BatchQueue:
         """Answer a request; it is put into up to `attempts` jobs."""
         attempts = self._config.attempts
         for attempt in range(1, attempts + 1):
+            # Everybody who waits for this digest shares the future: cancelling one of them must not cancel it for all.
             result = await asyncio.shield(self._submit(digest, request, attempt))
             if not isinstance(result, CallError):
                 return result
@@ -144,6 +145,7 @@ class BatchQueue:
     async def _collect_jobs(self) -> None:
         """Make jobs of the queue until it is empty; at most `jobs_at_once` are in progress."""
         while self._queue:
+            # The slot comes first: while all slots are in use, requests go on collecting for the next job.
             await self._job_slots.acquire()
             await self._wait_for_full_job()
             job = None
@@ -198,6 +200,8 @@ class BatchQueue:
             entries.append(self._queue.popleft())
         if not entries:
             return None
+        # Nothing was awaited since `fits` agreed, so no other request can have taken this money. From here on it is
+        # reserved, and only then is the job written.
         budget.hold(reserved)
         requests = {digest: request for digest, request, _ in entries}
         attempts = {digest: attempt for digest, _, attempt in entries}
@@ -250,6 +254,7 @@ class BatchQueue:
             for digest in job.requests:
                 self._set_result(digest, failure)
             return
+        # The callers come last: when they wake, the locks are free and the budget has what was not spent.
         del self._jobs[job.label]
         self._digests_in_jobs -= job.requests.keys()
         for name in (job.label, *job.requests):
@@ -331,6 +336,8 @@ class BatchQueue:
         # The error of requests without a result line: the whole job failed, or it ended before it reached them.
         default_error = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
         if status.failed:
+            # `token_limit_exceeded`: too much is queued at the vendor's for now. Another job may be accepted later,
+            # while a file that was refused will be refused again.
             reason = "rate_limited" if "limit" in status.message else "refused"
             default_error = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
         results = dict[str, JobResult]()
@@ -382,6 +389,7 @@ class BatchQueue:
                 raise CallError("misconfigured", str(error), "no key") from None
             try:
                 return await call()
+            # The SDKs hardly validate these answers, so one of another shape first shows as an error of our own code.
             except (AttributeError, TypeError, LookupError, ValueError) as error:
                 message = f"an answer of its batch interface is none that is known ({type(error).__name__}: {error})"
                 raise CallError("invalid_reply", safe_message(message, self._config)) from error

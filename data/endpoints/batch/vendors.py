@@ -158,6 +158,7 @@ class MistralBatches:
         files = tuple(file for file in (job_state.output_file, job_state.error_file) if file)
         message = "; ".join(error.message for error in (job_state.errors or [])[:3])
         ended = job_state.status in ("SUCCESS", "FAILED", "TIMEOUT_EXCEEDED", "CANCELLED")
+        # With files, the rows themselves say what became of each request.
         failed = job_state.status == "FAILED" and not files
         return BatchJob(job_state.id, job_state.status, ended, failed, files, message)
 
