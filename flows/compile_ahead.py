@@ -36,6 +36,7 @@ def compiling_ahead(store: Store, config: RunConfig, steps: Sequence[Step], forc
     if request is None:
         yield
         return
+    # A thread waits for the process, because on Linux a child ends with the thread that started it.
     with thread_beside("compile-ahead", _run, store, request):
         yield
 
@@ -60,6 +61,7 @@ def request_of(store: Store, config: RunConfig, steps: Sequence[Step], force: bo
 
 
 def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
+    # Called every few moments while the child runs: the run does not wait for programs that nobody will need.
     def end_with_run() -> None:
         if stop.is_set():
             raise StageCancelled("the run has ended")

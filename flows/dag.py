@@ -73,6 +73,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
     starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
 
+    # The seed belongs to every section; the rest is only what the stage reads, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
         return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
 
@@ -92,6 +93,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     questions = {"questions": Need("held_out", "questions")}
     exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
     documents = {"retrieval": Need("index", "retrieval")}
+    # All sources of all phases are inputs, whichever phase reads them first: pretraining is one step.
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
     evaluation = evaluate_section(config)
@@ -121,6 +123,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     ]
     if starts:
         steps = _from_starts(steps, starts)
+    # The report reads the artifacts of all steps, so it is built from the final list.
     return [*steps, Step("report", report, section("report"), all_outputs(steps), "cpu")]
 
 
@@ -171,16 +174,20 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
 
 def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
     """Give each step in `starts` its stored checkpoint, and drop the steps whose outputs nothing reads any more."""
+    # A start at `reason` makes `pretrain` and `align` superfluous: every trained stage before the last start.
     replaced = TRAINED[: max(TRAINED.index(name) for name in starts)]
     kept_steps: list[Step] = []
     producers: set[str] = set()  # labels that the kept steps read
     # Consumers first, so that a step knows whether anything that is kept reads it.
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
+        # Dropped unless something reads it: the trained stages that a start replaces with their evaluations, and what
+        # only they needed (ingests, the distillation).
         if step.label not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
             needs = {name: need for name, need in step.needs.items() if name != "checkpoint"}
+            # Pretraining continues from a checkpoint under another input name, because it may also begin without.
             stored = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
             step = replace(step, needs=needs, stored_inputs=stored)
         producers |= {need.producer for need in step.needs.values()}
@@ -191,6 +198,7 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
 def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:
     """One step per source. With `deduplicate.across`, each reads the MinHash signatures of the sources before it."""
     settings, across = config.ingest.model_dump(mode="json"), config.ingest.deduplicate.across
+    # From here on the pipeline as a table: label, stage, section, inputs, resource.
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}

@@ -21,8 +21,8 @@ from rl.calibration import KINDS
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 
-CHARACTERS_PER_TOKEN = 4
-RUBRIC_TOKENS = 600
+CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
+RUBRIC_TOKENS = 600  # an estimate of the judge's instructions around what it marks
 LONGEST_QUERY = 1500  # assumed tokens of a prompt and its passage, without measured calls
 _MEASURED = """
 SELECT model, purpose, count(*) AS calls, avg(tokens_in) AS tokens_in, avg(tokens_out) AS tokens_out,
@@ -81,6 +81,7 @@ def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
                     (row["tokens_in"], row["tokens_out"]),
                     (row["high_in"], row["high_out"]),
                 ]
+            # The upper end also takes the highest number of requests: refilled rollout groups ask the judge again.
             requests = (calls.expected, calls.expected, calls.most)
             dollars = [
                 reply_cost(config, round(count * tokens_in), round(count * tokens_out)) or 0.0
@@ -145,6 +146,7 @@ def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Cal
         calibration = judge.calibration_items // len(KINDS) * len(KINDS)
         calibration += judge.hostile_items // 2 * 2 if calibration else 0
         tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
+        # Every group may be refilled as often as the configuration allows, if all of its answers get equal marks.
         most = rollouts * (1 + align.policy.refill) + calibration
         yield _Calls("judge", judge.endpoint, rollouts + calibration, most, tokens)
     elif step.stage.name == "evaluate" and "model_under_test" in section:

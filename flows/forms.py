@@ -38,6 +38,7 @@ def run_name() -> str:
     context = FlowRunContext.get()
     if name := parameters.get("name"):
         return str(name)
+    # Prefect invents names such as "adjective-animal"; a run that nobody started by hand deserves to say what it is.
     if context is not None and context.flow_run is not None and context.flow_run.auto_scheduled:
         return f"{flow_run.flow_name} of {Path(str(parameters.get('config'))).name.removesuffix('.toml')}"
     return str(flow_run.name)

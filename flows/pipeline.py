@@ -115,6 +115,8 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
                 notifier.failed("", error, resume(""))
                 return refused(error)
         _link_dashboard(run_id)
+        # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
+        # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
         with (
             store.run_lock(run_id).for_life(),
             recorded(store, config, run, run_id, str(flow_run.name or config.name), resume("")),
@@ -174,6 +176,8 @@ class _StepRunner:
         for step in self.waiting:
             if in_use[step.resource] < limits[step.resource] and self.available >= set(step.needs.values()):
                 asks = self.running and approval.asks_before(self.store, self.config, step, force)
+                # An approval pauses everything, so it waits for a quiet moment, and nothing starts before it: otherwise
+                # that moment might never come.
                 return None if asks else step
         return None
 
@@ -203,6 +207,7 @@ class _StepRunner:
         # No tags: before a task begins, Prefect requests the concurrency limit of each of its tags. On SQLite that
         # request often collides with the writes of the task's own events, and Prefect retries it only after 2 s.
         with TagsContext(current_tags=set()):
+            # `submit` runs the task in a thread of this process; the work itself is in the task's child process.
             future = as_prefect_task(step.stage).submit(step.section, step.inputs, context)
         future.add_done_callback(lambda future: self.ended.put((step, future)))
 

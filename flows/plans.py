@@ -60,6 +60,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
         "commit": code_commit(),
         "host": host(),
     }
+    # Before the block: a run that is killed in its first second is visible as one that began.
     with writing(store.root):
         write_row(store, "plan", row)
     try:
@@ -70,6 +71,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
     except Exception as error:
         _close(store, row, state="failed", error=str(error))
         raise
+    # Ctrl-C, SIGTERM, or Prefect's cancellation: none of them is an `Exception`.
     except BaseException:
         _close(store, row, state="cancelled")
         raise

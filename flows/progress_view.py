@@ -23,7 +23,7 @@ from tasks.engine.progress import RateMeter, describe_progress
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 
-LOG_EVERY_S = 15.0
+LOG_EVERY_S = 15.0  # a log of a day's run stays readable, and silence is short enough not to worry
 _MARKS: dict[State, tuple[str, str]] = {
     "waiting": ("·", "dim"),
     "running": ("▸", "cyan"),
@@ -76,6 +76,7 @@ class RunProgress:
         """Record that a step, or a new attempt at it, starts."""
         step = self.steps[label]
         step.state, step.attempt = "running", attempt
+        # A retry goes on with the time of the first attempt: the operator has waited since then.
         step.started = self._clock() if step.started is None else step.started
         step.meter.begin()
 
@@ -163,6 +164,7 @@ class LogView:
         state, attempt, printed_at = self._printed.get(label, ("waiting", 1, 0.0))
         if (step.state, step.attempt) == (state, attempt) and now - printed_at < LOG_EVERY_S:
             return
+        # Repeated updates of a step that has ended, such as a second "reused", need no second line.
         if step.state == state and step.state != "running":
             return
         self._printed[label] = (step.state, step.attempt, now)

@@ -37,6 +37,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
     """
     lines: list[str] = []
     addresses: list[_Address] = []
+    # One line per variable: several endpoints of a vendor share a key.
     keys: dict[str, list[str]] = {}
     for name, endpoint in endpoints_of(steps).items():
         if endpoint.key_variable:
@@ -53,6 +54,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
                 addresses.append(("index.embedding.url", embedding.url, embedding.model))
         if step.stage.name == "ingest":
             source = IngestPart.model_validate(section["ingest"]).source
+            # A branch moves. The key would stay the same while the text changes.
             if source.reader == "hub" and not COMMIT.fullmatch(source.revision):
                 lines.append(f"{source.label}: set `revision` to a commit of {source.path}")
         if step.stage.name == "distill":
@@ -150,6 +152,7 @@ def endpoints_of(steps: Iterable[Step]) -> dict[str, EndpointConfig]:
 def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
     """A line for each address where no server accepts a connection."""
     addresses = list(addresses)
+    # All at once: ten servers that do not answer take `ANSWER_S` and not ten times that.
     with ThreadPoolExecutor(8) as threads:
         errors = threads.map(lambda address: _connection_error(address[1]), addresses)
     return [
@@ -163,6 +166,7 @@ def _connection_error(url: str) -> str | None:
     """The error of opening a connection to the server; None if it succeeds, or if a proxy would open it."""
     parts = urlsplit(url)
     host = parts.hostname or ""
+    # Behind a proxy a direct connection fails although requests would succeed.
     if parts.scheme in getproxies() and not proxy_bypass(host):
         return None
     try:

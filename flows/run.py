@@ -57,6 +57,7 @@ class ProgressListener:
         elif update.state == "retrying":
             self.progress.begin(update.label, step.attempt)
             self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
+        # Publishing is quick and still part of running: the line does not change.
         elif update.state != "publishing":
             reason = reason_of(update) if self.reasons else ""
             self.progress.end(update.label, update.state, update.outputs.values(), reason)
@@ -85,6 +86,7 @@ def run(
         check_ray_hosts(store, config.launch, prepared)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
+    # Only of steps that will run: an artifact in the store needs no rows any more.
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
     # Everything printed before the live view starts: changed settings, expected cost, what is not configured.
     if prepared.changes:
@@ -105,6 +107,8 @@ def run(
     listener = ProgressListener(progress, view)
     unsubscribe = subscribe(listener)
     try:
+        # SIGTERM is caught first and let go last, so that it never ends this process between the start of the server
+        # and its own end. The view is inside: its live lines must be gone before the closing messages.
         with terminable(), view, prefect_server.prefect_api():
             # Only after the start of an embedded server, which must keep its priority.
             give_way(config.launch.niceness)
@@ -122,6 +126,7 @@ def run(
             try:
                 with tags(TAG, config.name):
                     outputs = pipeline(argument + selection.options(), name=name or config.name)
+            # The details go into the log; the terminal gets one paragraph per step below.
             except StageFailed as failure:
                 log.error("the run failed", exc_info=failure)
                 failures = failure.failures

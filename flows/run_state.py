@@ -140,6 +140,8 @@ class RunState:
             for step in self.steps
         ]
         weights = [time for time in times if time is not None]
+        # With one unknown time the known ones say nothing about their share of the whole: then every step counts the
+        # same.
         if len(weights) < len(shares) or not sum(weights):
             weights = [1.0] * len(shares)
         return sum(map(operator.mul, weights, shares)) / sum(weights) if shares else 0.0
@@ -157,6 +159,8 @@ class RunState:
         for step in self.steps:
             own = 0.0
             if step.state not in FINISHED:
+                # The measured rate first; without one, what is left of the time that it took before; never less than
+                # zero, where it takes longer.
                 known = step.left_s
                 if known is None and step.expected_s is not None:
                     known = max(0.0, step.expected_s - (step.elapsed_s or 0.0))
@@ -221,6 +225,7 @@ def run_state(
         else:
             step_state, attempt_fields = _attempt_state(store, row, state, time_left)
             fields |= attempt_fields
+        # An open question is newer than any row: the attempt has not begun, or has ended at its budget.
         if question and question["label"] == step["label"]:
             step_state, fields["note"] = "waiting", "for an answer"
         steps.append(StepState(step["label"], step["stage"], step_state, **fields))
@@ -257,10 +262,12 @@ def _attempt_state(
 ) -> tuple[str, dict[str, Any]]:
     """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
     staging = store.root / "staging" / row["key"]  # not `Store.staging`, which would create the folder
+    # Failed, but the run still lives and a retry is planned.
     if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
     if row["state"] != "running":
         return str(row["state"]), {"row": row, "elapsed_s": None if row["reused"] else row["seconds"]}
+    # The row says running, and nobody is left who could: its process was killed together with the run.
     if run_state in ("interrupted", "cancelled", "failed"):
         return "interrupted", {"row": row}
     # A running step: its progress is in live.json, which its process rewrites every few seconds.

@@ -86,6 +86,7 @@ def prepare_run(
     store.refresh()
     dag = dag_in(store, config)
     limits = config.resources.limits()
+    # A resource without a limit would never have a free slot, and the run would wait for ever.
     if unlimited := [step for step in dag if step.resource not in limits]:
         raise ConfigError(
             f"{unlimited[0].label} uses the resource {unlimited[0].resource!r}, which has no limit: [resources] has "
@@ -93,6 +94,7 @@ def prepare_run(
         )
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
+    # Files of problems are read now: a typing error in one should not show after days of pretraining.
     reinforced = {"align": config.align, "reason": config.reason, "self_distill": config.self_distill}
     for step in steps:
         if step.label in reinforced:
@@ -126,6 +128,7 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     labels = [step.label for step in dag]
     if selection.only:
         return set(_matching(dag, selection.only, "--only"))
+    # A stage with several steps: from the first of them, until the last.
     start = labels.index(_matching(dag, selection.first, "--from")[0]) if selection.first else 0
     end = labels.index(_matching(dag, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
     if start > end:

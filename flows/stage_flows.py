@@ -21,6 +21,8 @@ def stage_flow(stage: str) -> Flow[Any, Outputs | State[Any]]:
     ) -> Outputs | State[Any]:
         return run_selected(config, overrides, Selection(only=stage, force=force))
 
+    # Prefect takes the entry point of a deployment from the function's name and the form's texts from its docstring, so
+    # each flow gets its own.
     rerun.__name__ = rerun.__qualname__ = stage
     rerun.__doc__ = f"""Run the stage `{stage}` of a configuration; what it reads must be in the store.
 

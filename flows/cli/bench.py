@@ -27,9 +27,13 @@ from model.exports.onnx.folder import is_onnx_export
 from model.runtimes.load import load_runtime
 from model.weights.files import WEIGHTS
 
+# One stream is a person who chats; 32 is twice the default of `nautile serve --slots`, where decoding is no longer
+# bound by reading the weights.
 STREAMS = (1, 8, 32)
+# The lengths at which the sizes of the states are printed: a transformer's grows with each, this model's only by its
+# few attention layers.
 STATE_TOKENS = (1024, 4096, 16384, 65536)
-PROMPT = 512
+PROMPT = 512  # tokens, fewer where the context is short
 STRIDES = 4  # strides of tokens per measurement of decoding
 ROWS = 4  # prompts per prefill, as in `nautile serve`
 REPEATS = 3
@@ -70,6 +74,7 @@ def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
     runtime = load_runtime("onnx" if exported else "jax", folder)
     # An export computes in float32, so its state is float32 as well.
     config = runtime.config.model_copy(update={"compute_dtype": "float32"}) if exported else runtime.config
+    # JSON keys are strings, so the lengths are strings from the start: `--json` and the table then read the same data.
     sizes = {str(tokens): [size / MIB for size in state_sizes(config, tokens)] for tokens in STATE_TOKENS}
     return {
         "model": runtime.name,
@@ -92,6 +97,8 @@ def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
     # The limit is higher than the number of measured tokens, so that no slot finishes early.
     request = DecodeRequest((0,), slots.config.context - length, temperature=0.0)
 
+    # The four steps of a request, so that each can be timed alone: read the prompts, give their states to slots,
+    # decode, and all three for the first tokens.
     def read(count: int) -> Any:
         prefilled, _ = slots.prefill(tokens_RP[:count], np.full(count, length, np.int32), score=False)
         return jax.block_until_ready(prefilled)
@@ -109,6 +116,8 @@ def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
         start(read(1), 1)
         write(1, 1)
 
+    # Each decoding call continues where the last one stopped, so the slots are filled again before each: otherwise they
+    # would reach the end of the context and stop.
     prefilled = read(rows)
     decode = _seconds(lambda: write(slots.count, STRIDES), before=lambda: start(prefilled, slots.count))
     return {

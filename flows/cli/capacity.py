@@ -31,11 +31,16 @@ def plan_pretraining(
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
     store.refresh()
+    # A stage that starts from a checkpoint of the store is planned with that checkpoint's full id, as a run would do
+    # it.
     config = resolve_starts(config, store)
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
+    # The RL stages are planned along with pretraining, so their sections are part of the key: a changed batch of
+    # rollouts is another plan.
     others = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
     sections = {"plan": plan, "pretrain": pretrain, **others}
+    # `plan-` marks an attempt that belongs to no pipeline run; `nautile logs` lists these last.
     context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
 
     def on_update(update: StageUpdate) -> None:
@@ -72,6 +77,8 @@ def compare_settings(
 
     parsed_settings = [parse_setting(text) for text in settings]
     targets = [topology.parse_topology(name) for name in topologies.split(",")]
+    # Beside the compilation cache: a comparison compiles dozens of programs, and each is a file here as soon as it is
+    # done.
     folder, length = store.root / "compiled" / "blocks", config.ingest.row_length
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     return [compare(pretrain, config.model, length, target, parsed_settings, folder, show) for target in targets]
@@ -112,12 +119,15 @@ def _setting_cells(row: Mapping[str, Any], configured: str) -> list[str]:
 
     def total(field: str) -> float | None:
         values = [program[field] for program in programs]
+        # A sum with an unknown term is unknown: a partial sum would look like a fast program.
         return None if None in values else sum(values)
 
     def milliseconds(field: str) -> str:
         seconds = total(field)
         return "no figure" if seconds is None else f"{1000 * seconds:.1f} ms"
 
+    # The share of the peak comes from the compiler's estimate where there is one, else from the bound, like the order
+    # of the rows.
     rate, share = row["tokens_per_second_estimate"], row["mfu_estimate"] or row["mfu_bound"]
     return [
         name + (", a loop of unknown length counted once" if total("unknown_loops") else ""),

@@ -35,8 +35,11 @@ def evaluate_folder(
     """
     if config.evaluate.held_out is None:
         raise ConfigError(f"configuration {config.name!r} has no `evaluate.held_out`: there are no problems to ask")
+    # The same seed as in the stage `held_out`, so these are the problems that training texts were screened against.
     items = held_out(config.evaluate.held_out, config.seed)[:problems]
     name, rows = _answer(folder, runtime, config, items)
+    # A problem whose prompt does not fit has no verdict. It is left out of the share and counted beside it, because it
+    # is not a wrong answer.
     answered = [row for row in rows if row["left_out"] is None]
     if not answered:
         raise ConfigError(f"{folder}: all {len(rows)} problems are longer than evaluate.prompt_length")
@@ -47,6 +50,8 @@ def evaluate_folder(
         "accuracy": correct / len(answered), "low": low, "high": high, "comparison": None,
     }  # fmt: skip
     if against is not None:
+        # The reference always runs in JAX with the checkpoint's own precision: what is measured is the change that the
+        # export makes.
         other, other_rows = _answer(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seed)}
         if runtime == "onnx":
@@ -73,6 +78,8 @@ def _answer(
 ) -> tuple[str, list[SampleRow]]:
     """Answer all problems with the model in `folder`: the model's name, and a row for each problem."""
     answerer = CheckpointAnswerer(folder, config.evaluate, config.tokenizer, runtime)
+    # `evaluate` appends each row to a file, from which a stage would resume. Here nobody resumes: the file is thrown
+    # away.
     with tempfile.TemporaryDirectory() as scratch:
         return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seed)
 

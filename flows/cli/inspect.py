@@ -21,6 +21,7 @@ from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
 from tasks.engine.staging import read_retry_note
 
+# The newest attempt at each key. A reuse is an attempt's row as well, but says nothing about how the work went.
 _LAST_RUNS = """
 SELECT key, state, attempt, started, seconds, error FROM runs
 WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
@@ -34,6 +35,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     attempts, or for an approval), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
+    # Nothing below asks a running process: locks, staging folders and the catalog are enough, so this also works after
+    # a crash and on another machine with the same disk.
     approval_notes = _approval_notes(store)
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
@@ -54,10 +57,15 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             state = "made"
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
+        # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever its
+        # last row says.
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
+        # Between two attempts the lock is free, and the note says when the next one starts.
         elif note := read_retry_note(staging):
             state, live = "waiting", {"note": note}
+        # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
+        # anything.
         elif staging.is_dir():
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(
@@ -81,6 +89,8 @@ def _approval_notes(store: Store) -> dict[str, str]:
     notes = {}
     for note in waiting(store):
         run = note["run"]
+        # A question names its run and step. The key is in the plan of the run's newest start, because a restart may
+        # have other settings.
         plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
         steps = json.loads(plans[0]["steps"]) if plans else []
         command = f"for an answer: `nautile approve {run[:8]}` (`nautile status {run[:8]}` shows the question)"
@@ -92,6 +102,7 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
     """The artifacts in the store, oldest first, a row each. `superseded`: include replaced ones."""
     store.refresh()
     artifacts = store.list(kind, superseded=superseded)
+    # An empty list for a misspelt kind would read as an empty store.
     if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
         raise ConfigError(
             f"no artifacts of kind {kind!r}{did_you_mean(kind, kinds)}; "
@@ -149,6 +160,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         artifact = store.get(artifact_id)
         checked = {artifact.id: store.verify(artifact, remote=remote)}
     else:
+        # A folder whose manifest cannot be read is not in the list of artifacts, and is the one that must be reported.
+        # So all folders are visited, not all artifacts.
         readable = {artifact.folder: artifact for artifact in store.list(superseded=True)}
         checked = {}
         for kind, key, number, folder in store.folders():
@@ -166,8 +179,11 @@ def _remedy(store: Store, artifact_id: str) -> str:
     try:
         artifact = store.get(artifact_id)
     except ConfigError:
+        # `KEY.1` is a superseded artifact: no live key depends on it, so it may simply go.
         if "." in artifact_id:
             return "it was replaced: `nautile store gc` removes it"
+        # Without a manifest there is no label to put into the command; a run that needs the key stops and names the
+        # stage.
         return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
     if artifact.manifest["stage"] == ADDED:
@@ -189,6 +205,8 @@ def garbage(
     store.refresh()
     items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
+        # What could not be removed (a lock was taken in the meantime) is not in the result: the table shows what was
+        # freed.
         items = collect(store, items)
         if store.catalog_path.exists():
             Catalog(store).ingest()
@@ -206,11 +224,15 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     from model.weights.files import CONFIG, WEIGHTS, load_weights
 
     if kind == "checkpoint":
+        # Reading the weights checks names, shapes and the number of parameters against config.json, before anything is
+        # copied.
         load_weights(folder)
+        # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
         names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if (folder / name).is_file())]
     elif kind == "export":
         from model.runtimes.load import load_runtime
 
+        # The same for an export; its own list of digests says which files belong to it.
         load_runtime("onnx", folder)
         names = [DIGESTS, *read_digests(folder)]
     else:
@@ -247,6 +269,7 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
     files = {table.name: out / f"{table.name}.parquet" for table in TABLES}
+    # All names are checked before the first table is written, so that a refusal leaves no half of an export behind.
     if existing := [path for path in files.values() if path.exists() and not overwrite]:
         raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")
     try:
@@ -285,6 +308,8 @@ def checkpoint_folder(name: str | None) -> Path:
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
     """The artifact of a checkpoint or an export (None if its folder is not in the store), and its folder."""
     folder = named_or_newest(store, "export", name).path if name.startswith("export/") else checkpoint_folder(name)
+    # The operator may have written the path of an artifact's folder. Then it is that artifact, with its lineage, and
+    # not an unknown folder.
     for kind in ("checkpoint", "export"):
         for _, key, number, path in store.folders(kind):
             if path.resolve() == folder.resolve():

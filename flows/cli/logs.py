@@ -47,8 +47,10 @@ class LogFile:
         """Where the log is now; None if the step ran no process, or if a later attempt replaced the log."""
         staging = store.root / "staging" / self.key
         record = read_json(staging / "execution.json")
+        # Staging belongs to the key, so a later run may be working there: only the same execution makes it this log.
         if isinstance(record, dict) and record.get("execution") == self.execution and (staging / "log.txt").is_file():
             return staging / "log.txt"
+        # Where `attempt_log` moves the log when the attempt ends, with the execution in its name.
         finished = store.root / "logs" / f"{self.stage}-{self.execution}.txt"
         return finished if finished.is_file() else None
 
@@ -71,8 +73,10 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
         matching = [log for log in logs if stage in (log.label, log.stage)]
         if not matching:
             raise ConfigError(f"--stage {stage}: not in this run, which has {', '.join(log.label for log in logs)}")
+        # A stage such as `evaluate` has several steps: the running one is meant, else the last.
         return next((log for log in matching if log.is_running(store)), matching[-1])
     running = [log for log in logs if log.is_running(store)]
+    # A reused step ran no process and has no log; it is chosen only if there is nothing else.
     executed = [log for log in logs if log.state != "reused"]
     return (running or executed or logs)[-1]
 
@@ -106,14 +110,17 @@ def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[
 
 
 def _follow_stage(store: Store, log: LogFile, lines: int) -> Iterator[tuple[LogFile, str]]:
+    # The attempt holds the lock before its child has opened the log.
     while (path := log.path(store)) is None and log.is_running(store):
         time.sleep(POLL_S)
     if path is None:
         return
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a block may end inside a character
+    # The open file stays the same one when the log is moved from staging to `logs/`, so no line is lost or read twice.
     with path.open("rb") as file:
         yield log, _tail(decoder.decode(file.read()), lines)
         while True:
+            # Ask first, then read: what was written between the two is read in this round, and nothing comes after it.
             ended = not log.is_running(store)
             while block := file.read(_BLOCK):
                 yield log, visible(decoder.decode(block))

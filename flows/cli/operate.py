@@ -67,6 +67,7 @@ def deploy(
 
     run_config = load(config, settings)
     prefect_server.configure_prefect(the_store())
+    # Manifests are printed without a server: they are files for a cluster that may not exist yet.
     if what is not None:
         if settings:
             raise ConfigError("--print cannot be combined with --set: put the settings into a configuration file")
@@ -120,10 +121,13 @@ def up(
     store, console = the_store(), console_for()
     with console.status("starting") as spinner:
         running = services.up(store, config, port, dashboard_port, spinner.update, host)
+        # A server that the operator has named stays the one that is asked.
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         # Imports Prefect, which reads its settings at import: the address must be set before.
         from flows.operate.reconcile import reconcile_if_possible
 
+        # A machine that went down left runs that Prefect still shows as running. The start of the services is the
+        # moment to settle them, before somebody wonders.
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
@@ -158,6 +162,8 @@ def reconcile(as_json: Json = False) -> None:
     if store.root.exists():
         prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
+            # Only a lost run needs Prefect, whose embedded server takes seconds to start. Lock files and staging
+            # folders do not.
             if store.lost_runs():  # Prefect still shows these as running, so its server is needed
                 join_server(store)
                 stack.enter_context(console_for(stderr=True).status("connecting to Prefect"))

@@ -60,6 +60,8 @@ def plan(
     store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
+    # Everything that would stop the real run later is collected here, also where the compiler cannot plan for the
+    # chips.
     missing = [*refuse_missing_rows(steps), *missing_settings(steps), *missing_webhook(run_config.operation)]
     prices = price_differences(steps)
     plan_error = None
@@ -67,6 +69,8 @@ def plan(
         try:
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:
+            # Raised after the rest was printed: who plans for chips that the compiler does not know still wants the
+            # forecast of the calls.
             plan_error = error
     calls = forecast_calls(steps, store)
     if as_json:

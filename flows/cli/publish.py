@@ -53,6 +53,8 @@ def publish(
 
     repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
     repositories += [("dataset", dataset)] if dataset else []
+    # All refusals that need no work come first: names, format, token, terminal. Then the folders are written, which
+    # takes minutes, and only then is anything sent.
     for _, name in repositories:
         check_repository(name)
     if format_ not in LIBRARIES:
@@ -73,6 +75,8 @@ def publish(
         uploader.user()  # detects an invalid token before minutes of work
     main = out or Path(FOLDER) / repository.replace("/", "--")
     about = {"onnx_bits": onnx, "license_": license_, "dataset": dataset}
+    # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that links
+    # to it.
     folders = [write_model(store, artifact, folder, main, repository, format_, **about)]
     if documents and dataset:
         second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")

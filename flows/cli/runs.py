@@ -35,6 +35,7 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
         return newest_run(store)
     try:
         locate(name)
+    # A configuration wins over a run of its name, because `nautile run local` calls its runs `local` too.
     except ConfigError as no_config:
         with reading(store) as query:
             runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
@@ -51,6 +52,7 @@ def newest_run(store: Store) -> RunState | None:
         if not (runs := query(RUNS, MOST_SEARCHED)):
             return None
         questions = questions_by_run(store)
+        # A run that began earlier and still works is more interesting than one that ended since.
         live = next((row for row in runs if state_of(row, store, questions) in LIVE), None)
         return run_state(store, query, live or runs[0], questions)
 
@@ -69,6 +71,7 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
 
 def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
     """The row of a run that has ended, from its row of `RUNS`."""
+    # A run of an earlier version has no record of its plan; the steps that it began are the best count.
     steps = row["planned"] or row["stages"]
     return {
         "id": row["run"],
@@ -138,6 +141,8 @@ def _step_row(step: StepState) -> dict[str, Any]:
         "state": _STATES.get(step.state, step.state),
         "key": step.key,
         "artifacts": list(json.loads(row.get("outputs") or "{}").values()),
+        # A run's record has the ids of its inputs in the keys already; the field is there so that both forms of
+        # `status` have the same fields.
         "start": None,
         "progress": {name: value for name, value in progress.items() if value is not None},
         "started": _utc(row.get("started")),
@@ -186,6 +191,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
 def _details(row: dict[str, Any]) -> str:
     """The last column of a step: error, progress, note, attempts, calls and artifacts, as far as known."""
     if row["error"]:
+        # Only the first line fits a table; `nautile logs` and the failure's page have the rest.
         return visible(row["error"]).splitlines()[0]
     parts, progress = [], row["progress"]
     if progress.get("done") is not None:

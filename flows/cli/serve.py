@@ -55,6 +55,7 @@ def serve(
         enable_compile_cache(store.root / "compiled")
     loaded = load_runtime(runtime, folder)
     model, tokenizer = loaded.config, tokenizer_for(loaded.tokenizer)
+    # An id beyond the embedding would be clamped by JAX without an error, and the server would answer with nonsense.
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(
             f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
@@ -63,6 +64,8 @@ def serve(
     stops = (tokenizer.im_end, tokenizer.end_of_text)
     engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
     name = name or checkpoint_name(folder)
+    # Bound before the weights are compiled: an occupied port fails now and not after half a minute, and port 0 has a
+    # number to print.
     listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     server_config = uvicorn.Config(

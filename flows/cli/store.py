@@ -28,6 +28,7 @@ def verify(
     result = inspect.verify(the_store(), artifact, remote=not local)
     show_as(result, as_json, verify_table)
     if result["damaged"]:
+        # The same code as for other things that an operator must mend, so that a nightly script notices.
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
@@ -113,6 +114,8 @@ def gc(
         from configs.load import load
 
         rules = load(config).retention
+    # An option replaces the number of the configuration, but adds to its kinds and pins: what the configuration
+    # protects stays protected.
     rules = RetentionConfig(
         newest=rules.newest if keep_newest is None else keep_newest,
         days=rules.days if keep_days is None else keep_days,

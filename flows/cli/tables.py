@@ -57,6 +57,7 @@ def why_text(rows: list[dict[str, Any]]) -> Text:
         lines += [f"    input {difference}" for difference in first_inputs]
         if more := len(row["inputs"]) - len(first_inputs):
             lines.append(f"    and {more} more inputs")
+        # Nothing differs and yet the key does: only a change in how keys are computed does that.
         if row["nearest"] and not (row["differences"] or row["inputs"]):
             lines.append("    the same settings under an earlier version's key: `nautile store migrate` adopts it")
     return Text("\n".join(lines))
@@ -104,6 +105,7 @@ class FittingTable:
                 table.add_row(*map(Text, row))
             yield table
             return
+        # Too wide: the column's name stands in front of each value, as in `psql` after `\x`.
         indent = 2 + max(map(cell_len, self.columns))
         for number, row in enumerate(self.rows):
             for name, value in zip(self.columns, row, strict=True):
@@ -201,6 +203,7 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
 
     def add_inputs(branch: Tree, artifact_id: str) -> None:
         for row in sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]):
+            # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
             repeated = row["id"] in expanded
             expanded.add(row["id"])
             child = branch.add(_lineage_line(row, repeated))

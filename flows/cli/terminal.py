@@ -18,6 +18,7 @@ from common.errors import ConfigError
 
 def complete_config(incomplete: str) -> list[str]:
     """Shell completion of a configuration: the shipped ones, and TOML files."""
+    # Read as package resources, because an installed package need not be a folder.
     shipped = [path.name for path in resources.files("configs").iterdir() if path.name.endswith(".toml")]
     names = sorted(name.removesuffix(".toml") for name in shipped if name.startswith(incomplete))
     return [*names, *sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))]
@@ -67,6 +68,7 @@ def config_words(config: str, settings: Sequence[str] | None) -> str:
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
     """Print `value` as JSON, or as the Rich renderable that `view` builds from it."""
     if as_json:
+        # `default=str` is for dates, which queries return; not Rich, because it would wrap long strings.
         sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
     else:
         console_for().print(view(value), crop=False)  # keep lines that are longer than the terminal is wide

@@ -30,6 +30,7 @@ def publish_folder(
     `uploader` None: make no request. `quiet`: print nothing.
     """
     if uploader is None:
+        # Compared with nothing, every file counts as new.
         plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
     else:
         plan = uploader.plan(folder, repository, kind, private)
@@ -42,6 +43,8 @@ def publish_folder(
         note = f"nothing was uploaded: {relative(folder)} holds what would be published"
     elif not plan.to_send:
         note = f"nothing was uploaded: {repository} already has all of these files"
+    # The question comes after the table, so that the operator has seen names, sizes and whether the repository is
+    # public.
     elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):
         result |= {"address": uploader.upload(plan, message), "uploaded": True}
         note = f"published: {result['address']}"

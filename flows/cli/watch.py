@@ -45,11 +45,14 @@ def status(
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store = the_store()
+    # The word may be a run or a configuration; options that only a configuration has decide without a look at the
+    # catalog.
     run = None if why or settings else runs.run_unless_config(store, what)
     if run is not None or not (what or why or settings):
         if watch:
 
             def read() -> list[dict[str, Any]]:
+                # Without a name the display moves on to a newer run; with a name it stays with that one.
                 current = runs.run_unless_config(store, run.run if run and what else None)
                 return runs.step_rows(current) if current else []
 
@@ -78,6 +81,7 @@ def status(
     if watch:
         watch_status(lambda: inspect.status(store, run_config), status_table)
     show_as(inspect.status(store, run_config), as_json, status_table)
+    # A hint at the end, where it stays visible: the steps of a configuration do not say that a run works on them.
     current = None if as_json else runs.newest_run(store)
     if current is not None and current.state in ("running", "waiting"):
         line = f"run {current.run[:8]} ({current.name}) is {current.state}: `nautile status {current.run[:8]}`"

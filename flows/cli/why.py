@@ -35,6 +35,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
             row["state"] = "made"
             continue
         earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
+        # Reversed, because `min` takes the first of equals: the newest.
         compared = [(section_differences(step, a), input_differences(step, a), a) for a in reversed(earlier)]
         if compared:  # the artifact with the fewest differences; ties: first the same step, then the newest
             row["differences"], row["inputs"], nearest = min(
@@ -50,11 +51,13 @@ def section_differences(step: Step, artifact: Artifact) -> list[str]:
     lines = []
     if manifest["version"] != step.stage.version:
         lines.append(f"stage {step.stage.name}: version {manifest['version']} -> {step.stage.version}")
+    # Only the fields that are in keys. An operational change is no reason to run again, so it is no answer here.
     before, after = _flat(key_fields(manifest["config"])), _flat(key_fields(step.section))
     for name in sorted(before.keys() | after.keys()):
         values = before.get(name), after.get(name)
         if values[0] == values[1]:
             continue
+        # Digests of local files stand in the section; the digits themselves tell nobody anything.
         if all(KEY.fullmatch(str(value)) for value in values):
             lines.append(f"{name}: the file's content changed")
         else:

@@ -40,6 +40,7 @@ STYLE = """<style>
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
     st.html(STYLE)
+    # The address decides only the first value: a link with `?live=off` opens a page that stands still.
     live_by_default = st.query_params.get("live") != "off"
     live = st.sidebar.toggle(
         "Live",
@@ -57,11 +58,14 @@ def main() -> None:
             st.rerun()  # a run has begun or ended: redraw the sidebar as well, which is not part of the fragment
 
     def page(address: str) -> st.Page:
+        # Streamlit runs this script again for each click, and a fragment alone at its interval. Each draw opens the
+        # catalog once.
         @shared.one_connection()
         def redraw() -> None:
             watch()
             PAGES[address].draw(shared.chosen_run(run))
 
+        # Only the page is redrawn on its own; the sidebar keeps the reader's place.
         fragment = st.fragment(redraw, run_every=interval_s if live else None)
         return st.Page(fragment, title=PAGES[address].title, url_path=address, default=address == "overview")
 
@@ -69,6 +73,7 @@ def main() -> None:
     for address in PAGES:
         themes[PAGES[address].theme].append(page(address))
     st.navigation(themes, expanded=True).run()
+    # The page redraws once a minute now, so something cheaper looks for a new run.
     if live and not has_live_run:
         st.fragment(watch, run_every=EVERY_S)()
 

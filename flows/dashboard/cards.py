@@ -62,6 +62,7 @@ def tokens_marked(text: str | None) -> Markup:
     """The escaped text with its special tokens (`<|im_end|>`) as badges."""
     parts = _TOKEN.split(_LAST_TOKEN.sub(r" \1", visible(text or "")))
     badge = Markup('<span class="token" title="special token">{}</span>')
+    # `split` with one group alternates: text, name of a token, text, ...
     return Markup("").join(badge.format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
 
 

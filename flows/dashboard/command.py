@@ -10,6 +10,7 @@ from common.errors import ConfigError
 APP = Path(__file__).with_name("server.py")
 _SETTINGS = {
     "server.headless": "true",  # open no browser
+    # An installed package does not change, and a watcher would follow every file of the environment.
     "server.fileWatcherType": "none",
     "server.runOnSave": "false",
     "browser.gatherUsageStats": "false",
@@ -26,6 +27,8 @@ _SETTINGS = {
 def arguments(host: str, port: int) -> list[str]:
     """Streamlit's command line. Raises `ConfigError` if the address is not available."""
     try:
+        # Bind and let go, because Streamlit would search for the next free port without a word, and the address printed
+        # before would be wrong.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
@@ -41,4 +44,6 @@ def arguments(host: str, port: int) -> list[str]:
 def serve(host: str, port: int) -> None:
     """Replace this process with the Streamlit server; does not return."""
     command = arguments(host, port)
+    # Replaced and not started: the process that `nautile up` has recorded is then the server itself, and signals reach
+    # it.
     os.execv(command[0], command)

@@ -74,6 +74,7 @@ class PageFiles:
         if scope["type"] != "http" or scope["method"] != "GET" or path not in self.files:
             await self.application(scope, receive, send)
             return
+        # Read at the first request: of more than 300 files a window needs some 130.
         if path not in self.responses:
             media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
             self.responses[path] = Response(self.files[path].read_bytes(), headers=_FOREVER, media_type=media_type)

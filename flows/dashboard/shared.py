@@ -105,6 +105,7 @@ def query(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
         st.error(escaped(str(error)))
+    # The rest of the page has nothing to draw from. The next redraw begins anew.
     st.stop()
 
 
@@ -185,6 +186,7 @@ def _meters() -> dict[str, RateMeter]:
 def _seconds_left(key: str, done: float, total: float) -> float | None:
     """Seconds left of a running step by its recent rate; None while the rate is unknown."""
     meters = _meters()
+    # Keys of finished steps are never removed one by one; to measure a rate anew takes a few redraws.
     if len(meters) > 64:
         meters.clear()
     meter = meters.setdefault(key, RateMeter())

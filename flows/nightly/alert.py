@@ -26,6 +26,8 @@ def raise_regression(
     logger.warning(
         "%s of %s has regressed: %s", evaluation.id, checkpoint.id, [row["benchmark"] for row in regressions]
     )
+    # The parameters of the regression flow come from this payload (`automations.on_regression`), so `after` and
+    # `before` are ids.
     payload = {
         "config": config.name,
         "checkpoint": checkpoint.id,
@@ -33,6 +35,7 @@ def raise_regression(
         "before": regressions[0]["before"],
         "regressions": regressions,
     }
+    # The two ways are independent: if Prefect's events are off, the webhook still goes out, and the other way round.
     problems = []
     resource = {
         "prefect.resource.id": f"nautile.{evaluation.kind}.{evaluation.key[:12]}",

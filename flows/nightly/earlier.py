@@ -58,6 +58,8 @@ def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earli
     skipped: Counter[str] = Counter()
     candidates: list[Artifact] = []
     for artifact in store.list("evaluation"):
+        # An evaluation of an endpoint's model has no checkpoint; one of the same checkpoint is no earlier state of the
+        # model.
         inputs = artifact.manifest["inputs"]
         if "checkpoint" not in inputs or inputs["checkpoint"] == new.manifest["inputs"]["checkpoint"]:
             continue
@@ -70,6 +72,7 @@ def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earli
     if not candidates:
         return EarlierEvaluations({}, dict(skipped))
     by_role = {"last": candidates[-1]}
+    # Best on the benchmarks that the new one has too: an evaluation of other benchmarks cannot win.
     index = best_of([_scores(artifact) for artifact in candidates], scored_benchmarks(new_scores))
     if index is not None:
         by_role["best"] = candidates[index]
@@ -85,6 +88,7 @@ def compare_with_earlier(
     """
     rows, new_scores = read_rows(new.path / ROWS), _scores(new)
     comparisons, problems = [], []
+    # Often the last one is also the best; it is then compared once and named as both.
     for artifact in {artifact.id: artifact for artifact in earlier.by_role.values()}.values():
         roles = tuple(role for role, other in earlier.by_role.items() if other.id == artifact.id)
         try:
@@ -115,6 +119,7 @@ def _not_comparable(store: Store, artifact: Artifact, new: Artifact, new_scores:
         return "without a row for each question"
     if _protocol(scores) != _protocol(new_scores):
         return "by another protocol"
+    # Where a checkpoint was removed its shape is unknown, and the rows decide: they are paired by prompt anyway.
     shapes = [_model_shape(store, evaluation) for evaluation in (artifact, new)]
     return "of another model" if all(shapes) and shapes[0] != shapes[1] else ""
 

@@ -86,6 +86,8 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     earlier = find_earlier(store, new, config.schedule)
     key = comparison_key(new, earlier, config)
     data: dict[str, Any] = {"checkpoint": chosen.id, "evaluation": new.id, "comparison": None, "regressions": []}
+    # The usual night: the checkpoint, the rule and the earlier evaluations are the same, so all of this was said
+    # before.
     if published := _find_comparison(store, key, new, earlier):
         data |= {"comparison": published.id, "regressions": published.manifest["facts"]["regressions"]}
         return Completed(
@@ -99,6 +101,7 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     ]
     skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(earlier.skipped.items()))
     notes = [*([f"Skipped: {skipped}."] if skipped else []), *problems]
+    # The order matters if the process is killed: alert first, then the artifact that says the alert was raised.
     if regressions:
         notes += raise_regression(config, chosen, new, regressions, run_id)
     if comparisons:
@@ -145,6 +148,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
     resource = config.deployment("evaluate").resource or "accelerator"
+    # On a server that nobody prepared there is no limit; the empty name means none.
     limit = concurrency.declared_limits().get(resource, "")
     operation = config.operation.evaluate
     context = RunContext(
@@ -153,6 +157,8 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     with cancelling(), ExitStack() as stack:
         if not is_in_store(store, step):  # else nothing runs, so no run is recorded
             plan = PreparedRun(config.name, Selection(), [step], set())
+            # From here on the run is recorded, so it must be detectable when its process is killed: the lock shows that
+            # it lives.
             stack.enter_context(store.run_lock(run_id).for_life())
             retry = f"prefect flow-run retry {run_id}"
             stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
@@ -194,6 +200,8 @@ def _publish_comparison(
         for side in comparisons
     ]
     counts = {side.artifact.id: len(side.comparison["benchmarks"]) for side in comparisons}
+    # Two nights on two machines may end with the same comparison. The lock and `supersede` make the second one replace
+    # the first.
     with store.lock(key) as _:
         folder = store.staging(key) / "output" / KIND
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from evals.tables.results import to_markdown
 from flows.cli.many.compare import compare_evaluations
 from store.mirror import open_store
 
-MAX_SAMPLES, MAX_CHARACTERS = 10, 600
+MAX_SAMPLES, MAX_CHARACTERS = 10, 600  # what a page in Prefect shows comfortably; the command shows the rest
 
 
 @flow(name="regression", flow_run_name="regression of {after}", retries=0, log_prints=False)
@@ -43,6 +43,7 @@ def regression_report(comparison: dict[str, Any], lost: list[dict[str, Any]], be
         f"**{len(lost):,} samples lost**, the first {min(MAX_SAMPLES, len(lost))}:",
     ]
     for sample in lost[:MAX_SAMPLES]:
+        # Everything from the model and the benchmark stands in a fence, so that it is not rendered in Prefect's page.
         texts = [f"expected: {visible(sample['expected'], 200)}", visible(sample["prompt"], MAX_CHARACTERS)]
         for name, side in (("before", "a"), ("after", "b")):
             texts.append(f"{name}: {visible(sample[side]['output'] or '', MAX_CHARACTERS)}")

@@ -46,6 +46,7 @@ from tasks.engine.progress import StageUpdate, notify
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+# All attempts of one execution count together, because a step that was interrupted took the time of all of them.
 _LAST_TIME = """
 SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
     (SELECT sum(c.dollars) FROM calls c WHERE c.execution = r.execution) AS dollars
@@ -119,11 +120,15 @@ def ask(
     message = f"{question} Resume to continue (or `{command}`); cancel the run to stop here."
     suspend = deployment.id is not None and not force
     new_state: Any = Suspended if suspend else Paused
+    # Prefect ends the wait itself after `timeout_seconds`: the server sets the run to Failed, also when this process is
+    # gone.
     state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
+    # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset)
     note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
+        # First the state, then the note: a note without a paused run would invite an answer that no server accepts.
         answer = client.set_flow_run_state(UUID(run_id), state)
         # Prefect rejects a pause key that was used before: this question has been answered.
         if answer.status == SetStateStatus.REJECT and answer.state and answer.state.is_running():
@@ -142,6 +147,8 @@ def ask(
         fields = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
         fields |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
         write_json(note, fields)
+        # Ends this process. A new one comes here when the run is resumed, and the server rejects its pause key as used:
+        # that is how it learns that the question was answered.
         if suspend:
             raise Pause(state=answer.state)
         try:
@@ -161,6 +168,8 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience:
         time.sleep(POLL_S)
         try:
             state = client.read_flow_run(run_id).state
+        # The server may restart while somebody thinks about the question; only an answer, or the server's own time
+        # limit, ends the wait.
         except httpx.HTTPError as error:
             logger.warning("the server did not answer whether %s is approved: %s", label, error)
             continue

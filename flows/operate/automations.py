@@ -35,10 +35,12 @@ def silent_runs() -> AutomationCore:
             after={_BEAT},
             expect={_BEAT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            # Only runs with our tag: the server may also run flows of others.
             match_related=ResourceSpecification(
                 {"prefect.resource.id": [f"prefect.tag.{TAG}"], "prefect.resource.role": ["tag"]}
             ),
             for_each={"prefect.resource.id"},
+            # Proactive: the automation fires when an expected event does *not* arrive within the time.
             posture=Posture.Proactive,
             threshold=1,
             within=timedelta(seconds=SILENT_S),
@@ -60,6 +62,7 @@ def on_regression(config: RunConfig) -> DeploymentEventTrigger:
         match=ResourceSpecification({"prefect.resource.id": ["nautile.evaluation.*"], CONFIG_LABEL: [config.name]}),
         posture=Posture.Reactive,
         threshold=1,
+        # The id of each side comes from the event's payload when the automation fires, by a template of Prefect's.
         parameters={
             side: {"__prefect_kind": "jinja", "template": f"{{{{ event.payload.{side} }}}}"} for side in _SIDES
         },
@@ -72,6 +75,7 @@ _SIDES = ("after", "before")
 async def declare(client: PrefectClient, automation: AutomationCore) -> None:
     """Create the automation, or update the one with its name. Duplicates of the name are removed."""
     known = await client.read_automations_by_name(automation.name)
+    # Two servers that start side by side may each create one; every duplicate would end the same run again.
     for extra in known[1:]:
         await client.delete_automation(extra.id)
     if known:

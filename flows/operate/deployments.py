@@ -129,6 +129,7 @@ def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> d
     `environment`: additional environment variables of the jobs. Raises `ConfigError` if the pool needs an image and
     none is configured.
     """
+    # The later wins: what the operator sets in `job_variables.env` replaces ours.
     environment = {"NAUTILE_STORE": open_store().location, **environment, **deploy.job_variables.get("env", {})}
     variables = {**deploy.job_variables, "env": environment}
     if pool_type != "process" and "image" not in variables:
@@ -154,6 +155,7 @@ async def prepare(limits: dict[str, int]) -> None:
 
 def _served_text(config: RunConfig, argument: str) -> str:
     """The value of NAUTILE_WORKER for the workers of a configuration."""
+    # Only what differs from the defaults: the value is an environment variable, and the server stores it with each job.
     table, base = (
         settings.model_dump(mode="json", exclude_defaults=True) for settings in (config, load_base(argument))
     )
@@ -182,8 +184,10 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
         parameters=parameters,
         tags=[TAG, config.name],
         description=(flow.description or "").strip(),
+        # A second run of one deployment waits instead of failing; it would wait for the locks of the same keys anyway.
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         enforce_parameter_schema=True,
+        # By module and not by path, so that a worker with another folder of the checkout finds the flow.
         entrypoint_type=EntrypointType.MODULE_PATH,
         **more,
     )
@@ -194,6 +198,8 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
     async with get_client() as client:
         for line in await _remove_old_names(client, config):
             log.warning(line)
+    # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
+    # after a restart.
     runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
@@ -209,6 +215,8 @@ async def _register(
     limits: dict[str, int],
     environment: dict[str, str],
 ) -> str:
+    # All pools and variables are checked before anything is registered, so that a mistake in one leaves no half of a
+    # deployment.
     pools: dict[str, WorkPool] = {}
     async with get_client() as client:
         for name in sorted({deploy.pool for _, deploy in entries}):

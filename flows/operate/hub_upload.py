@@ -93,6 +93,7 @@ def planned_files(folder: Path, listed: dict[str, Any]) -> tuple[PlannedFile, ..
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
+        # The size first: most changed files have another one, and gigabytes of weights need not be digested.
         size = path.stat().st_size
         state: Literal["new", "changed", "same"] = "new"
         if remote := listed.get(name):
@@ -139,10 +140,13 @@ class HubUploader:
         def compare() -> UploadPlan:
             try:
                 info = self._api.repo_info(repository, repo_type=kind)
+            # A subclass of `RepositoryNotFoundError`, but the repository exists: no reason to plan its creation.
             except GatedRepoError:
                 raise
             except RepositoryNotFoundError:
                 return UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
+            # At the commit that was read, so that a push in between cannot mix two states; `upload` names the same
+            # commit as its parent.
             entries = self._api.list_repo_tree(repository, recursive=True, revision=info.sha, repo_type=kind)
             remote_files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
             files = planned_files(folder, remote_files)
@@ -161,6 +165,7 @@ class HubUploader:
             self._call(where, lambda: self._api.create_repo(plan.repository, **create))
 
         def commit() -> str:
+            # Made anew for each attempt: the library keeps the state of an upload in these objects.
             additions = [CommitOperationAdd(file.path, str(plan.folder / file.path)) for file in plan.to_send]
             result = self._api.create_commit(
                 plan.repository, additions, commit_message=message, repo_type=plan.kind, parent_commit=plan.head
@@ -197,6 +202,8 @@ class HubUploader:
         # An upload of several files wraps the error of the file that failed.
         if type(error) is RuntimeError and isinstance(error.__cause__, Exception):
             error = error.__cause__
+        # The token may stand in the library's message, for example as part of a header; here is the one place where it
+        # is taken out.
         text = getattr(error, "server_message", None) or first_line(error)
         reason = visible(" ".join(text.replace(self._token, "(the token)").split()), LONGEST_REASON)
         if isinstance(error, errors.OfflineModeIsEnabled):

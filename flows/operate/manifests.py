@@ -72,6 +72,7 @@ def jobset(config: RunConfig, name: str) -> dict[str, Any]:
     start = f"kubectl exec -i job/{full_name}-hosts-{{host}} -- sh -c 'exec env {{member}}'"
     run = _launch_toml(name, stage, hosts, start, f"{full_name}-hosts-0-0.{full_name}:{PORT}")
     script = f'printf %s "$NAUTILE_RUN" > /tmp/run.toml && exec .venv/bin/nautile run /tmp/run.toml --only {stage}'
+    # The launcher only talks to the hosts. On a node with accelerators it would take one from the stage.
     launcher = {key: value for key, value in variables.items() if key not in ("gpus", "tpu_chips", "node_selector")}
     launcher["env"] = {**variables["env"], "NAUTILE_RUN": run}
     return {
@@ -137,6 +138,7 @@ def _replicated_job(name: str, replicas: int, variables: dict[str, Any], script:
     values = {"grace_seconds": GRACE_S, **variables}
     job = apply_values(job_template()["job_configuration"]["job_manifest"], values)
     shipped_pod = job["spec"]["template"]["spec"]
+    # Prefect's template has these two in the pod's part too; Kubernetes accepts them only in the job's.
     pod = {key: value for key, value in shipped_pod.items() if key not in ("parallelism", "completions")}
     (container,) = pod["containers"]
     environment = [{"name": key, "value": value} for key, value in container["env"].items()]

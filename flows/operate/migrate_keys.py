@@ -54,6 +54,7 @@ def plan(store: Store) -> list[Migration]:
     migrations, new_ids = [], {}
     folders = (folder for *_, folder in store.folders())  # of superseded artifacts too
     manifests = [(manifest, folder) for folder in folders if (manifest := read_manifest(folder))]
+    # An input is older than what was made from it, so its new id is known when it is needed.
     for manifest, folder in sorted(manifests, key=lambda entry: entry[0]["created"]):
         kind, label = manifest["kind"], manifest["label"]
         if FORMER in manifest:
@@ -91,6 +92,8 @@ def apply(store: Store, migrations: list[Migration]) -> int:
             # RL checkpoints contain the key of their step.
             for path in migration.folder.glob("scratch/**/identity.json"):
                 write_text(path, path.read_text(encoding="utf-8").replace(migration.folder.name, migration.key))
+        # Manifest first, then the name of the folder: if the process is killed in between, `former_key` says that only
+        # the renaming is left.
         elif migration.manifest is not None:
             write_json(migration.folder / MANIFEST, migration.manifest)
         migration.folder.rename(migration.target)
@@ -105,6 +108,8 @@ def _section_of(section: dict[str, Any], made: float) -> dict[str, Any]:
     complete = with_local_files({name: part for name, part in section.items() if name != FILES})
     if FILES not in section:
         for pattern in complete.get(FILES, {}):
+            # Old manifests have no digests of local files. The file of today counts as the one of then only if it is
+            # older than the artifact.
             newest = max(os.path.getmtime(path) for path in glob.glob(pattern, recursive=True) or [pattern])
             if newest > made:
                 raise ConfigError(f"{pattern} changed after this artifact was made from it")

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 Event = Literal["finished", "failed", "waiting", "budget", "outage", "regression"]
 
 TIMEOUT_S = 10.0
-FLUSH_S = 20.0
+FLUSH_S = 20.0  # one message that needs all attempts may take 35 s: it is given up, because the run has ended
 BACKOFF = Backoff(attempts=3, first_s=1.0, factor=4.0, jitter=0.0)  # pauses of 1 s and 4 s
-MOST_CHARACTERS = 2000
+MOST_CHARACTERS = 2000  # a message, not a log
 NEAR_BUDGET = 0.8  # `budget_spent_share` from which on a message is sent
 _RETRY_STATUSES = (408, 425, 429)  # and all 5xx
 _EVERYBODY = re.compile(r"@(?=(channel|here|all|everyone)\b)", re.IGNORECASE)
@@ -69,6 +69,7 @@ class Notifier:
         if update.question:
             # A step may have two questions: before it begins, and at its budget.
             self.send("waiting", update.question, update.label, topic=update.question)
+        # One message per step, however many outages follow: the first says how to look.
         elif update.outage_until is not None:
             until = datetime.fromtimestamp(update.outage_until).astimezone()
             text = f"{where} waits for an outage to end, until {until:%Y-%m-%d %H:%M %Z}: {update.reason}"
@@ -112,6 +113,7 @@ def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], s
 
 def message(event: Event, text: str, **fields: Any) -> dict[str, Any]:
     """The body of a message. Chat markup and mentions of everybody in the text are escaped."""
+    # `&` before the brackets, or it would escape their escapes.
     escaped = visible(text, MOST_CHARACTERS).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return {"text": _EVERYBODY.sub("@ ", f"Nautile: {escaped}"), "event": f"nautile.{event}", **fields}
 

@@ -66,17 +66,23 @@ class OwnPageOnly:
         """The status and the reason to refuse a request with; None if it is allowed."""
         headers = Headers(scope=scope)
         host, origin, site = (headers.get(name) for name in ("host", "origin", "sec-fetch-site"))
+        # DNS rebinding: a foreign page's own name suddenly resolves to 127.0.0.1. To the browser that is the same
+        # origin, so no other header gives it away.
         if self.local and not is_loopback(urlsplit(f"//{host or ''}").hostname or ""):
             return 403, "this server answers to names of this machine only, such as 127.0.0.1"
+        # Browsers send `Origin` with every POST and every WebSocket, and pages cannot change it.
         if origin is not None:
             if origin not in {f"http://{host}", f"https://{host}", *self.origins}:
                 return 403, "a page of another origin has no access to this server"
+        # Without `Origin`: a GET. `Sec-Fetch-Site` says whether a page of another site has caused it; older browsers
+        # and programs send neither.
         elif site not in (None, "none", "same-origin"):
             # A link from another site to the server's page is allowed.
             navigation = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
             if not (navigation and scope.get("method") in _READS):
                 return 403, "a page of another origin has no access to this server"
         if scope["type"] == "http" and scope["method"] not in _READS:
+            # Only JSON makes a browser ask first (preflight), and that is refused above.
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if has_body and media != "application/json":

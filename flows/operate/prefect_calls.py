@@ -16,6 +16,8 @@ from common.retry import Backoff, retry
 if TYPE_CHECKING:
     import httpx
 
+# SQLite under load: Prefect answers 503 while a long transaction holds its database. More than half a minute of that is
+# another problem.
 LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
 _CLIENT_ID = str(uuid4())  # a CSRF token is valid only for the client that requested it
 
@@ -60,6 +62,7 @@ def ask_server(api: str, run: str, action: str, body: dict[str, Any], refused: s
         raise ConfigError(f"run {run}: its server at {api} does not answer ({type(error).__name__})") from None
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(f"run {run}: {wants_login(api)}")
+    # Prefect answers 200 also when it rejects a state; the reason is in the body.
     if result.get("status") != "ACCEPT":
         reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
         raise ConfigError(f"run {run} {refused}: {reason}")

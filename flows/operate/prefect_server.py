@@ -32,7 +32,7 @@ from store.artifacts import Store
 log = logging.getLogger(__name__)
 
 STARTUP_S = 180.0
-RESTARTS = 10
+RESTARTS = 10  # a server that dies more often has a reason that no restart removes
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -111,6 +111,7 @@ def require_api() -> str:
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set: start a server with `nautile up`, or name your own")
+    # Two questions, because `/health` answers without a login, and the second shows whether ours is accepted.
     if not healthy(url, timeout_s=10.0):
         raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
     try:
@@ -141,6 +142,7 @@ def prefect_api() -> Iterator[str]:
         environment = {**os.environ, **_SERVER}
         for name in os.environ.keys() - without_database(os.environ).keys():
             del os.environ[name]  # else the processes of all stages would inherit them
+        # The server starts while this process imports Prefect: both take seconds.
         process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
@@ -148,6 +150,7 @@ def prefect_api() -> Iterator[str]:
                 import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
             _wait(process, url, output.name)
+        # Also Ctrl-C: the server has no terminal of its own to receive it.
         except BaseException:
             _end(process)
             raise
@@ -156,6 +159,7 @@ def prefect_api() -> Iterator[str]:
     try:
         yield url
     finally:
+        # Send what is queued while there is a server to receive it.
         _drain()
         keeper.close()
 

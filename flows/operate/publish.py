@@ -148,6 +148,7 @@ def _settle(out: Path, build: Callable[[Path], None]) -> Path:
         raise ConfigError(f"{out} is not a folder: name another with --out")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, on the same file system, so that the rename is one step.
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error

@@ -70,10 +70,12 @@ def reconcile(store: Store) -> Iterator[Reconciled]:
     """
     if not store.root.exists():
         return
+    # Without locks a living process looks like a dead one, and its run would be ended.
     if not locks_work(store.root / "locks"):
         outcome = "skipped: the store's file system has no locks, so dead processes cannot be detected"
         yield Reconciled("reconcile", "stopped", outcome)
         return
+    # First the store's own record, which needs no server; then Prefect; then files.
     yield from attempts(store)
     if store.lost_runs():
         yield from flow_runs(store)
@@ -185,6 +187,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
         fields |= {"state": "interrupted", "outputs": None, "error": "the process was killed"}
         outcome = "its process is gone; marked interrupted" + ("; its work is kept" if execution else "")
     write_attempt_row(store, fields)
+    # The execution stays, so that the next attempt resumes under its id; only the dead attempt is taken out.
     if isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]:
         write_json(execution_file, {**execution, "run": None})
     return Reconciled("stage", f"{label} of run {run}", outcome)
@@ -226,6 +229,8 @@ def _end_run(client: SyncPrefectClient, run: FlowRun) -> Iterator[Reconciled]:
     if state is not None and not state.is_final():
         end: State[None] = Cancelled(message=GONE) if state.is_cancelling() else Crashed(message=GONE)
         answer = client.set_flow_run_state(run.id, end)
+        # Prefect's rules forbid some transitions, such as from Pending to Crashed. The process is dead, whatever they
+        # say.
         if answer.status.value != "ACCEPT":
             client.set_flow_run_state(run.id, end, force=True)
         yield Reconciled("Prefect run", f"{run.name} ({str(run.id)[:8]})", f"its process is gone; set {end.name}")

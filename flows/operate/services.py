@@ -32,7 +32,7 @@ from tasks.engine import prefect_page
 # One per stage, and those of the pipeline, the evaluation and the regression.
 DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
-STOP_S = 15.0
+STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
 _ERROR = re.compile(r"[\w.]+Error: ")  # the last line of a traceback
 
@@ -98,6 +98,7 @@ def up(
     server = prefect_server.server_settings(host, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
+    # In this order: the deployments register with the server, and the dashboard links to it.
     launches = [
         _Launch(
             "server", start_server, server, api, lambda service: prefect_server.healthy(service.url, timeout_s=5.0)
@@ -110,6 +111,7 @@ def up(
             continue
         report(f"starting {launch.name}")
         log = store.root / "logs" / f"{launch.name}.log"
+        # The log is appended to, and only new lines say why this start failed.
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
         running[launch.name] = service
@@ -159,6 +161,7 @@ def url_of(store: Store, name: str) -> str | None:
 def down(store: Store) -> list[Service]:
     """End the services that `up` started, with their child processes; returns those that were still running."""
     ended = []
+    # The reverse of the start: the deployments still report their last states to the server.
     for service in reversed(services(store)):
         if service.alive():
             _end(service)
@@ -173,6 +176,8 @@ def _login(store: Store, api: str) -> str:
     login = os.environ.get("PREFECT_API_AUTH_STRING") or f"nautile:{secrets.token_urlsafe(24)}"
     path = _login_file(store)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # `O_EXCL` on a name that was just removed: the file is new, so nobody else has it open, and it is never readable to
+    # others, not even for a moment.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({"api": api, "login": login}, file)
@@ -186,6 +191,7 @@ def _login_file(store: Store) -> Path:
 def _start(store: Store, launch: _Launch, log: Path) -> Service:
     inherited = os.environ if launch.name == "server" else prefect_server.without_database(os.environ)
     with log.open("ab") as output:
+        # A session of its own: `up` returns, and closing its terminal must not end the services.
         process = subprocess.Popen(
             launch.command,
             env={**inherited, "NAUTILE_STORE": str(store.root), **launch.environment},

@@ -29,6 +29,7 @@ class EngineBridge:
 
         Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, 400 for invalid or too many samples.
         """
+        # More than could ever wait: 429 would tell the client to try the same again.
         if len(requests) > self._engine.queue:
             message = f"n: {len(requests)} samples exceed the queue of {self._engine.queue}: send several requests"
             raise ApiError(400, message, "n")
@@ -42,11 +43,14 @@ class EngineBridge:
         except ConfigError as error:
             raise ApiError(400, str(error)) from None
         events = RequestEvents(self, handles)
+        # The engine may have answered already, but its events arrive through this event loop, which is busy here until
+        # the receivers are known.
         self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
         return events
 
     def cancel(self, handles: list[Handle]) -> None:
         """Cancel these samples and ignore their remaining events. Finished samples are allowed."""
+        # Forgotten first: events that are on their way then find no receiver.
         unfinished = [handle for handle in handles if self._receivers.pop(handle, None)]
         if unfinished:
             self._engine.cancel(unfinished)

@@ -39,7 +39,7 @@ from flows.serve.token_stream import StreamedText, bytes_of
 from model.decoding.engine import Engine
 from model.decoding.requests import Chunk, PromptScores, RequestFailed
 
-MAX_BODY_BYTES = 4 * 2**20
+MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
 _BODY_ERRORS = (400, 401, 413, 415)  # error statuses of all requests with a body
 
 
@@ -88,6 +88,7 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            # Compared in constant time, so that the time of an answer does not tell how many characters are right.
             if (key := request.app.state.key) is not None:
                 scheme, _, sent = request.headers.get("authorization", "").partition(" ")
                 if scheme.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), key.encode()):
@@ -136,6 +137,7 @@ def application(served: ServedModel) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         bridge.start()
         yield
+        # In a thread, because it waits for the engine's thread, which delivers its last events to this loop.
         await asyncio.to_thread(engine.close)
 
     @api.get("/v1/models", responses=documented(bodies.ModelList, 401))
@@ -249,8 +251,11 @@ async def _stream(response: ResponseBuilder, events: RequestEvents, include_usag
     while not response.finished:
         index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
+            # The head with status 200 is sent already, so the error is an event, as in OpenAI's API, and `[DONE]` does
+            # not follow.
             yield _server_sent(ApiError(503, event.message, code="unavailable").body())
             return
+        # The index of the first new token, for the log-probabilities of this chunk: `_add_event` appends to the ids.
         first = len(response.choices[index].ids)
         added = _add_event(response, events, index, event)
         if added is not None and (chunk := response.chunk(index, event, added, first)):
@@ -269,6 +274,7 @@ def _add_event(
         return None
     added = choice.add(event)
     if choice.finish_reason:
+        # A stop string has ended it here, but the engine does not know stop strings and would go on.
         events.cancel(index)
     return added
 

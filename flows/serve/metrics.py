@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from model.decoding.engine import Engine
 
+# From a refused request (10 ms) to a long reasoning on a slow machine (two minutes).
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 CLIENT_CLOSED_REQUEST = 499  # only for metrics: the client has disconnected
 _MEASURED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")

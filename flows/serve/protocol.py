@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MAX_STOPS = 16
+MAX_STOPS = 16  # OpenAI allows 4; each costs a search per token here
 _UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias", "best_of")
 # Messages for union types, where pydantic reports only the error of the first member.
 _UNIONS = {
@@ -57,6 +57,7 @@ def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:
         message = "unknown field"
     elif path[0] in _UNSUPPORTED:
         message = "not supported: omit it"
+    # The path behind a union names the member that pydantic tried first (`prompt.str`); cut there, it names the field.
     for depth, name in enumerate(path):
         if name in _UNIONS:
             path, message = path[: depth + 1], f"must be {_UNIONS[name]}"

@@ -43,12 +43,14 @@ class Choice:
         """Process an event of the engine and return the new text. The last event, or a stop string, ends the choice."""
         if isinstance(event, PromptScores):
             self.prompt_scores = event
+            # With `max_tokens` 0 only the scores were asked for, so the choice ends with them.
             self.finish_reason = None if self.request.max_tokens else "length"
             return StreamedText()
         added = self.stream.write(event.ids)
         self.ids += event.ids[: added.used]
         self.logprobs += event.logprobs[: added.used]
         self.alternatives += event.alternatives[: added.used]
+        # The tokens behind the stop string are in neither the text, the log-probabilities nor the usage.
         if self.stream.stopped:
             self.finish_reason = "stop"
         elif event.finish:
@@ -125,6 +127,8 @@ class ResponseBuilder(ABC):
     def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
         """`n` engine requests per prompt. Sample j has seed (seed, j + 1), like question j + 1 of `nautile chat`."""
         request = self._request
+        # Without a seed every request is different, as in OpenAI's API; the samples of one request still follow from
+        # one number.
         seed = secrets.randbits(63) if request.seed is None else request.seed
         return [
             DecodeRequest(
@@ -184,6 +188,7 @@ class ChatCompletionResponse(ResponseBuilder):
     ) -> None:
         prompt = encode_prompt(tokenizer, request.query)
         limit = request.max_tokens or request.max_completion_tokens
+        # At least one token must fit; without a limit the reply may fill the context.
         check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
         super().__init__(request, tokenizer, [prompt], model)
         limit = limit or context - len(prompt)
@@ -209,6 +214,7 @@ class ChatCompletionResponse(ResponseBuilder):
         return self._chunk(index, logprobs, delta=delta)
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        # No answer began: null says "still thinking at the limit", where an empty text would look like an empty answer.
         content = choice.answer if choice.stream.part == "answer" else None
         message = {"role": "assistant", "content": content, "reasoning_content": choice.thinking, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(choice, 0)}

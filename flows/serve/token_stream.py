@@ -55,6 +55,7 @@ class TokenStream:
             added.used += 1
             if token in self._end_ids:
                 self.parts.append(None)
+            # White space that was held back at the end of the reasoning is dropped here: it belongs to no part.
             elif self.part == "thinking" and token == self.tokenizer.think_end:
                 self.parts.append(None)
                 added.add("thinking", self._flush())
@@ -74,6 +75,7 @@ class TokenStream:
         return added
 
     def _begin_part(self) -> None:
+        # A token may end inside a character: the decoder keeps its bytes until the rest arrives.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held, self._any_text = "", False
 
@@ -91,6 +93,7 @@ class TokenStream:
         self._any_text = self._any_text or bool(self._held)
         length = len(self._held)
         if self.part == "answer":
+            # Of several stop strings the one that begins first counts.
             positions = [position for stop in self.stops if (position := self._held.find(stop)) >= 0]
             if positions:
                 self.stopped, length = True, min(positions)

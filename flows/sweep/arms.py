@@ -105,6 +105,8 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     """
     section = load_own(path, SweepConfig)
     name = _name(path, store)
+    # A configuration beside the sweep file comes first; otherwise the word is a shipped one or a path, as on the
+    # command line.
     beside = path.parent / section.config
     base = str(beside) if beside.is_file() else section.config
     arms = expand(section, path)
@@ -146,6 +148,7 @@ def expand(section: SweepConfig, path: Path) -> list[tuple[str, tuple[str, ...]]
         ]
     by_slug: dict[str, str] = {}
     for arm, settings in arms:
+        # The slug is in file names and in the names of runs, so two arms must differ in it and not only in punctuation.
         if (other := by_slug.setdefault(_slug(arm), arm)) != arm or sum(name == arm for name, _ in arms) > 1:
             both = f"two arms are named {arm!r}" if other == arm else f"arms {other!r} and {arm!r}: names too similar"
             raise ConfigError(f"{path}: {both}; names must differ in letters, digits, `_` or `.`")
@@ -186,6 +189,7 @@ def _slug(name: str) -> str:
 def _prepared(
     arm: str, seed: int | None, settings: tuple[str, ...], run_name: str, base: str, section: SweepConfig, store: Store
 ) -> SweepRun:
+    # Exactly the words of the command line that will start this run: what is checked here is what runs later.
     words = (*settings, f"name={run_name}")
     config = load(base, words)
     prepared = prepare_run(config, Selection(last=section.until), store, config_words(base, words))

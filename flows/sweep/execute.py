@@ -53,10 +53,12 @@ def run_sweep(sweep: Sweep, store: Store, parallel: int | None, print_line: Prin
     max_parallel = parallel or sum(waiting[0].config.resources.limits().values())
     workers = _Workers(sweep, store, print_line)
     try:
+        # One server for all runs: twenty embedded servers would need more memory than the runs.
         with terminable(), prefect_server.prefect_api(), ThreadPoolExecutor(max_parallel) as threads:
             try:
                 codes = list(threads.map(workers.run, waiting))
             except BaseException:
+                # The executor waits for its threads when the block is left, so the processes must be ended before.
                 workers.stop()
                 raise
     except (KeyboardInterrupt, SystemExit):
@@ -95,6 +97,7 @@ class _Workers:
             return ExitCode.INTERRUPTED
         begun, reused = time.monotonic(), 0
         self._print(run, "started")
+        # Standard error goes to a file: nobody reads it before the end, and a full pipe would stop the run.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
                 command(self.sweep, run),
@@ -106,6 +109,7 @@ class _Workers:
                 stderr=errors,
                 start_new_session=True,  # Ctrl-C reaches it only through `stop`
             )
+            # Known to `stop` first, then the second look: whichever comes first, the process is ended.
             self.processes[run.run_name] = process
             if self.stopped.is_set():
                 process.terminate()
@@ -117,6 +121,7 @@ class _Workers:
                     reused += 1
                 else:
                     self._print(run, line.rstrip())
+            # The rest is read and dropped, or the run would block on a full pipe.
             process.stdout.read()
             code = process.wait()
             del self.processes[run.run_name]
@@ -139,6 +144,7 @@ class _Workers:
         failures = []
         for step in run.left(self.store):
             if failure := failure_in_sweep(self.store, step.key, self.id):
+                # Its own failure: then its own messages explain it.
                 if failure["config"] == run.run_name:
                     return ""
                 failures.append(f"{step.label} failed for {titles.get(failure['config'], failure['run'][:8])}")

@@ -26,7 +26,7 @@ Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
 WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
-Z = 1.96
+Z = 1.96  # of a normal 95 % interval
 
 _LAST = """
 SELECT key, state, error FROM runs WHERE list_contains(?, key) AND NOT reused
@@ -62,6 +62,7 @@ def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
 
 def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]]:
     """State, time and cost of each run. `own_*`: of the steps that no run before it in the list has."""
+    # Everything is looked up by key, never by run: an arm that another run has made is as finished as one of its own.
     keys = sorted({step["key"] for run in record["runs"] for step in run["steps"]})
     last = {row["key"]: row for row in query(_LAST, keys)}
     executions = {key: execution for key in keys if (execution := _execution(store, record, key))}
@@ -70,6 +71,8 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
     dollars = {row["execution"]: row["dollars"] for row in query(DOLLARS, execution_ids)}
     rows, known_keys = [], set[str]()
     for run in record["runs"]:
+        # The first run of the list that has a step carries its cost, so that the own costs add up to the cost of the
+        # sweep.
         own_keys = {step["key"] for step in run["steps"]} - known_keys
         known_keys |= own_keys
         state, error = _state(store, run, executions, last)
@@ -84,6 +87,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
         for name, amount_of in (("seconds", seconds), ("dollars", dollars)):
             for prefix, step_keys in (("", {step["key"] for step in run["steps"]}), ("own_", own_keys)):
                 amounts = [amount_of.get(executions[key]) for key in step_keys if key in executions]
+                # Nothing known is None and not 0: a step whose calls have no price was not free.
                 known = [amount for amount in amounts if amount is not None]
                 row[prefix + name] = sum(known) if known else None
         rows.append(row)
@@ -109,6 +113,7 @@ def _state(
         return "done", None
     if any(store.lock(step["key"]).held_elsewhere() for step in unfinished):
         return "running", None
+    # The first failed step in the order of the DAG: those after it failed because of it, or did not start.
     for step in unfinished:
         row = last.get(step["key"])
         if row and row["state"] == "failed":
@@ -124,6 +129,8 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
         evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == record["after"]]
+    # Equal keys of all evaluations: the settings of the arm do not reach what is evaluated, so a test would compare an
+    # evaluation with itself.
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
     measured = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
     means = mean_weights(measured)
@@ -193,6 +200,7 @@ def _metric_row(
     row: dict[str, Any] = {"arm": arm, "seeds": 0, "n": 0}
     row |= dict.fromkeys(("accuracy", "low", "high", "common", "lead", "lead_low", "lead_high", "p"))
     groups = [list(_pooled(own, own, name).values()) for name in weights]
+    # A mean of benchmarks needs all of them: without one it would be a mean of something else.
     if not all(groups):
         return row
     shares = list(weights.values())
@@ -202,6 +210,8 @@ def _metric_row(
     else:
         low, high = bootstrap_mean(groups, weights=shares)
     row |= {"seeds": len(own), "n": sum(map(len, groups)), "accuracy": accuracy, "low": low, "high": high}
+    # Only seeds that both arms have: each arm is compared with the other at the same seed, while the sweep may still
+    # run.
     seeds = [seed for seed in own if seed in first]
     if not tested or not seeds:
         return row

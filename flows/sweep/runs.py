@@ -74,6 +74,7 @@ def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
     """The settings that differ: field, before (A), after (B). None if a run has not recorded its settings."""
     if not all(plan.get("settings") for plan in plans.values()):
         return None
+    # A run's name is in its settings, and always differs.
     before, after = ({**json.loads(plan["settings"]), "name": ""} for plan in plans.values())
     return [asdict(change) for change in differences(before, after)]
 
@@ -111,6 +112,7 @@ def _scores(
 def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, CatalogRow]]) -> list[dict[str, Any]]:
     """Last and best values of the metrics that both runs have, in steps that they do not share."""
     executions = {side: {label: row["execution"] for label, row in steps[side].items()} for side in steps}
+    # A step that both runs reuse has one curve; there is nothing to compare.
     shared = [label for label in labels if executions["a"].get(label) == executions["b"].get(label)]
     own = sorted({e for side in executions.values() for label, e in side.items() if e and label not in shared})
     values = {(row["execution"], row["name"]): row for row in query(_VALUES, own)} if own else {}

@@ -28,6 +28,7 @@ def document() -> str:
     """The page as Markdown."""
     top: Any = typer.main.get_command(app)
     parts = [_INTRODUCTION]
+    # The order of the page is that of `nautile --help`. A group such as `store` is listed as its commands.
     for panel, names in PANELS.items():
         parts.append(f"## {panel}")
         for name in names:
@@ -46,6 +47,8 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield " ".join(command.help.split())
     if rows := [_parameter(parameter) for parameter in command.params]:
         yield markdown_table(("argument or option", "default", "what"), rows)
+    # A command may have several outputs, such as `status`, `status RUN` and `status --why`: all whose title begins with
+    # its name.
     for title, output in OUTPUTS.items():
         if title == name or title.startswith(f"{name} "):
             schema = schema_of(output)
@@ -58,6 +61,7 @@ def _parameter(parameter: Any) -> tuple[str, str, str]:
     else:
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
         name = f"{', '.join(parameter.opts)}{value}"
+    # A flag that is off by default, and an option without a default, have an empty cell.
     default = "" if parameter.default in (None, False, "") else f"`{parameter.default}`"
     return f"`{name}`", default, " ".join((parameter.help or "").split())
 
@@ -69,6 +73,7 @@ def schema_of(output: Any) -> dict[str, Any]:
 
 def _objects(schema: dict[str, Any]) -> Iterator[str]:
     """A line for each type of object in an output, the outermost first."""
+    # pydantic puts the objects inside an output under `$defs`, and the output itself, if it is an object, at the top.
     outermost = {schema["title"]: schema} if "properties" in schema else {}
     for name, definition in {**outermost, **schema.get("$defs", {})}.items():
         if "properties" in definition:

@@ -38,6 +38,9 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
     Raises `ConfigError` for a run and an evaluation, and for a name of several runs.
     """
     with reading(store) as query:
+        # Two readings of a name are possible. A folder, an id with a slash and the name of a stage are evaluations; a
+        # run is looked up last, so that `nautile compare align reason` means stages even where a run is called
+        # `reason`.
         runs = {row["run"]: row["name"] for row in query(RUNS, MOST_SEARCHED)}
     labels = _evaluated(store)
     ids: list[str | None] = []
@@ -46,6 +49,7 @@ def runs_named(store: Store, a: str, b: str) -> tuple[str, str] | None:
             ids.append(None)
             continue
         run = run_named(name, runs)
+        # Both ids are hexadecimal, so a few digits can be the beginning of a run and of an evaluation.
         if run and any(key.startswith(name) for _, key, _, _ in store.folders("evaluation")):
             raise ConfigError(
                 f"{name!r} matches a run and an evaluation: write evaluation/{name}, or give more digits of the run"
@@ -73,6 +77,7 @@ def check_choices(verdict: str, way: str) -> None:
 def _evaluated(store: Store) -> dict[str, str]:
     """Evaluated stage, and label of the evaluation -> id of the newest evaluation."""
     names: dict[str, str] = {}
+    # Oldest first, so the newest evaluation of a label is the one that stays.
     for artifact in store.list("evaluation"):
         label = artifact.manifest["label"]
         names |= {label: artifact.id, label.removeprefix(EVALUATE): artifact.id}
@@ -99,6 +104,7 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     """The table of tests, and the first `shown` samples whose verdict changed, lost ones first."""
     table = comparison_table(comparison, "A", "B")
+    # Lost samples are what an operator looks for after a training that went wrong.
     changed = sorted(
         comparison["changed"], key=lambda sample: (sample["change"] != "lost", sample["benchmark"], sample["index"])
     )
@@ -143,6 +149,8 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
         scores.add_row(row["stage"], row["title"], f"{row['n']:,}", *shares, p)
     curves = FittingTable("step", "metric", "A last", "B last", "A best", "B best")
     for row in comparison["curves"]:
+        # Only metrics with a better direction have a best value. The others (a learning rate, a count) are in `--json`
+        # and on the dashboard.
         if row["a"]["best"] is not None:
             values = [f"{row[side][which]:.4g}" for which in ("last", "best") for side in SIDES]
             curves.add_row(row["stage"], row["title"], *values)
@@ -176,6 +184,7 @@ def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:
         sides = [row[side] or {} for side in SIDES]
         cells = [form(side[name]) if side.get(name) is not None else "" for name, form in forms for side in sides]
         rows.append((f"{row['label']} (the same)" if row["same"] else row["label"], cells))
+    # The total adds the known values of each run on its own, so a step that one run lacks counts for the other.
     totals = []
     for name, form in forms:
         for side in SIDES:
@@ -189,6 +198,7 @@ def _environment_warnings(store: Store, a: str, b: str) -> list[str]:
     if Path(a).is_dir() or Path(b).is_dir():
         return []  # a folder outside the store has no record of its environment
     evaluations = [store.get(name) for name in (a, b)]
+    # An evaluation of an endpoint's model has no checkpoint, and an input may have been removed since.
     inputs = [evaluation.manifest["inputs"].get("checkpoint") for evaluation in evaluations]
     checkpoints = [store.find(*full_id.split("/")) if full_id else None for full_id in inputs]
     warnings = []

@@ -15,6 +15,7 @@ def label_texts(
 
     `questions`: id of an artifact with benchmark questions; texts that overlap with them are left out.
     """
+    # Only the endpoints that may be called are in the section: a change of another one is no reason to label again.
     names = with_fallbacks([run.label.teacher], run.endpoints)
     section = {
         "label": run.label.model_dump(mode="json"),

@@ -77,6 +77,8 @@ def extract(
     store = the_store()
     artifact = _checkpoint(store, checkpoint, runtime)
     if schema is not None:
+        # The schema is checked here, in the operator's terminal, because a mistake in it would otherwise show in the
+        # log of the step's process.
         shape = read_bounded_json(schema)
         tokenizer = TokenizerConfig.model_validate(read_bounded_json(artifact.path / "config.json")["tokenizer"])
         Constraint(tokenizer_for(tokenizer), shape, str(schema))  # raises for an unusable schema
@@ -233,6 +235,8 @@ def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns
     from data.labelled.table import read_table
     from data.labelled.texts import read_texts, with_answers, write_rows
 
+    # With its digest, so that a file that was edited while the step ran is refused: answers would stand beside other
+    # texts.
     table, _ = read_texts(texts, digest)
     answers = [{new: row[old] for old, new in columns.items()} for row in read_table(rows).rows]
     if out.suffix.lower() == ".jsonl":

@@ -80,6 +80,7 @@ def simulate(
     from tasks.simulate import ROWS
     from tasks.simulate import simulate as stage
 
+    # Refused now and not after an hour of simulation.
     if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
     survey_config = load_survey(survey)
@@ -98,6 +99,7 @@ def simulate(
         console_for().print(write_training_rows(survey_config, config, training), soft_wrap=True)
         return
     store = the_store()
+    # The newest checkpoint is resolved to its id, so that the resume command means the same one when there is a newer.
     checkpoint = checkpoint or named_or_newest(store, "checkpoint", None).id
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
@@ -118,6 +120,7 @@ def simulate(
     parts = [scores_table(summary) or NOTHING_TO_COMPARE, question_tables(summary, groups=False)]
     print_markdown("\n\n".join(part for part in parts if part))
     console = console_for()
+    # What such figures must not be used for is printed with every result, not only in a document.
     console.print(f"\n{NOT_FOR[0]}", soft_wrap=True)
     where = f"groups in {folder / 'tables.md'}, limits of use in {folder / 'card.md'}"
     console.print(f"{artifacts['opinions'].id}: {where}", soft_wrap=True)

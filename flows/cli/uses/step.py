@@ -40,6 +40,7 @@ def run_step(
     `typer.Exit` after it has printed a crash.
     """
     out, err = console_for(stderr=as_json), console_for(stderr=True)
+    # A run of one step, with an id of its own: its attempts, metrics and calls are recorded like those of a pipeline.
     context = RunContext(f"{stage.name}-{uuid.uuid4().hex[:8]}", str(store.root), force, stage.name, resume=command)
     progress = RunProgress([stage.name])
     view = view_for(progress, out)
@@ -47,6 +48,7 @@ def run_step(
     try:
         with view:
             outputs = run_stage(stage, with_local_files(dict(section), store.digest_memory), dict(inputs), context)
+    # `run_stage` has ended the child process by now; its staging folder stays, and the same command resumes from it.
     except KeyboardInterrupt:
         err.print(Text(f"stopped; finished work is kept. Continue with: {command}"), soft_wrap=True)
         raise

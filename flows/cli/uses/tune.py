@@ -24,6 +24,8 @@ def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: boo
     except ConfigError as error:
         raise ConfigError(f"tune.start: {error}") from None
     inputs = {"checkpoint": checkpoint.id}
+    # The section that goes into the key has the full id, not the word "newest" that the operator wrote: otherwise a new
+    # checkpoint would not make a new tuning.
     update: dict[str, Any] = {"start": checkpoint.full_id}
     if config.data.reader == "labels":
         labels = store.get(config.data.path)

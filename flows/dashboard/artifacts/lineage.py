@@ -30,6 +30,7 @@ def page(chosen: ChosenRun | None) -> None:
     all_edges = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
     st.graphviz_chart(graph(rows, all_edges), width="content")
     st.caption("Arrows point from an input to what was made from it. Calls are those to teachers and judges.")
+    # An artifact stands in the lineage once for each that read it; the table has it once.
     distinct = sorted({row["id"]: row for row in rows}.values(), key=lambda row: (row["depth"], row["id"]))
     table = []
     for row in distinct:
@@ -72,6 +73,8 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
     if other is None:
         return
     sides = [made_from, [row["id"] for row in shared.query(LINEAGE_WITH_CALLS, other)]]
+    # Compared step by step over the whole lineage: what makes two checkpoints differ is often a setting of the
+    # distillation.
     settings = [
         {row["label"]: json.loads(row["config"] or "{}") for row in shared.query(queries.CONFIGURATIONS, ids)}
         for ids in sides
@@ -87,6 +90,7 @@ def _choose_artifact(names: list[str]) -> str:
     """The artifact picked on the page, by default the one in the address, else the newest."""
     requested = st.query_params.get("artifact", "")
     if requested and requested not in names:
+        # Older than the listed ones, or superseded: its own page still opens.
         if shared.query(LINEAGE_WITH_CALLS, requested):
             names = [requested, *names]
         else:
@@ -119,6 +123,7 @@ def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, st
     consumers: dict[str, set[str]] = {}
     for source, target, _ in edges:
         consumers.setdefault(source, set()).add(target)
+    # Remembered per node: without it a lineage in which everything reads everything takes exponential time.
     descendants: dict[str, set[str]] = {}
 
     def descendants_of(node: str) -> set[str]:

@@ -52,6 +52,7 @@ def _labels(facts: dict[str, Any]) -> None:
     st.subheader("Labels")
     ordered = sorted(facts["labelled"].items(), key=lambda pair: -pair[1])
     counts = pd.DataFrame([{"label": visible(label, 60), "rows": count} for label, count in ordered[:MOST_LABELS]])
+    # The rows are sorted by count already; Vega-Lite would sort by name.
     label = nominal("label", sort=None, axis={"title": None, "labelLimit": 400})
     Chart(counts, {**layer("bar", x=quantitative("rows", axis=figures.WHOLE), y=label), "height": figures.ROW}).show()
     if len(ordered) > MOST_LABELS:

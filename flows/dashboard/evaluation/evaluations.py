@@ -31,6 +31,7 @@ def page(chosen: ChosenRun | None) -> None:
     if not evaluations:
         st.caption("No evaluation in the store yet.")
         return
+    # A run is joined to its evaluations by execution: an evaluation that it reused was made by another run.
     labels = {row["execution"]: row["label"] for row in chosen.stages} if chosen else {}
     by_stage = {labels[row["execution"]].partition(":")[2]: row for row in evaluations if row["execution"] in labels}
     scores = {stage: by_stage[stage]["scores"] for stage in STAGES if stage in by_stage}
@@ -39,6 +40,7 @@ def page(chosen: ChosenRun | None) -> None:
     else:
         st.caption("This run has no evaluation yet; those of the store are below.")
     own = {stage: by_stage[stage] for stage in (*STAGES, *sorted(by_stage)) if stage in by_stage}
+    # The picker offers this run's evaluations by stage, or, before it has any, those of the store by id.
     named = {f"{stage} · {row['id']}": row for stage, row in own.items()} or {row["id"]: row for row in evaluations}
     if own:
         with st.container(horizontal=True):
@@ -84,6 +86,8 @@ def measured_only(table: ResultTable) -> ResultTable:
 
     A note lists the rows that are left out, because missing is not zero.
     """
+    # The columns of a table of the paper are partly the paper's figures. A row counts as measured by its first column
+    # of ours.
     ours = [place for place, name in enumerate(table.columns) if name not in _NOT_OURS and not name.startswith("Paper")]
     first = ours[1] if len(ours) > 1 else 0
     rows = [row for row in table.rows if row[first] not in (MISSING, "")]
@@ -169,6 +173,7 @@ def history(points: Sequence[CatalogRow]) -> Chart:
     y, joined = quantitative("accuracy"), {"type": "line", "opacity": 0.4, "color": "#888888"}
     span = {"y": quantitative("low", axis=share), "y2": {"field": "high"}}
     dots = {"type": "point", "filled": True, "size": 70, "opacity": 1}
+    # Line, interval, point: a mark that is drawn later lies on top, and the point must be clickable.
     layers = [
         layer(joined, x=x, y=y, detail=nominal("run")),
         layer({"type": "rule", "strokeWidth": 1.5}, x=x, **span, color=color),
@@ -208,6 +213,7 @@ def _problem(fields: dict[str, Any]) -> Markup:
     about += ["right where the last candidate counts"] if lenient is True and right is False else []
     about += [str(fields["problem"])] if fields.get("problem") else []
     about += ["cut off at the limit"] if fields.get("truncated") is True else []
+    # Scored by likelihood, the model wrote nothing: what it did is a log-probability for each choice.
     if fields.get("way") == "likelihood" and isinstance(fields.get("logprobs"), list):
         options = zip(map(str, fields.get("options") or ()), fields["logprobs"], strict=False)
         choices = cards.table(("choice", "log-probability"), ((text, f"{value:.2f}") for text, value in options))

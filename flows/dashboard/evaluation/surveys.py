@@ -56,6 +56,7 @@ def _read_summary(folder: str) -> dict[str, Any]:
 def score_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
     """The rows of the score table, one per arm, with the figures that at least one arm has."""
     scores = summary["scores"]
+    # A figure that no arm has (such as those that need people's own answers) gets no column of dashes.
     known = [figure for figure in FIGURES if any(score.get(figure) for score in scores.values())]
     rows = []
     for arm in (name for name in ARMS if name in scores):

@@ -30,9 +30,12 @@ def approve_button(run: str) -> None:
 def controls(chosen: ChosenRun) -> None:
     """Draw the buttons to cancel a live run, to retry a failed one, and to edit the run's note, where allowed."""
     api = run_actions.server_beside(open_store())
+    # No buttons rather than buttons that fail: a dashboard that somebody started alone has no server to talk to.
     if api is None or chosen.state is None:
         return
     with st.container(horizontal=True, key="controls"):
+        # A run from a terminal has no deployment. Prefect could mark it as cancelled, but nothing would end its
+        # process.
         if _has_deployment(api, chosen.run):
             if chosen.state.state in ("running", "waiting"):
                 with st.popover("Cancel the run"):
@@ -69,5 +72,6 @@ def _do(message: str, action: Callable[[], object]) -> None:
     except ConfigError as error:
         st.error(shared.escaped(str(error)))
         return
+    # The state that the page shows has just changed, so what it remembers of it is forgotten.
     st.cache_data.clear()
     st.toast(message)

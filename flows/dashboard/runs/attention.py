@@ -29,6 +29,8 @@ class Concern:
 
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
     """The problems that need the operator, most urgent first: approvals of all runs, then those of the chosen run."""
+    # Approvals of all runs, because a run that waits blocks until somebody answers, whichever run the reader has
+    # chosen.
     for run, note in shared.questions().items():
         other = "" if run == chosen.run else f" (run {run[:8]}, another than this)"
         yield Concern(
@@ -44,6 +46,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
         yield from (
             Concern("info", f"{step.label} waits", step.note)
             for step in state.steps
+            # What waits for an approval is above already, with its question.
             if step.state == "waiting" and not (state.question and state.question["label"] == step.label)
         )
         for what, spent, budget in budgets(chosen):
@@ -60,6 +63,8 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
     resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
+    # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
+    # be retried.
     if state.state == "running":
         failed = [step for step in state.steps if step.state == "failed"]
     else:
@@ -70,6 +75,7 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
         text = f"{error}\n{advice}" if step.state == "failed" else "Finished work is kept. Continue with:"
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
         yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
+    # The run ended between two steps, or before the first: then the run itself is the problem to show.
     if not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "Finished work is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"

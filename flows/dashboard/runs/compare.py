@@ -56,6 +56,7 @@ def _two_runs(chosen: ChosenRun | None) -> None:
     other = left.selectbox(
         "A: compared with", list(titles), index=first, format_func=lambda run: titles.get(run, run), key="other"
     )
+    # The address may name a run that is gone.
     other = other if other in titles else next(iter(titles))
     st.query_params["with"] = other
     verdict = right.segmented_control("Verdict", ["strict", "lenient"], default="strict", key="graded") or "strict"

@@ -64,6 +64,7 @@ def verdict(run_ladder: Ladder | None) -> str:
     stage, score = last
     figure = f"{100 * score['accuracy']:.1f} % of {score['n']:,} problems are right after {stage}"
     measured = [entry for entry in run_ladder["stages"] if entry["score"]]
+    # With all four stages the ladder has a total. With fewer, the last measured stage is compared with the first.
     total = run_ladder["total"] or (
         {"over": measured[0]["stage"], "test": measured[-1]["test"]} if measured[1:] else None
     )
@@ -72,6 +73,7 @@ def verdict(run_ladder: Ladder | None) -> str:
     test = total["test"]
     if not test:
         return f"{figure}. Whether that is a gain over {total['over']} is unknown: their answers were not stored."
+    # The sentence says what the interval allows and no more: a gain whose interval contains zero is not called one.
     if test["low"] > 0:
         words = "It got better"
     elif test["high"] < 0:
@@ -104,6 +106,7 @@ def picture(run_ladder: Ladder) -> Chart:
     ]
     share = {"format": "%", "title": "right, strict", "tickCount": 4}
     base = {"x": x, "tooltip": tooltip}
+    # A stage that was not evaluated has a place on the axis and no bar: a bar of height zero would be read as 0 %.
     measured = {"transform": [{"filter": "isValid(datum.accuracy)"}]}
     span = layer(
         {"type": "rule", "strokeWidth": 2, "color": "#0b4fa8"}, **base, y=quantitative("low"), y2={"field": "high"}

@@ -47,6 +47,7 @@ def page(chosen: ChosenRun | None) -> None:
         st.caption("Its log is empty.")
         return
     cards.show_text("\n".join(matches[-MOST_LINES:]))
+    # Read when it is clicked: a log of a day's training does not go through every redraw.
     st.download_button("The whole log", data=path.read_bytes, file_name=path.name, mime="text/plain")
 
 

@@ -26,6 +26,8 @@ def page(chosen: ChosenRun | None) -> None:
         st.caption(f"There is no run in {open_store().root} yet: `nautile run` starts one.")
         _other_work()
         return
+    # The order is that of an operator's questions: how does it stand, did it get better, what needs me, what does it
+    # cost. The tables come last.
     folders = ladder.evaluation_folders(chosen)
     run_ladder = ladder.ladder_of(folders)
     if chosen.state:
@@ -127,12 +129,14 @@ def _difference(
     folder = shared.artifact_folder(before["evaluation"]) if before else None
     if folder is None:
         return None, f"no earlier run has {last[0]}"
+    # The same folder: a comparison with itself would read as "no change".
     if folder == folders[last[0]]:
         return None, "it reuses that evaluation"
     return ladder.difference(folder, folders[last[0]], run_ladder["benchmark"]), "no problem is in both"
 
 
 def _speed(chosen: ChosenRun) -> tuple[str, str]:
+    # A running stage has its newest speed in live.json; for the others the last value is in the catalog.
     for step in chosen.state.steps if chosen.state else ():
         for name in _SPEEDS:
             if step.state == "running" and name in step.metrics:
@@ -147,6 +151,7 @@ def _speed(chosen: ChosenRun) -> tuple[str, str]:
 
 def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
     """Label, value and addition of the time figure: the time left of a live run, else the time of its steps."""
+    # Reused steps took their time in another run.
     times = [row["seconds"] for row in chosen.stages if row["seconds"] is not None and not row["reused"]]
     took = duration(sum(times)) if times else ""
     left = chosen.state.time_left() if chosen.state else None
@@ -220,6 +225,7 @@ def _steps(chosen: ChosenRun) -> None:
         else [StepState(r["label"], r["stage"], r["state"], row=r) for r in chosen.stages]
     )
     frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
+    # Nullable integers: with a missing value pandas would make floats of the column, and show 3.0 calls.
     frame = frame.astype({"attempts": "Int64", "calls": "Int64"})
     frame = frame.drop(columns=[name for name in ("calls", "cost, $", "now", "peak memory") if not frame[name].any()])
     st.dataframe(

@@ -43,6 +43,7 @@ def show(chosen: str | None) -> None:
     )
     rows = table(summaries, [field for field in parameters if _FIELD.fullmatch(field)], chosen)
     needle = search.strip().lower()
+    # Searched in Python over what is shown: at most `MOST_RUNS` rows, and a number is found as it is printed.
     rows = [row for row in rows if needle in " ".join(str(value) for value in row.values()).lower()]
     if not rows:
         st.caption("No run fits the search.")
@@ -99,6 +100,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     for place, row in enumerate(summaries):
         run = row["run"]
         stage, score = next(reversed(scores.get(run, {}).items()), (None, None))
+        # `summaries` is newest first, so what comes after in the list was before in time.
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
         before = next((by_stage[stage] for by_stage in earlier if stage in by_stage), None)
         note, cost = notes.get(run, {}), costs.get(run, {})

@@ -98,6 +98,7 @@ def draw(
         chart_rows = [row for row in rows if row["name"] in metrics]
         if not chart_rows:
             continue
+        # A learning rate that never changes fills no chart: it is a sentence below.
         if len(chart_rows) > 1 and len({(row["low"], row["high"]) for row in chart_rows}) == 1:
             constant.append(f"{metric(metrics[0]).title} {chart_rows[0]['value']:.4g}")
             continue
@@ -111,6 +112,8 @@ def draw(
             ]
             st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
             figure = chart(chart_rows, lines, display, link, tokens or {})
+            # Rows are ordered by step, so the last one of each line stays. Screen readers get these numbers in place of
+            # the picture.
             last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
             ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
             alt = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
@@ -129,6 +132,8 @@ def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping
         cells: list[str] = [line.name]
         for name, entry in entries.items():
             points = [row for row in rows if row["execution"] == execution and row["name"] == name]
+            # The value over all sources (data sets, workers), where it was measured; extremes are over the sources as
+            # well.
             whole = [row for row in points if not row["source"]]
             if not points:
                 cells.append("")
@@ -166,6 +171,7 @@ def chart(
         titles.append(" · ".join(part for part in parts if part) or title)
     table["line"] = titles
     table["x"], x_title = _positions(table, display.axis, tokens or {})
+    # `adjust=True`, pandas' default, corrects the bias of the first points, as TensorBoard does.
     table["smooth"] = table.groupby("line", group_keys=False)["value"].transform(
         lambda values: values.ewm(alpha=1.0 - display.smoothing).mean() if len(values) >= SMOOTHED_FROM else values
     )
@@ -180,6 +186,7 @@ def chart(
 
 def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> tuple[pd.Series, str]:
     """The x positions of all points, and the title of the axis."""
+    # Only if the factor is known for all lines; else two lines would have two meanings of the axis.
     if axis == "tokens" and set(table["execution"]) <= tokens.keys():
         return table["step"] * table["execution"].map(tokens), "tokens"
     if axis == "time":
@@ -191,6 +198,7 @@ def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> t
 
 def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs: bool) -> Chart:
     """The layers of a chart: band of extremes, measured curve, smoothed curve, points with tooltips and links."""
+    # One value of zero would make a logarithmic chart empty without a word.
     positive = bool((table["low"] > 0).all())
     scale = {"type": "log" if display.logarithmic and positive else "linear", "zero": False}
     form = "~%" if unit == "share" else ".3~s" if unit == "bytes" else ".4~g"
@@ -202,6 +210,7 @@ def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs
     color = nominal("line", scale=figures.COLOURS, legend={**legend, "symbolOpacity": 1} if several else None)
     base = {"x": x, "color": color, "tooltip": {"value": None}}
     y = quantitative("smooth", **values)
+    # Built from the back to the front: the band and the faint measured curve are inserted below the line.
     layers = [{**layer("line", **base, y=y), "params": [figures.ZOOM]}]
     if (table["smooth"] != table["value"]).any():
         faint = {"type": "line", "opacity": 0.25, "strokeWidth": 1}
@@ -217,6 +226,7 @@ def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs
         quantitative("smooth", title="smoothed", format=".5~g"),
         quantitative("points", title="points in it", format=",d"),
     ]
+    # Invisible points still catch the mouse: they carry the tooltip and the link of a long curve.
     points = {"type": "point", "filled": True, "size": 30 if few else 60, "opacity": 1 if few else 0}
     linked = {"href": nominal("link")} if "link" in table else {}
     layers.append(layer(points, **base | {"tooltip": tooltip}, y=y, **linked))

@@ -137,6 +137,7 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
             "Compare with", list(titles), format_func=lambda run: titles.get(run, run), key="compared"
         )
     lines = {execution: Line("this run", chosen.run, stage) for execution in chosen.executions(stage)}
+    # A run that was chosen may have disappeared from the list since.
     for run in (run for run in picked if run in titles):
         other = ChosenRun(run, shared.query(queries.STAGES, run))
         lines |= {

@@ -34,6 +34,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 def _cost(executions: list[str], section: dict[str, Any]) -> None:
     rows = shared.query(queries.CALLS, executions)
+    # A call without a known price is not free: it has no dollars, and without any priced call the sum is "not known".
     costs = [row["dollars"] for row in rows if row["dollars"] is not None]
     budget = section.get("budget_dollars")
     columns = st.columns(4)

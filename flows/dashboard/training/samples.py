@@ -103,6 +103,8 @@ def show_pages(
     unit: str = "texts",
 ) -> None:
     """Draw one page of `queries.texts` or `queries.groups`, with paging buttons. A changed query starts at page 1."""
+    # The page number belongs to one query. Another search or filter is another identity, and begins at page 1 without a
+    # reset.
     key, identity = f"page-{name}", (sql, repr(parameters))
     size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
@@ -116,6 +118,7 @@ def show_pages(
         before = st.button("Previous", disabled=page == 0, key=f"earlier-{name}")
         st.caption(f"{count:,} {unit}, page {page + 1:,} of {last:,}", width="content")
         after = st.button("Next", disabled=page + 1 >= last, key=f"later-{name}")
+    # Set before the redraw, because the buttons are drawn after the rows of the old page have been read.
     if before or after:
         st.session_state[key] = (identity, page + int(after) - int(before))
         st.rerun(scope="fragment")
@@ -172,6 +175,7 @@ def _files(execution: str) -> dict[str, Path]:
 def _rollout_group(row: CatalogRow) -> Markup:
     """The card of a group: its facts, the prompt, and its answers; equal answers share a card."""
     members = [fields_of(text) for text in row["members"]]
+    # Sampled at a low temperature, half of a group may be one answer; it is shown once, with its count.
     distinct: dict[tuple[Any, ...], list[Fields]] = {}
     for fields in members:
         distinct.setdefault((fields.get("text"), fields.get("reward")), []).append(fields)

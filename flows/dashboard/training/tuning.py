@@ -77,6 +77,7 @@ def _labels(report: dict[str, Any], folder: str) -> None:
         st.subheader("Calibration")
         confidence, accuracy = quantitative("confidence", **RATE), quantitative("accuracy", **RATE)
         line = layer({"type": "line", "strokeDash": [4, 3]}, x=confidence, y=accuracy)
+        # The diagonal of perfect calibration has data of its own, two points.
         line["data"] = {"values": [{"confidence": end, "accuracy": end} for end in (0, 1)]}
         count = quantitative("count", title="rows", legend={"orient": "bottom"})
         dots = layer({"type": "circle", "opacity": 1}, x=confidence, y=accuracy, size=count)
