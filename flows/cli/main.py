@@ -103,7 +103,6 @@ def run(
     from flows.run import run as run_pipeline
     from flows.selection import Selection
 
-    # The words of the command are kept as they were written: every message that says how to resume repeats them.
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
     words = config_words(config, settings) + (f" --name {shlex.quote(name)}" if name else "")
     consoles = console_for(), console_for(stderr=True)
@@ -287,7 +286,6 @@ def export(
             raise ConfigError(f"--bits {bits}: only for --format {' or '.join(WITH_BITS)}, not {format_}")
         write = partial(write, bits=bits)
     show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
-    # A page of JavaScript modules does not run from a file:// address, so the web export needs a server, on loopback.
     next_step = {
         "onnx": f"try it: `nautile chat {out} --runtime onnx`, or without this project `python {out}/chat.py`",
         "web": f"serve it with `python -m http.server --bind 127.0.0.1 --directory {out} 8000`, and open "
@@ -396,7 +394,6 @@ def compare(
 
     store = the_store()
     check_choices(verdict, way)
-    # Names of evaluations come first; a name that is one of a run is looked up in the catalog.
     if runs := runs_named(store, first, second):
         catalog = Catalog(store)
         runs_compared = compare_runs(store, lambda sql, *values: catalog.query(sql, values), *runs, verdict, way)
@@ -428,8 +425,6 @@ def distill(
     from configs.load import load_part
     from flows.cli.uses.label import label_texts
 
-    # `distill --label` is one command with the flag in front, so that the resume command differs from that of the
-    # stage.
     words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
     command = f"{words} {config_words(config, settings)}"
     run_config = load_part(config, LabelRun, settings)
@@ -534,7 +529,6 @@ def options(
     """Train a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil."""
 
 
-# Registered here and not by decorators, so that the order of `--help` is one literal, and `document` reads the same.
 for panel, commands in PANELS.items():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
@@ -556,8 +550,7 @@ def script() -> NoReturn:
 
     In the usual teardown DuckDB's binding prints pages about leaks that do not exist.
     """
-    # Before anything is imported that allocates: the setting is read when the process starts, so the process starts
-    # itself again.
+    # The setting is read when a process starts, so this one starts itself again.
     if sys.argv[1:2] and sys.argv[1] in COMPUTING:
         restart_on_huge_pages()
     try:
@@ -578,8 +571,6 @@ def _run_command() -> int:
         app()
     except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
-    # Whatever an operator can mend is a `ConfigError`, and a `Retryable` that reaches this place has already used up
-    # its attempts.
     except (ConfigError, Retryable) as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
@@ -587,15 +578,13 @@ def _run_command() -> int:
     except BrokenPipeError:
         return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
-        # A fault of the program. The trace goes into the store, where it can be attached to a report; the terminal
-        # shows one line.
+        # A fault of the program: the trace goes into the store, and one line to the terminal.
         path = the_store().root / "logs" / "errors.log"
         details = f" (details in {path})"
         try:
             with path.open("a", encoding="utf-8") as file:
                 traceback.print_exc(file=file)
         except OSError:
-            # No store yet, or a full disk: then the line is all there is.
             details = ""
         return _fail(f"unexpected {type(error).__name__}: {error}{details}", 1)
     return 0
