@@ -4,7 +4,6 @@ The state is (parameters, optimizer, cursor). The cursor determines the next pro
 prompt, and paid scores are cached. So a run that was killed at any point resumes and ends with the same bytes.
 """
 
-import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from rl.learner import Learner
 from rl.objectives import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.problems.load import ProblemOrder
-from rl.rollouts import Group, RolloutEngine, truncate_log
+from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
 from rl.stage_inputs import StageInputs, on_device
 
 logger = logging.getLogger(__name__)
@@ -164,8 +163,7 @@ class _Run:
             return
         rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
         first_index = self.groups.totals["rollouts"] - len(rows)  # `totals` counts the rows of this step already
-        with self.config.rollouts.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        append_rows(self.config.rollouts, rows)
         sample_fields = ("task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
         for index, row in enumerate(rows, first_index):
             # Events count steps from one, as the metrics do. The log counts from zero, because a resumed run compares

@@ -6,6 +6,7 @@ group), so a resumed run samples the same completions.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
-from common.files import write_text
+from common.files import sync_folder, write_text
 from configs.model import ModelConfig
 from configs.training import RolloutConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion
@@ -143,6 +144,17 @@ class RolloutEngine:
         self.seconds += working_seconds() - start_time
         size = self.config.group
         return [Group(*problem, rollouts[i * size : (i + 1) * size]) for i, problem in enumerate(problems)]
+
+
+def append_rows(log: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Append rows to a JSON-lines log and fsync it, so that a checkpoint saved afterwards never has more steps."""
+    is_new = not log.exists()
+    with log.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        sync_folder(log.parent)
 
 
 def truncate_log(log: Path, steps: int) -> None:

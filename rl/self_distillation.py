@@ -48,7 +48,7 @@ from model.training.gathered_checkpoint import open_checkpoints
 from model.training.preemption import joint_termination
 from rl.finite_updates import SkippedUpdates
 from rl.rewards import advantages, verifiable
-from rl.rollouts import Group, RolloutEngine, truncate_log
+from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
 from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import RowBatch, TrainingRow, batches
 
@@ -104,7 +104,8 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
             _sample(run, params, number, mesh, check_stop)
             samples = _read_rows(work / SAMPLES.format(number)) if is_first else []
             traces = on_first(partial(_traces_of, samples))
-            params, losses, skipped = _train(run, params, traces, number, mesh, check_stop)
+            steps_before = sum(_update_count(row["traces"], config) for row in facts["rounds"])
+            params, losses, skipped = _train(run, params, traces, number, steps_before, mesh, check_stop)
             facts["rounds"].append(on_first(partial(_facts, samples, traces, losses, skipped)))
             flush(run.emit)
             checkpoints.save(number + 1, params, facts)
@@ -148,8 +149,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         if jax.process_index():
             continue  # only the first process scores and writes
         rows = [{"step": draw, **row} for group in groups for row in _score_rows(group)]
-        with log.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        append_rows(log, rows)
         solve_rate = float(np.mean([row["reward"] for row in rows]))
         # Steps of metrics count from 1, as in every stage.
         run.emit("metric", name="solve_rate", step=step + 1, value=solve_rate)
@@ -184,10 +184,13 @@ def _train(
     params: Params,
     traces: list[dict[str, Any]],
     number: int,
+    steps_before: int,
     mesh: Mesh,
     check_stop: Callable[[], None],
 ) -> tuple[Params, list[float], int]:
     """Train for `config.epochs` epochs over the traces, in a seeded order, with a fresh optimizer state.
+
+    `steps_before`: updates of the earlier rounds, after which those of this round are numbered.
 
     Returns the parameters, the losses of the applied updates, and the number of updates that were skipped because they
     were not finite. Without any trace the parameters stay as they are.
@@ -200,7 +203,7 @@ def _train(
         TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in traces
     ]
-    steps = -(-len(rows) // config.batch_rows) * config.epochs
+    steps = _update_count(len(rows), config)
     init_state, step = programs(model, config.optimizer, mesh)
     state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, steps))
@@ -216,13 +219,20 @@ def _train(
             params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh), learning_rate)
             loss, measured = jax.device_get((loss, measured))
             steps_done += 1
-            run_step = number * steps + steps_done  # number of the step in the whole run
+            # Number of the step in the whole run. Rounds differ in their traces, so in their steps as well; metrics of
+            # one name and step replace each other in the catalog.
+            run_step = steps_before + steps_done
             if skipped.record(run_step, measured, params):
                 losses.append(float(loss))
                 emit("metric", name="loss", step=run_step, value=losses[-1])
             emit("metric", name="skipped_updates", step=run_step, value=skipped.total)
             emit("progress", done=steps_done, total=steps, unit="steps", note=f"loss {loss:.3f}")
     return params, losses, skipped.total
+
+
+def _update_count(traces: int, config: SelfDistillConfig) -> int:
+    """Updates of a round with so many traces."""
+    return -(-traces // config.batch_rows) * config.epochs
 
 
 @cache

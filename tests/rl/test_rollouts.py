@@ -1,5 +1,8 @@
 """The rollout engine: what it refuses before any compilation, and that it compiles each shape once."""
 
+import json
+import os
+
 import jax
 import pytest
 from pydantic import ValidationError
@@ -9,7 +12,7 @@ from configs.training import RolloutConfig
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
-from rl.rollouts import RolloutEngine
+from rl.rollouts import RolloutEngine, append_rows
 from tests.rl.conftest import TOKENIZER
 
 ROLLOUT = RolloutConfig(prompts=2, group=2, prompt_length=24, max_tokens=6)
@@ -48,3 +51,18 @@ def test_each_shape_is_compiled_once_a_run(model, caplog):
         engine.sample(second, problems[4:], 2)
         engine.sample(second, [problems[0], problems[4]], 3)
         assert "Finished XLA compilation" not in caplog.text
+
+
+def test_rows_of_a_log_are_on_disk_before_a_checkpoint_counts_on_them(tmp_path, monkeypatch):
+    log, sync, synced = tmp_path / "samples.jsonl", os.fsync, []
+
+    def record(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    append_rows(log, [{"step": 0, "text": "a\u2028b"}])
+    append_rows(log, [{"step": 1, "text": "c"}])
+    assert [json.loads(line)["step"] for line in log.read_text(encoding="utf-8").split("\n")[:-1]] == [0, 1]
+    assert synced.count(log.stat().st_ino) == 2
+    assert tmp_path.stat().st_ino in synced

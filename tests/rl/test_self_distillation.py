@@ -1,5 +1,6 @@
 """The loss of stage 3 (paper §4.4) against its formula, and the weights of short and long traces."""
 
+import json
 from functools import partial
 
 import jax
@@ -9,11 +10,15 @@ import optax
 import pytest
 
 from common.errors import ConfigError
+from configs.base import OptimizerConfig
+from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
 from model.nautile import forward
+from rl import self_distillation
 from rl.finite_updates import SkippedUpdates
-from rl.self_distillation import curriculum, update
+from rl.self_distillation import SelfDistillation, curriculum, self_distil, update
+from rl.stage_inputs import StageInputs
 from rl.training_rows import TrainingRow, batches
-from tests.rl.conftest import tiny_model
+from tests.rl.conftest import SUMS, TOKENIZER, tiny_model
 
 MODEL, ROWS = tiny_model(), 5
 RATE = 0.1
@@ -93,6 +98,35 @@ def test_an_update_that_is_not_finite_is_not_applied(params, step):
         ConfigError, match=r"self_distill: 2 updates in a row were not finite \(steps 7 to 8\).*skip_limit 1"
     ):
         skipped.record(8, measured, params)
+
+
+def test_the_updates_of_all_rounds_are_numbered_in_one_sequence(model, params, monkeypatch, tmp_path):
+    """The rounds have traces of 3 and of 1 problem, so 6 and 2 updates of one trace each."""
+    trace = {"prompt_ids": [1], "ids": [2], "logprobs": [0.0], "advantage": 0.5, "forced": None, "solve_rate": 0.5}
+    traces = {0: 3, 1: 1}
+
+    def sample(run, params, number, mesh, check_stop):
+        rows = [json.dumps({"step": 0, "position": position, **trace}) + "\n" for position in range(traces[number])]
+        (run.work / self_distillation.SAMPLES.format(number)).write_text("".join(rows))
+
+    def step(params, state, batch, rate):
+        return params, state, jnp.float32(1.0), {"applied": True}
+
+    state = optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+    monkeypatch.setattr(self_distillation, "_sample", sample)
+    monkeypatch.setattr(self_distillation, "programs", lambda *_: (lambda params: state, step))
+    rollout = RolloutConfig(prompts=1, group=2, max_tokens=8, prompt_length=8)
+    config = SelfDistillConfig(
+        rollout=rollout, problems=ProblemsConfig(tasks=SUMS), rounds=2, epochs=2, batch_rows=1,
+        optimizer=OptimizerConfig(learning_rate=RATE),
+    )  # fmt: skip
+    steps = []
+    run = SelfDistillation(
+        StageInputs(model, TOKENIZER, ()), config, {}, tmp_path, tmp_path / "traces.jsonl", 0,
+        lambda kind, **fields: steps.append(fields["step"]) if fields.get("name") == "loss" else None,
+    )  # fmt: skip
+    self_distil(run, params)
+    assert steps == list(range(1, 9))
 
 
 def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace():
