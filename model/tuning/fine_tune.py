@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from common.errors import ConfigError
-from common.events import Emit, silent
+from common.events import Emit, flush, silent
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from data.shuffle import permute
@@ -101,6 +101,7 @@ def fine_tune(
             emit("metric", name="loss", step=step + 1, value=losses[epoch][-1])
             emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
             if (step + 1) % settings.save_every == 0:
+                flush(emit)  # a crash must not keep the checkpoint and lose the events before it
                 checkpoints.save(step + 1, state, {"losses": losses})
     tuned = state[0] if scale is None else merge_adapters(params, state[0], scale)
     return tuned, [float(np.mean(values)) for values in losses]

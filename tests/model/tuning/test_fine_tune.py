@@ -1,5 +1,7 @@
 """Fine-tuning: what is learnt, that a run continues exactly, adapters, and the divergence from shares of people."""
 
+from itertools import pairwise
+
 import jax
 import numpy as np
 import pytest
@@ -105,3 +107,20 @@ def test_a_batch_weighs_the_continuations_alone():
 def test_a_row_over_the_context_is_refused(config, params):
     with pytest.raises(ConfigError, match="1 of 2 rows are over the model's context of 64 tokens, the longest with 70"):
         mean_loss(params, config, [REPLIES[0], TuningRow([1] * 60, [[2] * 10])], "reply", 2)
+
+
+@pytest.mark.slow
+def test_events_are_on_disk_before_the_checkpoint_that_follows_them(config, params, tmp_path, monkeypatch):
+    order = []
+
+    class Recorder:
+        def __call__(self, kind, **fields):
+            order.append(kind)
+
+        def sync(self):
+            order.append("sync")
+
+    monkeypatch.setattr("model.tuning.fine_tune.TrainCheckpoints.save", lambda *_: order.append("save"))
+    fine_tune(params, config, REPLIES, settings(), 0, tmp_path, {}, Recorder())
+    assert order.count("save") == 2
+    assert [before for before, after in pairwise(order) if after == "save"] == ["sync", "sync"]
