@@ -25,9 +25,7 @@ class Backoff:
     """
 
     attempts: int | None = None  # None: limited by `give_up_s` only
-    give_up_s: float | None = (
-        None  # an attempt that fails later than this many seconds after the first began is the last
-    )
+    give_up_s: float | None = None  # an attempt that fails later than this after the first began is the last
     first_s: float = 0.5
     longest_s: float = 20.0
     factor: float = 2.0
