@@ -53,13 +53,13 @@ class Constraint:
                 f"{name}: no document can meet it, or it cannot be enforced while decoding: {_reason(self._matcher)}"
             )
         self._text: str | None = None  # the text whose parts marked strings must be
-        self.unheld = tuple(sorted(SpanGrammar(schema, "").unheld))
+        self.unconstrained = tuple(sorted(SpanGrammar(schema, "").unconstrained))
 
     def within(self, text: str) -> "Constraint | None":
         """This constraint for replies about a text: strings marked with `x-span` in the schema must be parts of it.
 
-        None if no document can satisfy that, as when the text is shorter than a string's minimum. `unheld` lists the
-        places in the schema whose marked strings the grammar cannot constrain, and the caller must check.
+        None if no document can satisfy that, as when the text is shorter than a string's minimum. `unconstrained` lists
+        the places in the schema whose marked strings the grammar cannot constrain, and the caller must check.
         """
         if not has_spans(self._schema, self._schema):
             return self

@@ -34,8 +34,8 @@ def document_grammar(schema: Schema) -> str:
 class SpanGrammar:
     """The grammar of an answer whose marked strings are parts of `text`.
 
-    grammar: the text of the grammar; None if no document can satisfy it. unheld: JSON pointers to the parts of the
-    schema whose marked strings the grammar does not constrain, because the rules here cannot express a keyword. An
+    grammar: the text of the grammar; None if no document can satisfy it. unconstrained: JSON pointers to the parts of
+    the schema whose marked strings the grammar does not constrain, because the rules here cannot express a keyword. An
     object with marked strings gets only the members that the schema names.
     """
 
@@ -44,7 +44,7 @@ class SpanGrammar:
         self._lines: list[str] = []
         self._spans: dict[tuple[int, int | None], str] = {}
         self._refs: dict[str, str | None] = {}
-        self.unheld: list[str] = []
+        self.unconstrained: list[str] = []
         document = self._node(schema, "")
         self.grammar = None if document is None else self._grammar_text(document)
 
@@ -92,7 +92,7 @@ class SpanGrammar:
                     return self._array(schema, path)
                 case "object" if self._has_named_members(schema):
                     return self._object(schema, path)
-        self.unheld.append(path or "/")
+        self.unconstrained.append(path or "/")
         return self._rule(_json_rule(schema, self._root))
 
     def _has_named_members(self, schema: Schema) -> bool:

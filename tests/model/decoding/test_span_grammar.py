@@ -55,7 +55,7 @@ def written(constraint, seed, most=200):
 
 def test_every_reply_holds_to_the_text_and_to_the_schema():
     constraint = Constraint(TOKENIZER, SCHEMA)
-    assert constraint.unheld == ()
+    assert constraint.unconstrained == ()
     checker = ReplyChecker(constraint.validator, SCHEMA, "marked")
     held = constraint.within(TEXT)
     replies = [written(held, seed) for seed in range(60)]
@@ -108,7 +108,7 @@ def test_strings_under_other_keywords_are_named_because_they_are_only_checked():
         },
     }
     constraint = Constraint(TOKENIZER, schema)
-    assert constraint.unheld == ("/properties/a~1b", "/properties/code", "/properties/map")
+    assert constraint.unconstrained == ("/properties/a~1b", "/properties/code", "/properties/map")
     assert constraint.within("x") is not None
     plain = Constraint(TOKENIZER, {"type": "object"})
     assert plain.within("x") is plain
