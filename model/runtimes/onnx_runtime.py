@@ -74,9 +74,9 @@ class OnnxRuntime:
     def slots(self, stops: tuple[int, ...], think_end: int, count: int, longest: int | None = None) -> "OnnxSlots":
         return OnnxSlots(self, stops, think_end, count)
 
-    def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, wanted_RW: np.ndarray) -> tuple[Any, State]:
-        """Run prompts padded on the right: logits [R, W, V] of the columns `wanted_RW`, and the state."""
-        inputs = {"tokens": tokens_RP, "lengths": lengths_R, "wanted": wanted_RW}
+    def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, columns_RW: np.ndarray) -> tuple[Any, State]:
+        """Run prompts padded on the right: logits [R, W, V] of the columns `columns_RW`, and the state."""
+        inputs = {"tokens": tokens_RP, "lengths": lengths_R, "logit_columns": columns_RW}
         names = [output.name for output in self.prompt.get_outputs() if output.name != HIDDEN]
         arrays = self.prompt.run(names, {name: array.astype(np.int64) for name, array in inputs.items()})
         state = dict(zip(names, arrays, strict=True))
@@ -93,7 +93,7 @@ class OnnxRuntime:
         features_ND = np.zeros((len(texts), self.config.width), np.float32)
         for row, ids in enumerate(texts):
             refuse_unreadable(row + 1, len(ids), self.config)
-            inputs = {"tokens": [ids], "lengths": [len(ids)], "wanted": [[len(ids) - 1]]}
+            inputs = {"tokens": [ids], "lengths": [len(ids)], "logit_columns": [[len(ids) - 1]]}
             feeds = {name: np.array(values, np.int64) for name, values in inputs.items()}
             [[hidden_SD]] = self.prompt.run([HIDDEN], feeds)
             features_ND[row] = hidden_SD[: len(ids)].mean(axis=0) if pooling == "mean" else hidden_SD[len(ids) - 1]
@@ -173,11 +173,11 @@ class OnnxSlots:
         lengths_B = np.asarray(lengths_B)
         # The engine aligns prompts on the right, the graph takes them on the left.
         padded_BP = np.stack([np.roll(row, length) for row, length in zip(tokens_BP, lengths_B, strict=True)])
-        wanted_BW = lengths_B[:, None] - 1
+        columns_BW = lengths_B[:, None] - 1
         if score:
             columns_P = np.arange(padded_BP.shape[1])
-            wanted_BW = np.minimum(columns_P, wanted_BW)
-        logits_BWV, state = self._runtime.read_prompts(padded_BP, lengths_B, wanted_BW)
+            columns_BW = np.minimum(columns_P, columns_BW)
+        logits_BWV, state = self._runtime.read_prompts(padded_BP, lengths_B, columns_BW)
         scores = _scores(logits_BWV, padded_BP, lengths_B) if score else None
         return PromptState(logits_BWV[:, -1], state, lengths_B), scores
 

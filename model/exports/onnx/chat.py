@@ -20,8 +20,8 @@ question = " ".join(sys.argv[1:]) or "What is 2 + 2?"
 head, tail = chat["prompt"].split("{query}")
 ids = tokenizer.encode(head + question.replace("<|", "< |") + tail).ids
 
-lengths = np.array([len(ids)])  # `wanted` below: the columns whose logits to compute, only the last one
-outputs = prompt.run(names, {"tokens": np.array([ids]), "lengths": lengths, "wanted": lengths[:, None] - 1})
+lengths = np.array([len(ids)])  # `logit_columns` below: the columns whose logits to compute, only the last one
+outputs = prompt.run(names, {"tokens": np.array([ids]), "lengths": lengths, "logit_columns": lengths[:, None] - 1})
 state = dict(zip(names, outputs, strict=True))
 for name in names:
     if name.startswith(("keys", "values")):  # pad to the whole context: the step graph then writes in place

@@ -25,7 +25,9 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     """The graph that reads whole prompts. `with_hidden`: also output the residual stream after the last block."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
-    tokens, lengths, wanted = (graph.input(name, np.int64, shape) for name, shape in token_shapes("prompt").items())
+    tokens, lengths, logit_columns = (
+        graph.input(name, np.int64, shape) for name, shape in token_shapes("prompt").items()
+    )
     # Pad the columns to whole chunks: -L mod CHUNK columns are missing (the result of Mod has the divisor's sign).
     missing = graph.op("Mod", graph.op("Neg", graph.op("Shape", tokens, start=1)), graph.indices(CHUNK))
     tokens = graph.op("Pad", tokens, graph.op("Concat", graph.indices(0, 0, 0), missing, axis=0))
@@ -33,7 +35,7 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     last = graph.op("Sub", lengths, graph.indices(1))
     attended = (graph.op("Cast", last, to=onnx.TensorProto.INT32), graph.op("Cast", columns, to=onnx.TensorProto.INT32))
     chunks = _chunk_values(graph, config, columns, lengths)
-    # The layers, then the logits of the wanted columns, then the states of all SCA layers as one array each.
+    # The layers, then the logits of the given columns, then the states of all SCA layers as one array each.
     stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
     for block in range(config.blocks):
@@ -43,7 +45,7 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
         into = (f"keys.{block}", f"values.{block}")
         stream = layers.attention(stream, f"block_{block}.attention", ("", ""), attended, into)
     x = graph.op("Add", *stream)
-    rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
+    rows = graph.op("GatherND", x, graph.op("Unsqueeze", logit_columns, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
     if with_hidden:
         graph.output(HIDDEN, hidden_shape(config))

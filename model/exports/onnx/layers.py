@@ -230,7 +230,7 @@ class Layers:
             weights = graph.op("Concat", *(graph.weight(f"{name}.{part}") for name in names), axis=0)
             return graph.reshape(weights, count, *shape)
 
-        retention = stacked("kept", 1, heads, 1, 1, 1, 1)
+        retention = stacked("retention", 1, heads, 1, 1, 1, 1)
         sums = graph.op("Mul", sums, retention)
         # TINY avoids a division by 0: where no gate was open, the sums are 0, and so is the readout.
         z = graph.op("Add", graph.op("Mul", z, retention), graph.constant(TINY))

@@ -7,13 +7,13 @@ projection, S columns of the context; M before H):
     history.N [A, B, C] for N = 0 … T-2: the convolution's inputs, oldest first, each multiplied by its last tap
     keys.N, values.N [B, G, S, H] for each block N; if a step's past has S columns, the step writes into these
 
-    prompt  tokens [B, L], lengths [B], wanted [B, P] -> logits [B, P, V], state with S = L rounded up to 32
+    prompt  tokens [B, L], lengths [B], logit_columns [B, P] -> logits [B, P, V], state with S = L rounded up to 32
     step    tokens [B, 1], positions [B], past state  -> logits [B, 1, V], state
 
 For a checkpoint tuned with a head, the prompt graph also outputs hidden [B, S, D], the features of the head.
 
-Prompts are padded on the right with any id. `wanted` are the columns whose logits to compute. `positions` are the
-positions of the tokens: the number of tokens before. A model without SCA layers has no sums and no history.
+Prompts are padded on the right with any id. `logit_columns` are the columns whose logits to compute. `positions` are
+the positions of the tokens: the number of tokens before. A model without SCA layers has no sums and no history.
 """
 
 from configs.model import ModelConfig
@@ -53,7 +53,7 @@ def state_shapes(config: ModelConfig) -> dict[str, Shape]:
 def token_shapes(graph: str) -> dict[str, Shape]:
     """The int64 inputs of a graph: all inputs of "prompt", and those of "step" except its past state."""
     if graph == "prompt":
-        return {"tokens": ("B", "L"), "lengths": ("B",), "wanted": ("B", "P")}
+        return {"tokens": ("B", "L"), "lengths": ("B",), "logit_columns": ("B", "P")}
     return {"tokens": ("B", 1), "positions": ("B",)}
 
 

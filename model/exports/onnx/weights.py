@@ -76,11 +76,12 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
         # The decay is in the gates, and the sums do not decay.
         file.add(f"{name}.window", _single(-decay_K))
         decay_K = np.zeros_like(decay_K)
-    # Decay weights: of a step (kept), inside a chunk (within), of the state before it (carry), between chunks (rate).
+    # Decay weights: of a step (retention), inside a chunk (within), of the state before it (carry), between chunks
+    # (rate, an exponent: how many chunks are between depends on the prompt).
     column_C = np.arange(CHUNK)
     distance_CS = column_C[:, None] - column_C
     within_KCS = np.where(distance_CS >= 0, np.exp(-decay_K[:, None, None] * np.maximum(distance_CS, 0)), 0)
-    file.add(f"{name}.kept", _single(np.exp(-decay_K)[:, None, None]))
+    file.add(f"{name}.retention", _single(np.exp(-decay_K)[:, None, None]))
     file.add(f"{name}.within", _single(within_KCS[:, None]))
     file.add(f"{name}.carry", _single(np.exp(-decay_K[:, None] * (column_C + 1))[:, None, :, None]))
     file.add(f"{name}.rate", _single(-decay_K[:, None, None] * CHUNK))

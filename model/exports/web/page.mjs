@@ -66,7 +66,8 @@ async function reply(model, question) {
   let count = 0;
   const started = performance.now();
   let outputs = await model.prompt.run({
-    tokens: int64Tensor(ids, [1, ids.length]), lengths: int64Tensor([ids.length], [1]), wanted: int64Tensor([ids.length - 1], [1, 1]),
+    tokens: int64Tensor(ids, [1, ids.length]), lengths: int64Tensor([ids.length], [1]),
+    logit_columns: int64Tensor([ids.length - 1], [1, 1]),
   });
   const first = performance.now();
   let ended = false;

@@ -82,17 +82,20 @@ def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
     expected = reference(weights, config, tokens)
     prompt, step = graphs(tmp_path, weights, config, 32)
     every = np.broadcast_to(np.arange(LENGTH), tokens.shape).copy()
-    logits, _ = run(prompt, tokens=tokens, lengths=np.array([LENGTH, LENGTH]), wanted=every)
+    logits, _ = run(prompt, tokens=tokens, lengths=np.array([LENGTH, LENGTH]), logit_columns=every)
     np.testing.assert_allclose(logits, expected, atol=1e-3)
     for length in (1, 2, 3, 31, 32, 33, 64, 127):
         logits, _ = run(
-            prompt, tokens=tokens[:, :length], lengths=np.array([length] * 2), wanted=every[:, length - 1 :][:, :1]
+            prompt,
+            tokens=tokens[:, :length],
+            lengths=np.array([length] * 2),
+            logit_columns=every[:, length - 1 :][:, :1],
         )
         np.testing.assert_allclose(logits[:, 0], expected[:, length - 1], atol=1e-3)
     # Rows of different lengths, continued token by token.
     lengths, rows = np.array([40, 1]), np.arange(2)
     padded = np.where(np.arange(40) < lengths[:, None], tokens[:, :40], 7)
-    logits, state = run(prompt, tokens=padded, lengths=lengths, wanted=lengths[:, None] - 1)
+    logits, state = run(prompt, tokens=padded, lengths=lengths, logit_columns=lengths[:, None] - 1)
     assert set(state) == set(state_shapes(config))
     np.testing.assert_allclose(logits[:, 0], expected[rows, lengths - 1], atol=1e-3)
     for count in range(70):
@@ -124,7 +127,7 @@ def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weigh
     expected = reference(times_last_tap(rounded_weights, -1), MODEL, tokens[:, :40])
     prompt, step = graphs(tmp_path, weights, MODEL, bits)
     lengths = np.array([39, 39])
-    logits, state = run(prompt, tokens=tokens[:, :39], lengths=lengths, wanted=lengths[:, None] - 1)
+    logits, state = run(prompt, tokens=tokens[:, :39], lengths=lengths, logit_columns=lengths[:, None] - 1)
     np.testing.assert_allclose(logits[:, 0], expected[:, 38], atol=2e-3)
     past = {f"past.{name}": value for name, value in state.items()}
     logits, _ = run(step, tokens=tokens[:, 39:40], positions=lengths, **past)
