@@ -54,6 +54,7 @@ def time_interleaved(calls: Mapping[Name, Callable[[], Any]], repeats: int) -> d
         for name, call in calls.items():
             wall, processor = time.perf_counter(), time.process_time()
             call()
+            # The first round compiles, loads files and warms caches.
             if round_number:
                 timings[name].append((time.perf_counter() - wall, time.process_time() - processor))
     return timings

@@ -37,6 +37,7 @@ class Teacher:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
         assert self.process.stdout
+        # It prints its address once it listens; an empty line means that the process has ended.
         if not self.process.stdout.readline():
             raise SystemExit(f"the teacher does not start: is port {self.port} taken?")
 
@@ -85,6 +86,7 @@ class ChaosRun:
             return psutil.Process(process.pid) if process and process.poll() is None else None
         with suppress(psutil.Error):
             for process in psutil.Process(self.flow.pid).children(recursive=True):
+                # The embedded teacher is a grandchild: the flow starts the stage, the stage its teacher.
                 if "data.endpoints.embedded" in process.cmdline():
                     return process
         return None
@@ -95,6 +97,7 @@ class ChaosRun:
 
     def start(self, *words: str) -> None:
         with self.log.open("ab") as output:
+            # The command goes into the log first, so that `output` can find where the last one begins.
             output.write(f"$ nautile run {shlex.join(words or (self.config,))}\n".encode())
             self.flow = subprocess.Popen(
                 [sys.executable, "-m", self.module, "run", *(words or (self.config,))],
@@ -129,6 +132,7 @@ class ChaosRun:
 
     def tables(self) -> dict[str, list[str]]:
         names = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
+        # One query for all tables, because each `nautile sql` is a process of a second.
         union = " UNION ALL ".join(
             f"SELECT '{name}' AS name, to_json(t)::VARCHAR AS row FROM {name} t" for name in names
         )

@@ -17,6 +17,8 @@ class ImpatientLease(lease.Lease):
     """A lease whose waiting time is at most $CHAOS_EXPIRES_S."""
 
     def acquire(self, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> None:
+        # Only while waiting: the same constant is how long the holder's own lease lasts, and a short one would expire
+        # under a slow renewal.
         lease.EXPIRES_S = float(os.environ.get("CHAOS_EXPIRES_S", USUAL_S))
         try:
             super().acquire(wait, on_wait)

@@ -12,6 +12,7 @@ from typing import Any
 TIMED_KINDS = ("report", "data_card", "evaluation")
 TIMED_METRICS = r"dollars_unknown|second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
 TIMED_FIELDS = ("latency_s",)  # of a sample
+# An execution with several artifacts would give each of its rows once per artifact, so only the first by id is joined.
 LIVE = (
     "JOIN artifacts a ON a.execution = t.execution AND a.superseded = 0 AND a.id = (SELECT min(b.id) FROM artifacts b"
 )
@@ -22,11 +23,13 @@ def payloads(store: Path) -> dict[str, str]:
     """`kind/key/file` -> sha256 of each live file without times, and the scores of evaluations."""
     by_name: dict[str, str] = {}
     for path in (store / "artifacts").glob("*/*/manifest.json"):
+        # A superseded artifact: how many there are depends on the faults.
         if "." in path.parent.name:
             continue
         name = f"{path.parent.parent.name}/{path.parent.name}"
         kind = path.parent.parent.name
         if kind == "evaluation":
+            # The files of an evaluation contain times; what must be equal are its scores.
             by_name[f"{name}/scores"] = json.dumps(_scores(path.parent / "scores.json"), sort_keys=True)
         elif kind in TIMED_KINDS:
             by_name[name] = "there"
@@ -84,6 +87,7 @@ def differences(plain: dict[str, Any], result: dict[str, Any]) -> list[str]:
             )
     for table, expected in plain["rows"].items():
         actual_rows = result["rows"][table]
+        # Counters: a row that is there twice and expected once is one too many.
         missing, extra = expected - actual_rows, actual_rows - expected
         if table == "calls":
             extra = Counter({row: n for row, n in extra.items() if row not in expected})

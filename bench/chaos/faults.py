@@ -20,6 +20,8 @@ from typing import Protocol
 import psutil
 
 HOUR_NS = 3600 * 10**9
+# DuckDB locks its file for one process. Another one that opens it for writing is what a forgotten shell of an operator
+# looks like to a run.
 _HOLD = """
 import sys, time, duckdb
 while True:
@@ -65,6 +67,8 @@ def child_processes(run: FaultTarget, part: str) -> list[psutil.Process]:
                 if part == "server" and "flows.operate.prefect_server" in words:
                     collected.append(process)
                 elif part in ("stage", "worker") and "tasks.engine.child_main" in words:
+                    # A work item's command line has its fan-out and its item behind the request; a stage's ends with
+                    # the request.
                     is_worker = len(words) > words.index("tasks.engine.child_main") + 2
                     if is_worker == (part == "worker"):
                         collected.append(process)
@@ -122,6 +126,8 @@ def suspend_process(run: FaultTarget, rng: random.Random) -> str | None:
         return None
     victim = rng.choice(result)
     with suppress(psutil.Error):
+        # SIGSTOP: the process holds its locks and its connections and does nothing, as under a debugger or on a machine
+        # that swaps.
         victim.suspend()
         time.sleep(run.stop_s)
         victim.resume()
@@ -143,6 +149,7 @@ def fill_up(ballast: Path, run: FaultTarget, seconds: float) -> int:
             try:
                 file.write(chunk)
             except OSError:
+                # Smaller and smaller, until not even a byte fits: what others free in the meantime is taken again.
                 chunk = chunk[: max(1, len(chunk) // 2)]
                 time.sleep(0.05)
     size = ballast.stat().st_size
@@ -157,6 +164,7 @@ def flip_byte(run: FaultTarget, rng: random.Random) -> str | None:
         for path in (run.store / "artifacts").rglob("*")
         if path.is_file() and path.stat().st_size and "." not in path.relative_to(run.store).parts[2]
     ]
+    # Manifests have a seal of their own, and a report is not compared byte by byte.
     payload = [path for path in sorted(paths) if path.name != "manifest.json" and path.parts[-3:-2] != ("report",)]
     if not payload:
         return None
@@ -167,6 +175,7 @@ def flip_byte(run: FaultTarget, rng: random.Random) -> str | None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ (1 << rng.randrange(8))]))
+    # A run that goes on has the file's digest in memory; only a new process reads the damage.
     if rng.random() < 0.5:
         kill_flow(run, rng)
     return f"{victim.relative_to(run.store / 'artifacts')} at {at}"
@@ -182,6 +191,7 @@ def tear_line(run: FaultTarget, rng: random.Random) -> str | None:
     if not files:
         return None
     kill_flow(run, rng)
+    # The children of the flow end with it, but not in the same instant, and may still write.
     time.sleep(0.5)
     unfinished = [
         path
@@ -229,6 +239,7 @@ def jump_clock(run: FaultTarget, rng: random.Random) -> str | None:
     if run.clock is None:
         return None
     hours = rng.choice([-24 * 30, -24, -1, 1, 24, 24 * 30])
+    # Added to what is there: several jumps of a round add up, as they would for a machine without a time server.
     (offset,) = struct.unpack("<q", run.clock.read_bytes())
     with run.clock.open("r+b") as file:
         file.write(struct.pack("<q", offset + hours * HOUR_NS))

@@ -29,7 +29,9 @@ from bench.chaos.random_times import Chaos, left_running
 from bench.chaos.servers import PRICES, CountingTeacher, MirrorServer
 from store.manifest import MIRRORED
 
+# Seconds of a lease here; in a store they are minutes, which would be most of the bench.
 RENEW_S, EXPIRES_S = "5", "15"
+# How long a fault may take to be overcome, how long nothing may move before the bench gives up, and how often it looks.
 RECOVERY_S, STALLED_S, LOOK_S = 300.0, 900.0, 1.5
 ENDPOINT = "smollm2"  # replaced by the counting teacher
 SLOW_S, QUICK_S = 1.5, 0.02  # duration of an answer: in the distillation, where faults hit the teacher, and elsewhere
@@ -63,6 +65,7 @@ class LocalChaos(Chaos):
             f'url = "http://127.0.0.1:{self.options.port}/v1"\ntimeout_s = 8.0\n'
             f"dollars_per_million_in = {PRICES[0]}\ndollars_per_million_out = {PRICES[1]}\n\n"
         )
+        # Everything else of the shipped configuration stays as it is: that one is on trial.
         text, count = re.subn(rf"\[endpoints\.{ENDPOINT}\]\n[^\[]*", endpoint, shipped)
         if count != 1:
             raise SystemExit(f"{self.options.config}: no [endpoints.{ENDPOINT}] to replace")
@@ -105,6 +108,8 @@ class LocalChaos(Chaos):
         self.mirror.start()
         assert self.clock_library
         folder, clock = self.disk / "run", self.out / "clock"
+        # The tmpfs is still mounted, so the machines' folders are there and the run can go on; the S3 server's own
+        # memory of its objects ended with its process.
         going_on = self.faults.exists() and folder.exists()
         if not going_on:
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,6 +145,7 @@ class LocalChaos(Chaos):
         for planned in self.plan:
             if any(row["number"] == planned.number for row in rows):
                 continue
+            # A finished distillation sends nothing, so a failing teacher has nobody to fail.
             if planned.fault.startswith("the teacher") and planned.label in run.finished():
                 print(f"{planned.number} {planned.fault}: {planned.label} had finished before", flush=True)
                 continue
@@ -148,6 +154,8 @@ class LocalChaos(Chaos):
                 break
             if row := self._inject_and_recover(run, planned, rows):
                 rows.append(row)
+                # A line per fault as soon as the run has recovered from it: a bench that is stopped repeats at most
+                # one.
                 with self.faults.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)
@@ -171,6 +179,8 @@ class LocalChaos(Chaos):
                     moved_s, mark = now, run.progress()
                 if now - moved_s > STALLED_S:
                     raise SystemExit(f"nothing has moved for {STALLED_S:.0f} s in {run.current_stage()}; see {run.log}")
+                # The step is over before its place was seen: the fault then hits whatever works now, and the table says
+                # where.
                 if planned.label in run.finished() and any(work.total for work in run.active_steps()):
                     passed_s = passed_s or now
                     if now - passed_s > LOOK_S / 2:
@@ -191,8 +201,10 @@ class LocalChaos(Chaos):
         if target is None:
             print(f"{planned.number} {planned.fault} in {at}: nothing to hit", flush=True)
             return None
+        # Counted before and after, because an answer may arrive between the two.
         row["in_flight"] = max(row["in_flight"], self.counting.in_flight)
         row["hit"] = target.replace(str(run.folder), "")
+        # Recovered means further than before the fault, and not merely alive again.
         while time.monotonic() - start < RECOVERY_S:
             if not self._keep_running(run, [row]) or run.is_beyond(mark):
                 row["recovered_s"] = round(time.monotonic() - start, 1)
@@ -202,6 +214,7 @@ class LocalChaos(Chaos):
         lines = run.trouble_lines(since)
         failures = ", ".join(f"{status} ({count})" for status, count in (run.failed_calls() - failed).items())
         evidence = [f"rows of calls without an answer: {failures}"] if failures else []
+        # Lines about the step that was hit are better evidence than others.
         lines.sort(key=lambda line: planned.label not in line)
         row["evidence"] = "; ".join([*evidence, *lines[:1]]) or row["said"]
         del row["said"]
@@ -234,6 +247,8 @@ class LocalChaos(Chaos):
         """Problems at the end: those of the random rounds, and those of every machine that was down."""
         problems = []
         last_machine = run.machine
+        # A machine that was lost comes back with its old folder. It must find that nothing is left to do, and must not
+        # publish anything of its own.
         for number in range(1, last_machine):
             run.at_machine(number)
             run.start()
@@ -257,6 +272,8 @@ class LocalChaos(Chaos):
         by_status = {call["status"]: call["n"] for call in calls}
         dollars = sum(call["dollars"] for call in calls)
         answers, requests = sum(totals["answers"].values()), len(totals["answers"])
+        # A killed process may have lost at most what was on its way at that moment: this is the tolerance of all sums
+        # below.
         in_flight_at_kills = sum(row["in_flight"] for row in rows if KILLS.search(f"{row['fault']} {row['hit']}"))
         failed_rows = sum(count for status, count in by_status.items() if status != "ok")
         faults = sum(totals["faults"].values())

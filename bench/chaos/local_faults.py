@@ -81,6 +81,7 @@ def teacher_answers(kind: str, count: int) -> Injector:
         coming.extend([kind] * count)
         run.wait_until(lambda: not coming or not run.alive(), 90.0)
         affected = count - len(coming)
+        # The run may have stopped before all of them arrived; the rest must not hit another fault's window.
         coming.clear()
         run.wait_until(lambda: run.failed_calls().total() >= failed_before + affected or not run.alive(), 15.0)
         return f"{affected} requests" if affected else None
@@ -93,6 +94,7 @@ def cut_upload(run: LocalChaosRun, rng: random.Random) -> str | None:
     assert run.mirror
     assert run.mirror.proxy
     count, seconds = rng.randrange(1_000, 60_000), rng.uniform(5.0, 15.0)
+    # First let so many bytes through, then cut: the upload breaks in the middle of an object.
     run.mirror.cut_after(count, 40.0)
     if not run.wait_until(lambda: run.mirror.proxy.left <= 0 or not run.alive(), 35.0):  # type: ignore[union-attr]
         return None
@@ -191,6 +193,8 @@ def half_written(run: LocalChaosRun, rng: random.Random) -> str | None:
     folders = [path.parent for path in (run.store / "staging").glob("*/execution.json")]
     if not folders:
         return None
+    # Files with a name that no process of this run writes: they must be read as far as they are whole, and never
+    # repaired.
     for folder in run.store.glob("replies/*"):
         (folder / "of-another-writer.jsonl").write_text('{"digest": "0123456789abcdef", "text": "The ans')
     with (run.store / "events/of-another-writer.jsonl").open("a") as file:
@@ -280,6 +284,7 @@ class PlannedFault:
         if self.event == "start":
             return self.label in run.current_stage()
         for work in run.active_steps():
+            # Its own progress comes once per chunk of prompts, too coarse to aim at; the teacher counts each answer.
             if work.label == self.label == "distill":
                 return run.answered >= max(1.0, self.share * run.prompts)
             if work.label == self.label:
@@ -301,6 +306,7 @@ class PlannedFault:
 INGESTS = ("ingest:synth", "ingest:answers")
 EVALUATIONS = ("evaluate:pretrain", "evaluate:align", "evaluate:reason")
 # Fault, the steps from which one is drawn, the range of the share of work, and the event that triggers it.
+# The shares of one step rise from row to row, so that its faults are spread over its work.
 PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Event], ...] = (
     ("kill a work item", ("ingest:synth",), (0.0, 0.0), "worker"),
     ("kill while it starts again", ("ingest:synth", "ingest:answers"), (0.0, 0.0), "worker"),
@@ -341,5 +347,6 @@ def draw_schedule(seed: int) -> list[PlannedFault]:
     planned = [
         PlannedFault(0, fault, rng.choice(labels), rng.uniform(*shares), event) for fault, labels, shares, event in PLAN
     ]
+    # In the order of the run: the bench only ever waits for the next place.
     planned.sort(key=lambda item: (LABELS.index(item.label), item.share))
     return [PlannedFault(i + 1, item.fault, item.label, item.share, item.event) for i, item in enumerate(planned)]

@@ -72,6 +72,7 @@ class LocalChaosRun(ChaosRun):
     def at_machine(self, number: int) -> None:
         """Switch to a machine: every later command runs there."""
         machine = self.folder / f"machine-{number}"
+        # Programs compiled by another machine are copied: compiling is not on trial, and takes minutes.
         known = [path for path in sorted(self.folder.glob("machine-*/store/compiled")) if path.parents[1] != machine]
         self.store, self.log = machine / "store", self.folder.parent.parent / f"machine-{number}.log"
         self.store.mkdir(parents=True, exist_ok=True)
@@ -124,6 +125,7 @@ class LocalChaosRun(ChaosRun):
     def is_beyond(self, progress: Progress) -> bool:
         if self.finished() - progress.finished:
             return True
+        # Counts in staging may be those of before the kill; progress needs a process that makes it.
         if not (child_processes(self, "stage") or child_processes(self, "worker")):
             return False
         if self.answered > progress.answered + 2:  # two may have been on their way
@@ -149,6 +151,7 @@ class LocalChaosRun(ChaosRun):
 
     def second_run(self) -> "subprocess.Popen[bytes]":
         """Start the same command once more in the same store, with a separate output file."""
+        # The second run takes the place of the first for the duration of `start`, and then gives it back.
         first, log = self.flow, self.log
         self.log = log.with_name(f"second-{log.name}")
         try:

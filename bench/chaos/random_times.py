@@ -18,7 +18,7 @@ from bench.chaos.chaos_run import ROOT, ChaosRun, Teacher, offered_command
 from bench.chaos.compare import differences, leftovers, prefect_running, repeated_calls
 from bench.chaos.faults import FAULTS, Fault, child_processes, kill_session, wait_for
 
-DISK = "1500m"
+DISK = "1500m"  # room for a round, and little enough to be filled in seconds
 
 
 class Chaos:
@@ -33,6 +33,7 @@ class Chaos:
         self.disk = self.out / "disk"
         kinds = options.kinds.split(",") if options.kinds else [fault.name for fault in FAULTS]
         if options.schedule == "toy":
+            # The toy chain has neither.
             kinds = [name for name in kinds if name not in ("kill the teacher", "kill a worker")]
         self.kinds = [fault for fault in FAULTS if fault.name in kinds]
         self.teacher = Teacher(options.port) if options.schedule == "chain" else None
@@ -64,6 +65,7 @@ class Chaos:
     def _mount_disk(self) -> bool:
         self.disk.mkdir(exist_ok=True)
         if os.path.ismount(self.disk):
+            # Lazily: a process of an earlier round that died badly may still hold a file of the old disk.
             subprocess.run(["umount", "-l", str(self.disk)], check=True)
         return self._mount()
 
@@ -127,12 +129,14 @@ class Chaos:
         folder = (self.disk if self.own_disk else self.out / "rounds") / str(number)
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "store").mkdir(parents=True)
+        # Each round begins with compiled programs, so that faults hit stages at work and not the compiler.
         if (compiled := self.out / "plain/store/compiled").exists():
             shutil.copytree(compiled, folder / "store/compiled")
         clock = self.out / "clock" if self.clock_library else None
         run = self.new_run(folder, clock)
         run.log = self.out / f"round-{number}.log"
         run.log.unlink(missing_ok=True)
+        # The round's own seed: an interrupted round is repeated with the same faults at the same moments.
         rng = random.Random(f"{self.options.seed}/{number}")
         events: list[dict[str, Any]] = []
         try:
@@ -159,9 +163,12 @@ class Chaos:
         """Run to the end with the faults of one round; False if the time is over first."""
         usable_faults = [fault for fault in self.kinds if self.own_disk or not fault.own_disk]
         usable_faults = [fault for fault in usable_faults if run.clock or fault.name != "clock jump"]
+        # In turn over all kinds, so that every kind occurs equally often over the rounds; only their order is drawn.
         offset = number * self.options.each_round
         chosen_faults = [usable_faults[(offset + i) % len(usable_faults)] for i in range(self.options.each_round)]
         rng.shuffle(chosen_faults)
+        # A run with faults takes longer than an undisturbed one: spread over 1.6 times its length, the last faults
+        # still hit it.
         gap = 1.6 * plain["seconds"] / len(chosen_faults)
         start = time.monotonic()
         run.start()
@@ -221,6 +228,7 @@ class Chaos:
         )
         if last_row["commands"] > 4:
             raise SystemExit(f"no recovery from {last_row['fault']}: {run.output()[-3000:]}")
+        # Killed by the bench, the run had no time for a message.
         if code != -9 and (command := offered_command(run.output())):
             run.start(*command)
             if run.flow.wait() != 0:
@@ -251,6 +259,7 @@ class Chaos:
         problems += [f"damaged: {name}: {files}" for name, files in damaged.items()]
         result = run.snapshot()
         problems += differences(plain, result) + leftovers(run.store, run.query)
+        # The catalog as the run left it, against one that is rebuilt from the files alone.
         before = run.tables()
         run.nautile("store", "rebuild")
         after = run.tables()

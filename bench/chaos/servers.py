@@ -37,6 +37,8 @@ class MirrorServer:
 
     def start(self) -> None:
         """Start the server with an empty bucket. Raises `SystemExit` if it does not answer."""
+        # moto keeps small objects in memory; with a buffer of one byte each is a temporary file, so the disk can be
+        # full.
         environment = os.environ | {"TMPDIR": str(self.folder), "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "1"}
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         with (self.folder.parent / "s3.log").open("ab") as log:
@@ -118,6 +120,7 @@ class CountingTeacher(FakeOpenAI):
         super()._count(body, answer)
         self.answered_ever += 1
         usage = answer["usage"]
+        # By digest of the whole body, so that a request that is repeated after a kill counts as the same.
         request = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         self._write({"request": request, "tokens": [usage["prompt_tokens"], usage["completion_tokens"]]})
 

@@ -50,10 +50,12 @@ def questions_from_articles(count: int) -> list[HeldOutQuestion]:
     for number in range(count):
         words = draw.choice(sentences).split()
         kind = draw.random()
+        # As benchmarks are: three in ten short, four of two sentences, the rest as they come.
         if kind < 0.3:
             words = words[: draw.randint(5, 14)]
         elif kind >= 0.6:
             words += draw.choice(sentences).split()
+        # A word in twelve is replaced, so that the screen must find overlaps that are not verbatim.
         words = [word if draw.random() > 1 / 12 else draw.choice(words) for word in words]
         text = draw.choice(OPENINGS) + " ".join(words) + "?"
         collected.append(HeldOutQuestion(f"benchmark {number % 11}", str(number), text))
@@ -81,6 +83,8 @@ def anchors(questions: list[HeldOutQuestion]) -> list[str]:
 
 def with_datasketch(texts: list[str]) -> None:
     for block in words_of(texts):
+        # datasketch gets the same hashed grams as our MinHash: only the signatures are compared, not the reading of
+        # words.
         for begin, end in zip(block.first[:-1], block.first[1:], strict=True):
             signature = datasketch.MinHash(BANDS * ROWS, SEED, hashfunc=int, scheme="affine64")
             signature.update_batch(grams(block.values[begin:end], WORDS).tolist())
@@ -91,6 +95,7 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     start = time.process_time()
     index = ContaminationIndex(questions)
     print(f"{len(questions):,} questions indexed in {time.process_time() - start:.1f} s of one core")
+    # Documents with a hit take another path afterwards; the usual document has none.
     text_hits = index.screen(texts)
     print(f"{sum(map(bool, text_hits))} of {len(texts)} documents overlap a question; they are left out below")
     texts = [text for text, hits in zip(texts, text_hits, strict=True) if not hits]
@@ -137,10 +142,12 @@ def settle_one(count: int, width: int) -> None:
             unit = Path(folder) / f"{number:012d}"
             unit.mkdir()
             hashes = draw.integers(0, 2**63, 100_000).astype("<u8")
+            # Every tenth document is an exact copy of one in the file before.
             hashes[::10] = earlier[::10]
             (unit / HASHES).write_bytes(hashes.tobytes())
             for band in range(width):
                 values = draw.integers(0, 2**63, 100_000).astype("<u8")
+                # In the first band every twentieth document agrees with another one of its file: a near copy.
                 values[5::20] = hashes[::20] if band == 0 else values[5::20]
                 (unit / band_file(band)).write_bytes(values.tobytes())
             units.append(unit)

@@ -113,6 +113,8 @@ class EvenTeachers(Teachers):
 def one_slow_teacher(prompts: int, folder: Path) -> dict[str, object]:
     """Three teachers with 100 requests/s each, and one with 5, which gets one prompt in 25."""
     names, delays = ("fast0", "fast1", "fast2", "slow"), (0.08, 0.08, 0.08, 1.6)
+    # Difficulty is spread evenly (`EvenTeachers`), so these bounds are the shares of the prompts: 32 in a hundred for
+    # each fast teacher, and 4 for the slow one.
     limits = (0.31, 0.63, 0.95, 1.0)
     chunk = 512
     for begin in range(0, prompts, chunk):
@@ -137,6 +139,8 @@ def one_slow_teacher(prompts: int, folder: Path) -> dict[str, object]:
         name: {
             "answered": count["answered"],
             "seconds": round(count["seconds"], 2),
+            # What it would need alone, with eight requests at a time, over what it took: 1 means that the slow teacher
+            # held nothing up.
             "of_its_own_pace": round(count["answered"] * delay / 8 / count["seconds"], 3),
         }
         for name, count, delay in zip(names, counts, delays, strict=True)

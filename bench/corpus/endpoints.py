@@ -37,6 +37,8 @@ from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import OwnProcess, own_process
 
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
+# A timeout of 3 s ends a request that hangs; eight attempts are enough that no prompt fails for good at these rates of
+# faults.
 AT_ONCE, TIMEOUT_S, ATTEMPTS, DELAY_S = 256, 3.0, 8, 0.05
 PRICES = (0.5, 1.5)
 WORDS = " ".join(f"word{i}" for i in range(200))
@@ -59,6 +61,8 @@ def requests(count: int) -> list[ChatRequest]:
 def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
     """Send all requests through a pool, with replies and events in `folder`."""
     writer = EventWriter(folder / "events.jsonl", "bench")
+    # The whole way of a request is timed: cache, rate limit, ledger, event file. That is what a plain loop does not
+    # have.
     with EndpointPool({"fake": endpoint_config(server.url)}, folder / "replies", emit or writer) as pool:
         start, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
@@ -75,6 +79,7 @@ def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -
     """Send the same requests by a loop over the openai client, without cache, rate limit or ledger."""
 
     async def run() -> int:
+        # The client's own retries, as a careful user would set them: the baseline is not made weak.
         client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=TIMEOUT_S, max_retries=retries)
         semaphore = asyncio.Semaphore(AT_ONCE)
 
@@ -105,6 +110,7 @@ def capacity(count: int, rounds: int) -> list[dict[str, object]]:
         for _ in range(rounds):
             for name in by_name:
                 with (
+                    # A new server for each turn, so that neither inherits the other's connections or counts.
                     own_process(faults=faults, delay_s=DELAY_S, per_million=PRICES) as server,
                     tempfile.TemporaryDirectory() as folder,
                 ):
@@ -170,6 +176,7 @@ def kill(count: int) -> list[dict[str, object]]:
 def limits(seconds: int) -> list[dict[str, object]]:
     rows = []
     for states, retry_after in (("openai", "1"), ("mistral", "1"), ("", "1"), ("", None)):
+        # With and without headers that state the limit: without them the pool must find the rate from refusals alone.
         settings = {"limit": [50, 50], "states": states, "retry_after": retry_after, "delay_s": DELAY_S}
         with own_process(**settings) as server, tempfile.TemporaryDirectory() as folder:
             ask_pool(server, 50 * seconds, Path(folder), silent)
@@ -197,6 +204,7 @@ def ledger(count: int) -> list[dict[str, object]]:
                 head = {"digest": hashlib.sha256(str(i).encode()).hexdigest(), "endpoint": "fake", "dollars": 0.001}
                 counts = {"tokens": 500, "tokens_in": 300, "tokens_out": 200, "finish": "stop", "latency_s": 1.5}
                 file.write(json.dumps({**head, **counts, "text": "said " * 200}) + "\n")
+        # The file was just written, so its pages are cached for both forms; processor time is compared.
         memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.process_time()
         cache = ReplyCache(ReplySource(Path(folder)), "fake", silent)

@@ -111,6 +111,7 @@ def measure(
     file = folder / "documents.parquet"
     (write_web if form == "web" else write_synth)(file, texts)
     if form == "synth":
+        # The baseline tokenises the same texts: of an exercise all three fields.
         texts = [text for exercise in exercises(texts) for text in exercise]
     plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
     contamination = ContaminationIndex(held_out)
@@ -118,6 +119,7 @@ def measure(
 
     def end_to_end(name: str, checks: DocumentChecks) -> Callable[[], None]:
         def work() -> None:
+            # Removed inside the timed call, because a file must be ingested into an empty folder; that takes little.
             shutil.rmtree(folder / "ingest", ignore_errors=True)
             by_name[name] = ingest(file, plan, checks, folder / "ingest")
 

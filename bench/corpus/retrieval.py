@@ -71,6 +71,7 @@ def measure(
     """Build an index and search it, in a separate process; send the row of results through `pipe`."""
     vectors = np.memmap(path, "<f4", "r", 0, (count, queries.shape[1]))
     faiss.omp_set_num_threads(threads)
+    # Before the index is built, because the mapped vectors are not memory of the index.
     memory_before = _anonymous()
     start = time.monotonic()
     index, fit = build_faiss_index(vectors, IndexConfig(kind=kind))
@@ -84,6 +85,8 @@ def measure(
         for first in range(0, len(queries), BATCH):
             batch = queries[first : first + BATCH]
             for query, places in zip(batch, search_candidates(index, batch, candidates), strict=True):
+                # The second ranking by the exact vectors is timed too: an approximate index needs it, and reads the
+                # file for it.
                 np.einsum("nw,w->n", vectors[np.sort(places[places >= 0])], query)
         rates.append(len(queries) / (time.monotonic() - start))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

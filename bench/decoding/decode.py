@@ -56,6 +56,7 @@ def main():
     params = jax.jit(initialise, static_argnums=0)(config, 0)
     weights = decode_weights(params, config)
     prompt_BP = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary, (1, 100)), jnp.int32)
+    # One row is enough: the naive form does nothing for a second row that it could share.
     naive = {
         length: seconds(lambda length=length: recompute_prefix(params, jnp.resize(prompt_BP, (1, length)), config), 3)
         for length in (100, 1000)
@@ -66,6 +67,7 @@ def main():
         for position, capacity in ((100, 256), (100, 1024), (1000, 1024)):
             hidden_BPD, cache = fill(params, tokens_BP=prompt_BP, lengths_B=jnp.asarray([100]), capacity=capacity)
             cache = repack(cache, jnp.zeros(rows, jnp.int32), capacity)
+            # The cache claims to be filled further than it is: time depends on the position, not on what stands there.
             cache = cache._replace(filled=cache.filled + position - 100)
             hidden_BD, uniform_B = jnp.repeat(hidden_BPD[:, -1], rows, axis=0), jnp.linspace(0, 0.99, rows)
             step = partial(decode_tokens, weights, hidden_BD, cache, uniform_B, config, arguments.tokens)

@@ -30,7 +30,7 @@ from common.processes import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
 RUNS = ("copy", "sum", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
-COPIED = 2**29
+COPIED = 2**29  # bytes; far larger than any cache, so memory is measured
 
 
 def main():
@@ -121,6 +121,7 @@ def decoding_speed(slots, length, tokens):
         prefilled, _ = jax.block_until_ready(slots.prefill(prompt_1P, np.array([length]), score=False))
         prompt_s.append(time.perf_counter() - start)
         slots.fill(prefilled, first, first, slot_settings([request], 0))
+        # The first stride is left out: it compiles in the first round, and fills the caches in the others.
         slots.advance(np.ones(1, bool), STRIDE)
         start = time.perf_counter()
         for _ in range(0, tokens, STRIDE):
@@ -210,10 +211,12 @@ def llama_cpp_speed(length, tokens):
     parameters.model.path = str(model_file())
     parameters.n_ctx, parameters.n_parallel = 1024, 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = os.cpu_count() or 2
+    # No cache of prompts, or the second round would not read its prompt at all.
     parameters.cache_ram_mib = 0
     parameters.hostnames, parameters.port, parameters.ui, parameters.verbosity = ["127.0.0.1"], 0, False, 1
     server = xllamacpp.Server(parameters)
     rows = []
+    # Another prompt each time, for the same reason.
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(100, 40_000, length).tolist()
         body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}

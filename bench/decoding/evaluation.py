@@ -51,6 +51,7 @@ def throughput(arguments: argparse.Namespace) -> None:
     answerers = {}
     for name, (rows, size, _) in forms.items():
         answerers[name] = CheckpointAnswerer(arguments.checkpoint, EvaluateConfig(batch=rows, **shape))
+        # The program keeps its rows, but gets fewer prompts: the loop with a program that is too wide for it.
         answerers[name].batch = size
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
     for repeat in range(arguments.repeats + 1):  # the first compiles

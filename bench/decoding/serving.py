@@ -39,6 +39,7 @@ async def ask(client, question, tokens):
         temperature=0,
         max_tokens=tokens,
         stream=True,
+        # The server counts tokens exactly; chunks may hold several.
         stream_options={"include_usage": True},
     )
     async for chunk in stream:
@@ -56,6 +57,7 @@ async def round_of(url, clients, questions, tokens):
         await client.models.list()  # connects before timing
 
         async def ask():
+            # All clients take from one iterator, so a slow reply delays its client and not the round.
             for question in remaining:
                 figures.append(await ask(client, question, tokens))
 

@@ -53,6 +53,7 @@ def main():
             for ids in continuations
         ]
         whole_prompts = partial(continuation_logprobs, params, config, sequences, arguments.rows)
+        # Both forms must give the same numbers, or their times are no comparison. This call also compiles both.
         difference = np.abs(np.concatenate(scorer.logprobs(beginning, checked_groups)) - whole_prompts()).max()
         timings = time_interleaved(
             {"shared": partial(scorer.logprobs, beginning, groups), "whole": whole_prompts}, arguments.repeats
@@ -72,6 +73,7 @@ def main():
     # Part 1: contexts with nothing but the prefix in common.
     for times in (2, 4, 8):
         rest_length = TOTAL // (times + 1)
+        # The rests differ in length by a quarter, as texts do: padding is part of the cost.
         lengths = draw.integers(rest_length * 3 // 4, rest_length * 5 // 4, arguments.contexts) - CONTINUATION
         groups = [(tokens(length), [tokens(CONTINUATION)]) for length in lengths.tolist()]
         timings, difference = seconds(tokens(times * rest_length), groups, groups)
@@ -90,6 +92,7 @@ def main():
         for persona in map(tokens, [PERSONA] * arguments.personas)
         for question in questions
     ]
+    # Whole prompts for all personas would take hours; two of them are enough for the ratio.
     checked = survey[: CHECKED_PERSONAS * QUESTIONS]
     timings, difference = seconds(tokens(INSTRUCTIONS), survey, checked)
     lines += [

@@ -38,9 +38,12 @@ class Package:
 
 def packages(lock: Path) -> Iterator[Package]:
     """The packages of a lock that some platform installs."""
+    # An entry begins in the first column; its digests are indented lines below.
     for entry in re.split(r"\n(?=[A-Za-z0-9])", lock.read_text(encoding="utf-8")):
         pinned = _PINNED.match(entry)
         marker = (pinned["marker"] or "").strip() if pinned else ""
+        # Packages that the project overrides away (pyproject.toml) are in the lock with a marker that no platform
+        # meets.
         if pinned and "sys_platform == 'never'" not in marker:
             digests = tuple(_DIGEST.findall(entry))
             yield Package(pinned["name"].lower(), pinned["version"], lock.name, marker, digests)

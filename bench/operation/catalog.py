@@ -67,8 +67,10 @@ def main() -> None:
             write_calls(store, arguments.calls, arguments.executions)
         catalog, files = Catalog(store), f"{store.root}/events/distill-*.jsonl"
         of_files = OF_FILES.format(files=files, columns=COLUMNS)
+        # The backlog first, on an empty catalog, then the rebuild from the same files.
         catalog.path.unlink(missing_ok=True)
         turns, rows = [], 1
+        # A turn that loads nothing is the last.
         while rows:
             seconds_taken, rows = time_call(partial(catalog.ingest, **WATCHING))
             turns.append(seconds_taken)

@@ -32,6 +32,7 @@ def commit_all(root: str, name: str, count: int) -> list[float]:
     store = Store(root)
     catalog = Catalog(store)
     emit = EventWriter(store.root / "events" / f"{name}.jsonl", name, stage="bench")
+    # Processes start at different speeds; behind the barrier they all commit at once, which is the case to measure.
     _gate.wait()
     waits = []
     for step in range(count):
@@ -79,6 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.store) as folder:
         root = Path(folder) / "store"
         Store(root).prepare()
+        # A tenth of the commits is enough for the quantiles of one process, and shares the store with the rest.
         alone = commit_concurrently(root, ["alone"], max(2, arguments.commits // 10))
         names = [f"process{i}" for i in range(arguments.processes)]
         start = time.perf_counter()

@@ -164,6 +164,7 @@ def _samples(emit: EventWriter, rng: random.Random, stage: str, rows: int) -> No
         question = f"{index // 8} + {index // 8}?"
         row = {"index": index, "question": question, "prompt": question, "text": f"{TEXT}<|think_end|>\n{index}"}
         if stage == "pretrain":
+            # Sixty-four prompts sampled every two hundred steps, as in a run.
             at = 200 * (1 + index // 64)
             row |= {"set": f"pretrain-{at}", "step": at, "prompt": f"{index % 64} + 1?", "index": index % 64}
         elif stage == "distill":
@@ -195,6 +196,8 @@ def _evaluations(folder: Path, rng: random.Random) -> list[Path]:
     ]
     folders = []
     for number, stage in enumerate(TRAINED * 2):
+        # Each stage solves ten points more than the one before, and the second evaluation two more: charts with a
+        # slope, and pairs that differ.
         skill = 0.1 * (1 + TRAINED.index(stage)) + 0.02 * (number // len(TRAINED))
         right = {item.prompt for item in items if rng.random() < skill}
         model = Known(items, lambda item, right=right: item.expected if item.prompt in right else "0")

@@ -118,6 +118,7 @@ class ResponseTimer:
 async def first_page(base: str) -> str | None:
     """Request the dashboard's first page as a browser does and wait for its script's end; returns an error or None."""
     request, error = BackMsg(), None
+    # What Streamlit's page sends first over its WebSocket, in Streamlit's own messages.
     request.rerun_script.query_string = ""
     address = f"{base.replace('http', 'ws', 1)}/_stcore/stream"
     arguments: dict[str, Any] = {"subprotocols": ["streamlit"], "origin": base, "max_size": None, "open_timeout": 120}
@@ -162,6 +163,7 @@ def processor_seconds() -> Counter[str]:
             continue
         kinds = {"flows.operate.prefect_server": "server", "postgres": "database", "flows/dashboard/": "dashboard"}
         kind = next((name for part, name in kinds.items() if part in words), None)
+        # Postgres has a process per connection. The times of those that have ended are in their parent's children.
         if kind == "database" and parent is not None and parent.pid != os.getpid():
             used[kind] += times.user + times.system  # a running process of one connection
         elif kind:
@@ -171,6 +173,7 @@ def processor_seconds() -> Counter[str]:
 
 def wait(process: "subprocess.Popen[bytes]", used: Counter[str]) -> int:
     """Wait for a run; returns its exit code and adds the processor time of its processes to `used`."""
+    # `wait4` and not `Popen.wait`: it gives the processor time of the process with all that it has waited for.
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     used["runs"] += usage.ru_utime + usage.ru_stime
@@ -178,6 +181,7 @@ def wait(process: "subprocess.Popen[bytes]", used: Counter[str]) -> int:
 
 
 def running(process: "subprocess.Popen[bytes]") -> bool:
+    # Without `WNOWAIT` the exit code, and with it the processor time, would be taken here.
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 

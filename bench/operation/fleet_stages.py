@@ -44,5 +44,6 @@ def dag(config: RunConfig) -> list[Step]:
     configure_prefect(open_store())
     from tasks.engine.fanout import prefect_executor  # imports Prefect, which the stage's own process has no use for
 
+    # Replaced in the flow's process, where Prefect's tasks call it: everything around the item stays real.
     prefect_executor.run_item = stand_in
     return [Step("ingest:work", work, {"seed": config.seed}, {})]

@@ -56,6 +56,7 @@ def random_groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> lis
 
 def update_and_wait(learner: Learner, batch: list[Group]) -> None:
     learner.update(batch)
+    # JAX returns before the work is done.
     jax.block_until_ready(learner.trained)
 
 

@@ -52,11 +52,13 @@ def run_seed(config: str, seed: int, store: Store) -> SeedResult:
     """Run the pipeline with one seed, reusing what is finished. Raises `CalledProcessError` if it fails."""
     path = store.root / f"ladder-{seed}.toml"
     base = config if "/" not in config else str(Path(config).absolute())
+    # A file per seed and not `--set`, so that the command in a message of this run works as it is.
     path.write_text(f'extends = "{base}"\nname = "ladder-{seed}"\nseed = {seed}\n', encoding="utf-8")
     start = time.perf_counter()
     environment = os.environ | {"NAUTILE_STORE": str(store.root)}
     subprocess.run([sys.executable, "-m", "flows.cli.main", "run", str(path)], cwd=ROOT, env=environment, check=True)
     seconds = time.perf_counter() - start
+    # By key and not "the newest": the store holds the evaluations of all seeds.
     keys = {step.label: step.key for step in build_dag(load(str(path)))}
     evaluations = {stage: store.get(f"evaluation/{keys[f'evaluate:{stage}']}").path for stage in STAGES}
     seed_ladder = ladder(

@@ -48,6 +48,7 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
     def uniforms_with_stop(keys_B2: Any, count: int) -> Any:
         numbers_BT = uniforms(keys_B2, count)
         last_B = table[(numbers_BT[:, 0] * len(lengths)).astype(int)] - 1
+        # A number above 1 cannot be drawn: it is the mark by which `draw_or_stop` knows that this sample ends here.
         return jnp.where(jnp.arange(count) == last_B[:, None], 2.0, numbers_BT)
 
     def draw_or_stop(logits_BV: Any, uniform_B: Any, settings: Any) -> Any:
@@ -110,6 +111,8 @@ def serve(setting: str, prompts: int) -> None:
     # One step per line: sample, score by the share of even ids, update.
     for _ in sys.stdin:
         clocks = [(time.perf_counter(), time.process_time())]
+        # Sampling, scoring and the update are timed apart; the scoring counts as part of the update, and takes
+        # microseconds.
         groups = engine.sample(learner.params, step_problems, 0)
         clocks.append((time.perf_counter(), time.process_time()))
         for group in groups:
@@ -147,6 +150,7 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
     try:
         for number in range(repeats + 1):
             for name, worker in workers.items():
+                # One step of one process at a time: while this one works, the other waits for its line.
                 print(file=worker.stdin, flush=True)
                 row = json.loads(worker.stdout.readline())
                 rounded = {key: round(value, 2) for key, value in row.items()}

@@ -93,6 +93,8 @@ class Study:
         # Log-probabilities at temperature 1, as the author's; with E3's sampling at 0.7 this difference is tested.
         rollout = cell.rollout.model_copy(update={"temperature": 1.0})
         learner = Learner(self.model, cell.policy, rollout, self.params, cell.balance, make_mesh(1))
+        # The compiled functions of the first learner with this loss are put into every later one: compiling takes
+        # longer than some cells.
         program = self.programs.setdefault((cell.kl, cell.train), learner.program)
         for name in ("encode_prompts", "completion_gradients", "backward_through_prompts"):
             setattr(learner.program, name, getattr(program, name))
@@ -164,6 +166,7 @@ def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
     engine = RolloutEngine(study.model, study.tokenizer, cell.rollout, cell.seed, learner.mesh)
     order = ProblemOrder(len(study.problems), cell.seed)
     draw = GroupDraw(study.problems, order, engine, AnswerScorer(), 0)
+    # Without refill, so that the groups are those that the policy really gives.
     live, _, metrics = draw.step(study.params, cell.prompts)
     measure = jax.jit(partial(balance, settings=Balance("off")))
     rows = []

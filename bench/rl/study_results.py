@@ -45,6 +45,7 @@ def interval(differences_SN: np.ndarray) -> Interval:
     """
     seeds, problems = differences_SN.shape
     rng = np.random.default_rng(0)
+    # A draw of problems is how often each was drawn, so all draws are one matrix product.
     counts_DN = rng.multinomial(problems, np.full(problems, 1 / problems), DRAWS)
     means_DS = counts_DN @ differences_SN.T / problems
     chosen_DS = rng.integers(0, seeds, (DRAWS, seeds))
@@ -124,6 +125,8 @@ def published(start: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of an earlier report with exactly the same outcomes of the start, with their cells; or none."""
     planned = [*screen(), *later()]
     cells = {cell.name: cell for cell in [*planned, *repeated(planned)]}
+    # A cell depends on the start. Another pretraining, on another machine, gives another start, and its cells are not
+    # comparable.
     for file in sorted(RESULTS.glob("rl-study*.json")):
         data = read_json(file)
         if all(data["start"][way] == start[way] for way in WAYS):
@@ -219,6 +222,8 @@ def write(
         for way in WAYS:
             seeds = sorted(setting.arms["plain"].runs) if "plain" in setting.arms else []
             if arms := setting.verdict(start, way):
+                # The first seed selected the settings that got further seeds, so the verdict without it is the honest
+                # one.
                 others = setting.verdict(start, way, seeds[1:]) if seeds[1:] else []
                 name, count = f"{setting.experiment} {setting.name}", f"{len(seeds)} of {len(SEEDS)}"
                 text += f"\nMeets the rule, {way}: {name}: {', '.join(arms)}, with {count} seeds; "

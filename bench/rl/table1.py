@@ -48,6 +48,7 @@ class Bench:
         """Run one stage with `seed` and `changes` to its section; returns artifact kind -> id."""
         steps = [step for step in build_dag(self.config) if step.stage.name == name]
         step = next((step for step in steps if step.label == label), steps[0])
+        # Only the seed of this stage changes: it is in the key, so every arm and seed is its own artifact.
         section = step.section | {"seed": seed}
         section[name] = section[name] | changes
         context = RunContext(self.run, str(self.store.root), label=label, config=self.config.name)
@@ -95,6 +96,7 @@ def table(bench: Bench, seeds: list[int]) -> list[Arm]:
     arms += [Arm(name, title, start_name, []) for name, title, start_name in ARMS]
     arms_by_name = {arm.name: arm for arm in arms}
     for seed in seeds:
+        # An arm that starts from another one needs that arm's checkpoint of the same seed, so `ARMS` lists it later.
         checkpoints: dict[str, str] = {"start": start}
         for name, _, start_name in ARMS:
             label = f"{name}.{seed}"

@@ -74,6 +74,7 @@ def draw(path: Path = FIGURE) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    # Without a fixed salt and with a date, the file would differ each time it is drawn.
     matplotlib.rcParams.update({"svg.hashsalt": "nautile", "svg.fonttype": "none", "font.size": 9})
     rng = np.random.default_rng(0)
     frequencies = SIDE**DIMENSIONS

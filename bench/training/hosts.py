@@ -64,6 +64,7 @@ from tests.support.servers.object_store import CREDENTIALS
 from tests.support.stages.stage_pieces import pieces, section
 
 ROOT = Path(__file__).resolve().parents[2]
+# Inherited by the processes on the hosts, so that all of them speak of the same namespaces.
 NAMES = os.environ.setdefault("NAUTILE_NAMES", f"nautile-{os.getpid()}")  # prefix of the namespaces' names
 SERVER, S3_PORT, TEACHER_PORT, COORDINATOR_PORT = "10.77.0.1", 5000, 7000, 6000
 URL = "s3://runs/demo"
@@ -97,6 +98,7 @@ class Network:
 
     def begin(self) -> None:
         """Create the bridge, and start the servers on it."""
+        # Under /run and not in a host's folder: the one place that every host and the servers see.
         PIDS.mkdir(exist_ok=True)
         run_ip("netns", "add", self.names[0])
         inside = ["netns", "exec", self.names[0], "ip"]
@@ -122,6 +124,7 @@ class Network:
         steps = (
             f"mount --bind {folder} /mnt",
             "mount --bind /mnt/hosts /etc/hosts",
+            # Over the folder of folders: a host must not find the files of another one.
             f"mount -t tmpfs none {self.base}",
             f"echo {full} >/proc/sys/kernel/hostname",
             f"echo $$ >{PIDS / str(number)}",
@@ -199,6 +202,7 @@ ENVIRONMENT = CREDENTIALS | {
 def remote_shell(number: int | str, command: str) -> list[str]:
     """The command line that runs `command` in the namespaces of a host, as `ssh` would."""
     settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+    # A lost host answers with ssh's exit code for a connection that fails.
     check_alive = f"[ -e {PIDS}/{number} ] || exit 255"
     return [
         "sh",
@@ -254,6 +258,7 @@ def launch_pretraining(_: dict[str, Any]) -> None:
 
 def distil(settings: dict[str, Any]) -> None:
     """On the host that gets the lease: distil the documents."""
+    # Ten seconds in place of minutes until the waiting host takes over.
     leases.EXPIRES_S, leases.RENEW_S, attempt.MIRROR_REPLIES_EVERY_S = 10.0, 1.0, 1.0
     store = open_store(settings.get("store"))
     store.prepare()

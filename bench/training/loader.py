@@ -41,6 +41,7 @@ def artifact(folder: Path, shards: int, rows: int) -> Path:
         return folder
     tokenizer, rng = tokenizer_for(TOKENIZER), np.random.default_rng(0)
     packer = ConcatPacker(LENGTH)
+    # One shard is made and copied: what is measured is opening and reading, not the content.
     while packer.rows <= rows // shards:
         ids = rng.integers(0, tokenizer.end_of_text, rng.integers(8, 600), dtype=np.uint32)
         packer.add(np.append(ids, np.uint32(tokenizer.end_of_text)))
@@ -51,6 +52,7 @@ def artifact(folder: Path, shards: int, rows: int) -> Path:
     index = ShardIndex(TOKENIZER, tokenizer.fingerprint, LENGTH, "web", tuple(entries))
     write_row_offsets(folder, index)
     write_index(folder, index)
+    # Pages that are not written back cannot be dropped from the cache.
     os.sync()
     return folder
 

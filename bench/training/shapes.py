@@ -59,6 +59,7 @@ def with_equal_parameters(base: ModelConfig, changes: dict[str, Any]) -> ModelCo
         return sum(parameter_counts(base.model_copy(update={**fields, "feed_forward": width})).values())
 
     target = max(size(base.feed_forward, arm.model) for arm in ARMS)
+    # Parameters grow linearly with the feed-forward width, so two sizes give the width of the third.
     parameters_per_column = size(base.feed_forward + 1, changes) - size(base.feed_forward, changes)
     width = base.feed_forward + round((target - size(base.feed_forward, changes)) / parameters_per_column)
     return base.model_copy(update={**changes, "feed_forward": width})
@@ -77,6 +78,7 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
 
     model = with_equal_parameters(config.model, arm.model)
     optimizer = config.pretrain.optimizer.model_copy(update=arm.optimizer)
+    # No validation or samples on the way, which no figure here uses; the validation at the end stays.
     settings = config.pretrain.model_copy(
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
     )

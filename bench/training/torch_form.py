@@ -128,6 +128,7 @@ def time_torch(arguments):
     model.eval()
     seconds = median_times({"forward": forward}, arguments.repeats)
     model.train()
+    # JAX recomputes each block in the backward pass as well: without this, PyTorch would save time by memory.
     model.gradient_checkpointing_enable()
     seconds |= median_times({"forward and backward": backward}, arguments.repeats)
     model.gradient_checkpointing_disable()

@@ -105,6 +105,8 @@ def products_alone(config: ModelConfig) -> Callable[[], None]:
     ]
     groups, side = config.kv_heads, config.attention_head_dim
     share = config.attention_heads // groups
+    # Causal attention in blocks of queries, each against the keys up to its end: the products that are really computed,
+    # not the full square.
     for end in range(QUERY_BLOCK, LENGTH + 1, QUERY_BLOCK):
         queries, keys = (BATCH, QUERY_BLOCK, groups, share, side), (BATCH, end, groups, side)
         parts.append((config.blocks, _einsum("btgrh,bsgh->bgrts"), queries, keys))
@@ -154,6 +156,7 @@ def serve(config: ModelConfig) -> None:
     calls: dict[str, tuple[Callable[[], object], float]] = {}
     for line in sys.stdin:
         name = line.strip()
+        # Compiled at its first turn, in the same process as all others, and called once before it is timed.
         if name not in calls:
             if name == PRODUCTS:
                 calls[name] = products_alone(config), 0.0

@@ -47,6 +47,8 @@ def main():
     lines = []
     for temperature in (0.0, 1.0):
         for constrained in (False, True):
+            # Without the constraint to the text the schema still holds; only `within`, which narrows a string to parts
+            # of the text, is switched off.
             Constraint.within = within if constrained else lambda constraint, text: constraint
             lines.append(measure(arguments.checkpoint, texts, temperature, constrained))
             print(lines[-1], flush=True)

@@ -153,6 +153,7 @@ def measure_arm(name, fields, params, model, tokenizer, work, arguments):
         speeds[f"this model: {name}"] = (*rows_per_second(predictor.probabilities, texts), size)
         for other in config.baselines:
             fitted = baseline(other, None)
+            # Each baseline is timed after learning from its largest number of shots: its speed may depend on that.
             shot_rows = draw_shots(splits.train, 0 if 0 in config.shots else max(config.shots), 0)
             fitted.fit([row.text for row in shot_rows], tuner.targets(shot_rows), len(splits.labels))
             speeds[TITLES[other]] = (*rows_per_second(fitted.logits, texts), fitted.size)

@@ -108,6 +108,7 @@ def tables(name, runs):
     better_baselines = [
         ARMS[arm].partition(":")[0]
         for arm in ARMS
+        # The humans are the ceiling and no baseline.
         if arm not in ("model", "humans")
         and mean(runs, arm, "group_similarity") >= mean(runs, "model", "group_similarity")
     ]
