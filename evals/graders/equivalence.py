@@ -25,7 +25,11 @@ from evals.graders.grading import Verdict, issue_of
 logger = logging.getLogger(__name__)
 START_S = 120.0  # importing sympy on a busy machine
 _SEGMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\$|\s|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])")
+# What does not change a value. A space between digits does ("3 1/2" is not 31/2), unless it groups them ("1 000").
+_NOISE = re.compile(
+    r"\\left|\\right|\\[!,;:]|\$|(?<![0-9]) | (?![0-9])| (?=[0-9]{3}(?![0-9]))"
+    r"|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])"
+)
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MAX_LENGTH = 2000  # a longer text is not an answer, and parsing it would take long
 
@@ -154,7 +158,8 @@ def _group(match: re.Match[str]) -> str:
 
 def _canonical(text: str) -> str:
     """A form in which most equivalent answers are equal texts, so that math-verify is needed less often."""
-    text = _NOISE.sub("", text.strip().rstrip(".")).replace("dfrac", "frac").replace("tfrac", "frac")
+    text = " ".join(text.replace("\\ ", " ").strip().rstrip(".").split())
+    text = _NOISE.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac")
     text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
     text = text.casefold() if len(text) > 1 and text.isalpha() else text  # words, not variable names

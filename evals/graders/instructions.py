@@ -83,6 +83,8 @@ def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], wh
     if not names:
         raise ConfigError(f"{where}: field `instruction_id_list` is empty")
     for name, kwargs in zip(names, arguments, strict=True):
+        if not isinstance(kwargs, Mapping):
+            raise ConfigError(f"{where}: the arguments of {name!r} are no object, but {type(kwargs).__name__}")
         try:
             _build_checker(name, kwargs)
             # The checkers use these as regular expressions.
@@ -94,7 +96,7 @@ def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], wh
                 re.compile(keyword or "")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise ConfigError(
                 f"{where}: instruction {name!r} has a keyword that is not a valid regular expression ({error})"
             ) from None

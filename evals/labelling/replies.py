@@ -154,6 +154,8 @@ def span_scores(replies: Sequence[str | None], rows: Sequence[LabelledRow]) -> d
         expected = Counter((entity["text"], entity["label"]) for entity in json.loads(row.target))
         try:
             entities = json.loads(reply or "")
+            if not isinstance(entities, list):
+                raise TypeError("not a list")
             predicted = Counter((str(entity["text"]), str(entity["label"])) for entity in entities)
         except (ValueError, TypeError, KeyError, RecursionError):
             predicted, invalid = Counter(), invalid + 1

@@ -54,7 +54,7 @@ def read_rows(path: Path) -> list[SampleRow]:
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
+        except ValueError:  # invalid UTF-8 as well as invalid JSON
             raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all questions again") from None
     return rows
 

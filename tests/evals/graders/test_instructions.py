@@ -123,6 +123,8 @@ def test_the_language_checkers_take_odd_text(reply, text):
         ([], [], "is empty"),
         (["length_constraints:number_words"], [{"relation": "under"}], "refuses its arguments"),
         (["combination:repeat_prompt"], [{}], "refuses its arguments"),
+        (["punctuation:no_comma"], [None], "the arguments of 'punctuation:no_comma' are no object, but NoneType"),
+        (["keywords:existence"], [{"keywords": [5]}], "a keyword that is not a valid regular expression"),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused(names, arguments, message):

@@ -22,6 +22,7 @@ def test_spans_count_as_often_as_they_occur_and_what_is_no_json_is_counted():
     replies = [entities(("Ada", "PER"), ("Rome", "PER")), "none", None]
     assert span_scores(replies, rows) == {"f1": pytest.approx(2 * 1 / (2 + 4)), "invalid": 2, "rows": 3}
     assert span_scores([entities()], rows[2:])["f1"] is None
+    assert span_scores(["{}", '""'], rows[:1] * 2)["invalid"] == 2, "JSON, and no list"
 
 
 def test_uniform_and_mean_answers():

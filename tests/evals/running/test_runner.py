@@ -140,9 +140,10 @@ def test_rows_of_another_model_or_another_prompt_are_refused(items, model, tmp_p
         evaluate(model(changed, lambda item: "1"), changed, path)
 
 
-def test_a_damaged_line_is_named(items, model, tmp_path):
+@pytest.mark.parametrize("line", [b'{"benchmark": "sums"', b'{"benchmark": "\xff"}'])
+def test_a_damaged_line_is_named(items, model, tmp_path, line):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"benchmark": "sums"\n{}\n')
+    path.write_bytes(line + b"\n{}\n")
     with pytest.raises(ConfigError, match=r"rows\.jsonl: line 1 is damaged"):
         evaluate(model(items, lambda item: "1"), items, path)
 
