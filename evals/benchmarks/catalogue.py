@@ -111,6 +111,7 @@ def items_of(
     If more than `bad_rows_share` of the records are bad, raises `ConfigError` that names the first and its field.
     Otherwise bad records are left out, and their messages are added to `bad_rows`.
     """
+    # A bad record fails the whole benchmark if there are too many of them, which only the last record tells.
     items, bad = [], []  # `bad`: messages of invalid records
     index = -1
     for index, record in enumerate(records):
@@ -137,6 +138,7 @@ def choose(items: Sequence[BenchmarkItem], count: int | None, seed: int) -> list
     """Select `count` of the items (None: all) by `seed`, in their order. A larger selection contains the smaller."""
     if count is None or count >= len(items):
         return list(items)
+    # By a hash of each item's own name: a larger count adds items to the smaller selection, and never exchanges them.
     by_hash = sorted(items, key=lambda item: sha256(f"{seed}/{item.benchmark}/{item.index}".encode()).digest())
     return sorted(by_hash[:count], key=lambda item: item.index)
 
@@ -156,6 +158,7 @@ def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[t
 def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> BenchmarkItem:
     identity = question.id or str(index)
     options, expected = question.options, question.expected
+    # By the question's id where it has one: a record that is left out then changes no other question.
     if question.correct is not None:  # multiple choice: the expected answer is a letter
         options, correct = shuffled(options, question.correct, seed, benchmark.name, identity)
         expected = LETTERS[correct]

@@ -15,6 +15,7 @@ from evals.graders.numbers import parse_number
 
 AnswerKind = ProblemKind | Literal["exact", "instructions"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# "-3", "$1,200", "3/4", "50%": all of the answer, not a number amid words.
 _PLAIN_NUMBER = re.compile(r"-?[$€£]?-?[0-9][0-9.,/]*%?")
 _LATEX = re.compile(r"\\[A-Za-z]|[$][^$]+[$]|[_^][{0-9A-Za-z]")  # a command, a formula between dollars, an index
 
@@ -83,6 +84,7 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
         case "instructions":
             verdict, results = grade_instructions(reply, item.prompt, item.instructions, item.arguments)
             details["instructions"] = [asdict(result) for result in results]
+    # The generator's scorer raises on None, and knows nothing of unfinished thinking.
     if item.own_check is not None:
         details["own_scorer"] = reply.finished_thinking and bool(reply.answer) and item.own_check(reply.answer)
     return GradedReply(verdict, details)

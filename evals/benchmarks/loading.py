@@ -104,6 +104,7 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
         split = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
     except datasets.exceptions.DatasetNotFoundError as error:
         raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
+    # `datasets` wraps whatever happens while it builds a split, so the cause tells a broken download from bad data.
     except (datasets.exceptions.DatasetBuildError, ValueError) as error:
         if isinstance(error.__cause__, OSError):  # the download was interrupted while the split was being built
             raise Retryable(f"{source}: the Hub did not answer ({_line(error.__cause__)})") from None
@@ -111,6 +112,7 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
     except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
         raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
     # If the commit is unavailable, the client silently uses any other commit in its cache.
+    # The path of a cached file contains the commit that it was built from.
     if not all(revision in Path(file["filename"]).parts for file in split.cache_files):
         raise ConfigError(
             f"{source}: this machine's cache has only another commit, and the Hub has no such commit or does not answer"

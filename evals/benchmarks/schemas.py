@@ -89,6 +89,7 @@ def labelled(record: BenchmarkRecord, question: str) -> Question:
 
 def gsm8k(record: BenchmarkRecord) -> Question:
     """Parse GSM8K: the expected number follows `####` in `answer`."""
+    # "… 2 + 3 = 5 apples. #### 5": without a worked solution before the mark it is no record of GSM8K.
     worked, marker, final = record.text("answer").rpartition("####")
     number = parse_number(final)
     if not marker or not worked or number is None:
@@ -108,6 +109,7 @@ def ifeval(record: BenchmarkRecord) -> Question:
     """Parse IFEval: `kwargs` has one mapping per instruction, in which keys of other instructions are None."""
     names, arguments = record.texts("instruction_id_list"), record.value("kwargs", list, tuple)
     check_known(names, arguments, record.where)
+    # Arrow gives every mapping the keys of all others, with None where a record has none.
     kwargs_of = tuple({key: value for key, value in kwargs.items() if value is not None} for kwargs in arguments)
     return Question(record.text("prompt"), id=record.optional_text("key"), instructions=names, arguments=kwargs_of)
 
@@ -160,7 +162,9 @@ def gpqa(record: BenchmarkRecord) -> Question:
 
 # Matches an option that refers to others by position; the options of such a question keep their published order.
 POSITIONAL = re.compile(
+    # "All of the above", "none of these", "both of them", "see below"
     r"\b(?:all|none|both|neither|any|either|two|some)\s+(?:of\s+)?(?:the|these|those|them)\b|\b(?:above|below)\b|"
+    # "A and B", "(B) or (C)", "option D"
     r"(?<!\w)\(?[A-J]\)?,?\s+(?:and|or|nor|&)\s+\(?[A-J]\)?(?!\w)|\b(?:options?|choices?|answers?)\s+\(?[A-J]\b",
     re.IGNORECASE,
 )

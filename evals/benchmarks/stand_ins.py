@@ -71,6 +71,7 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
         by_topic[article.topic].append(article.title)
     items = []
     for article in _described(seed):
+        # Seeded by the article, so that a question is the same however many are built before it.
         rng = random.Random(f"wiki_choice/{seed}/{article.title}")
         distractors = rng.sample([title for title in by_topic[article.topic] if title != article.title], 3)
         options = [article.title, *distractors]
@@ -105,6 +106,7 @@ def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
         rng = random.Random(f"wiki_trivia/{seed}/{article.title}")
         distractors = [title for title in by_topic[article.topic] if title != bare]
+        # In a topic of few articles the question has no options, and is only asked.
         options = [bare, *rng.sample(distractors, 3)] if len(distractors) >= 3 else []
         rng.shuffle(options)
         item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, tuple(options), aliases)
@@ -121,6 +123,7 @@ def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
         rng = random.Random(f"instructions/{seed}/{article.title}")
         names = [rng.choice(list(_ARGUMENTS))]
         second = rng.choice(list(_ARGUMENTS))
+        # Two in five ask for a second instruction, unless it contradicts the first or is the same.
         if rng.random() < 0.4 and are_compatible(names[0], second):
             names.append(second)
         arguments = tuple(_ARGUMENTS[name](rng) for name in names)

@@ -69,6 +69,7 @@ class ReplyChecker:
             return Extraction(None, reason="schema", detail=f"{_pointer(error) or '/'}: {error.message[:200]}")
         # Every marked string must occur in the text; an empty one has no span.
         spans = []
+        # A set, because several branches of the schema may mark the same string.
         for path, words in sorted(
             {(_pointer(mark), mark.instance) for mark in _marks(self._marker.iter_errors(value))}
         ):

@@ -64,6 +64,7 @@ class Extractor:
 
     def prompt(self, text: str) -> tuple[int, ...]:
         """The token ids of a text's prompt, up to the start of the thinking."""
+        # Without the marker that ends the thinking: the decoder writes it, after at most `thinking` tokens.
         return (*self._beginning, *encode_prompt_end(self._tokenizer, text.strip())[:-1])
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
@@ -95,6 +96,8 @@ class Extractor:
             return Extraction(None, reason="no_text")
         config, prompt = self._config, self.prompt(text)
         room = self._model.context - len(prompt)
+        # Reasons not to ask at all: no text, no room for the shortest document, no part of the text that a required
+        # string could be.
         limit = room if config.max_tokens is None else min(room, config.max_tokens)
         if limit < self._constraint.least_tokens:
             return Extraction(None, reason="too_long")
@@ -130,6 +133,7 @@ class Extractor:
         first_event_at, written_at, answered = 0.0, time.monotonic(), 0
         try:
             while True:
+                # Twice as many as can run: whenever a slot falls free, its next request is waiting already.
                 while len(running) < AHEAD * slots and (item := next(queue, None)):
                     [handle] = engine.submit([item[2]])
                     running[handle] = (item[0], item[1], [])
@@ -145,6 +149,8 @@ class Extractor:
                     reply = parse_completion(tokenizer, ids).answer or ""
                     is_cut = event.finish == "length"
                     result = Extraction(None, reason="cut") if is_cut else self._checker.check(text, reply)
+                # One request may fail by itself, where its grammar exceeds a limit; a failure of the engine ends the
+                # run.
                 elif isinstance(event, RequestFailed) and not engine.failure:
                     reply, result = tokenizer.decode(ids, specials=False), Extraction(None, reason="failed")
                 else:
@@ -152,6 +158,7 @@ class Extractor:
                 del running[handle]
                 new_rows.append(_row(number, result, reply, len(ids)))
                 answered += 1
+                # Every append is fsynced, so rows are collected for a moment.
                 if time.monotonic() - written_at > WRITE_EVERY_S or not running:
                     row_file.append(new_rows)
                     new_rows, written_at = [], time.monotonic()

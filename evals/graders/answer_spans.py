@@ -6,6 +6,7 @@ A span ends with its sentence, or before a reason or a rejected alternative (`be
 
 import re
 
+# "The answer to the question is: 12", "Answer: 12", "the correct option would be B"; not "the answer is not 12".
 _ANSWER_IS = re.compile(
     r"\b(?:answer|correct\s+(?:option|choice|letter))\b"
     r"(?:[^\S\n]+(?:to|for)\b[^.\n:=]{0,80}?)?"  # "the answer to the question is"
@@ -14,6 +15,7 @@ _ANSWER_IS = re.compile(
     re.IGNORECASE,
 )
 _HASHES = re.compile(r"####\s*")
+# A full stop inside "3.5" ends nothing.
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|\n|;")
 _REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re.IGNORECASE)
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -21,6 +23,7 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 def answer_spans(text: str) -> list[str]:
     """Return the spans of `text` that state an answer, in order; empty if none does."""
+    # Markdown's bold, which stands anywhere: "The **answer** is **12**."
     text = text.replace("**", "")
     spans = _boxed_at(text)
     for mark, ends in ((_ANSWER_IS, _SENTENCE_END), (_HASHES, re.compile(r"\n"))):

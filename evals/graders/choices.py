@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from evals.graders.answer_spans import answer_spans
 
+# Not a part of a word, of LaTeX (`\A`), of an abbreviation ("U.S.") or of a contraction ("I'm").
 _ISOLATED = re.compile(r"(?<![\w\\])(?<!\w[.'’])([A-Za-z])(?!\w|[.'’]\w)")
 _LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
 _NAMED = re.compile(r"\b(?:option|choice|letter)\s+$", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
+# The answer before its name: "so B is the correct answer".
 _IS_THE_ANSWER = re.compile(
     r"(?:^|[.!?;,\n]|\bso\b)\s*([^.!?;,\n]{1,80}?)\s+(?:is|must\s+be)\s+the\s+"
     r"(?:(?:correct|right|best)\s+)?(?:answer|option|choice)\b",
@@ -56,6 +58,7 @@ def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -
     options: an answer that equals one of them, ignoring case and punctuation, means its letter.
     """
     spans = [*answer_spans(text), *_IS_THE_ANSWER.findall(text.replace("**", ""))]
+    # What the text commits itself to replaces all it has weighed before.
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
     return list(dict.fromkeys(committed or mentions(text, letters, options)))
 
@@ -63,6 +66,7 @@ def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -
 def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return every mention of an option in `text`, in order, with repeats."""
     text = unicodedata.normalize("NFKC", text).strip()
+    # Each round unwraps one level, from the inside.
     for _ in range(3):  # \boxed{\text{(B)}}
         text = _LATEX_WRAP.sub(r"{\1}", text)
     text = text.replace("**", "").replace("$", " ").strip()
@@ -94,6 +98,7 @@ def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool
     before, after = text[start - 1 : start], text[end : end + 1]
     if letter.islower():
         leads = not text[:start].strip(_OPENING + " ")
+        # "c", "(c)", "c." as the whole text: nothing but brackets and full stops around it.
         alone = leads and not text[end:].strip(_CLOSING + " ")
         bracketed = before in tuple("([{") and after in tuple(")]}")
         return (

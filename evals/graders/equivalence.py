@@ -129,6 +129,7 @@ def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | Non
     """
     are_equal = (equivalence or shared()).equal
     candidates: list[str] = []
+    # Each new candidate is compared with all before it, so their number is bounded.
     for span in _candidate_texts(reply.answer or "")[:8]:
         if not any(are_equal(candidate, span) for candidate in candidates):
             candidates.append(span)
@@ -161,6 +162,7 @@ def _canonical(text: str) -> str:
     text = " ".join(text.replace("\\ ", " ").strip().rstrip(".").split())
     text = _NOISE.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac")
     text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
+    # The letter of an option: "(C)" is C.
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
     text = text.casefold() if len(text) > 1 and text.isalpha() else text  # words, not variable names
     number = numbers.parse_number(text) if re.fullmatch(r"-?[0-9][0-9,./]*", text) else None
@@ -169,6 +171,7 @@ def _canonical(text: str) -> str:
 
 def _serve() -> None:
     """Main loop of the process: reply to requests until the input ends."""
+    # A private copy of standard output, before everything else is turned away from it.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     # Libraries that print must not write between the replies.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -185,6 +188,7 @@ def _serve() -> None:
         if "given" not in request:  # `parses`; without the fallback a text that is not an expression parses as nothing
             replies.write(json.dumps(bool(read(request["expected"], "no_fallback"))) + "\n")
             continue
+        # Without math-verify's own time limits, which need the main thread: whoever asks kills this process instead.
         gold, answer = read(request["expected"]), read(request["given"])
         replies.write(json.dumps(bool(gold and answer and verify(gold, answer, timeout_seconds=None))) + "\n")
 

@@ -59,6 +59,7 @@ def grade_number(reply: ParsedReply, expected: str) -> Verdict:
     candidates = numbers.candidates(reply.answer) if reply.answer else []
     fallback = candidates or numbers.candidates(reply.reasoning)
     problem = issue_of(reply, candidates)
+    # "50%" has the value 50, so that a question for a percentage may be answered with or without the sign.
     strict = problem is None and candidates[0].value == target.value
     # The last candidate counts, with digit groups read as several numbers or as one.
     text = (reply.answer if candidates else reply.reasoning) or ""
@@ -82,6 +83,7 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
 
     Lenient also reads the first or last line or the first sentence alone, and ignores accents.
     """
+    # An alias of punctuation alone has an empty form, which would match an answer of punctuation.
     targets = {trivia_form(alias) for alias in aliases} - {""}
     answer = (reply.answer or "").strip()
     # Grade the whole answer if it is right or has no answer spans, else its answer spans.
@@ -91,6 +93,7 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     problem = issue_of(reply, forms[:1])
     if problem is None and not strict_right:
         # A wrong answer that lists several candidates, one of them right, counts as `many_answers`.
+        # "Paris, London or Rome" lists the right answer among others.
         listed = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
         problem = "many_answers" if len(forms) > 1 or (len(listed) > 1 and listed & targets) else None
     strict = problem is None and strict_right
@@ -132,6 +135,8 @@ def _pieces(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return []
+    # What a model says around its answer stands before or after it: "Paris" in its first line or sentence, or in its
+    # last.
     return [text, *answer_spans(text)[-1:], lines[0], lines[-1], text.split(". ")[0]]
 
 

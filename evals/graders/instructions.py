@@ -45,6 +45,7 @@ def grade_instructions(
         return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), results
     # The variants of lenient grading: without the first or last line, each with and without asterisks.
     lines = answer.split("\n")
+    # A first line such as "Sure, here it is:", or a last one such as "I hope this helps!"
     trimmed = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     loose = [form.replace("*", "") for form in (answer, *trimmed)] + trimmed
     forms = list(dict.fromkeys(form for form in loose if form.strip()))
@@ -118,6 +119,7 @@ def _registry() -> dict[str, Any]:
     instructions.random = instructions_util.random = _RNG
     with tempfile.TemporaryDirectory(prefix="nautile-nltk-") as folder:
         _write_sentence_model(Path(folder) / "tokenizers" / "punkt_tab" / "english")
+        # Only while the model is loaded: NLTK keeps it in memory, and the folder is temporary.
         nltk.data.path.insert(0, folder)
         try:
             instructions_util.count_sentences("One. Two.")
@@ -149,6 +151,7 @@ def _build_checker(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
         raise ConfigError(f"no instruction {name!r}; there are {', '.join(sorted(checkers))}")
     checker = checkers[name](name)
     kwargs = {key: value for key, value in arguments.items() if value is not None}
+    # Every checker draws what its arguments lack from the same beginning, whatever was built before it.
     _RNG.seed(0)
     try:
         description = checker.build_description(**kwargs)

@@ -30,10 +30,12 @@ _WORDS = {
 }  # fmt: skip
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+# Kinds of minus, hyphen and dash, Arabic separators, fraction slashes, the apostrophe that groups digits in Switzerland
 _CHARACTERS = str.maketrans(
     {"−": "-", "‐": "-", "‑": "-", "–": "-", "—": " — ", "٫": ".", "٬": ",", "⁄": "/", "∕": "/", "⋅": "·", "’": "'"}
 )
 _LATEX = (
+    # \frac{3}{4}, then \frac34; "- 3/4" with its sign; 1{,}000; 1\,000; \times; what only dresses a number
     (re.compile(r"\\[dt]?frac\s*\{\s*([0-9.]+)\s*\}\s*\{\s*([0-9.]+)\s*\}"), r" \1/\2"),
     (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
     (re.compile(r"(?<=-)\s+(?=[0-9.]+/)"), ""),
@@ -42,6 +44,7 @@ _LATEX = (
     (re.compile(r"\\(?:times|cdot)\b"), "×"),
     (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]|\*\*"), ""),
 )
+# "half a dozen" is 6, "2 and a half" the mixed number 2 1/2
 _HALVES = (
     (re.compile(r"\bhalf\s+a\s+dozen\b", re.IGNORECASE), "six"),
     (re.compile(r"(?<=[0-9])\s+and\s+a\s+half\b", re.IGNORECASE), " 1/2"),
@@ -51,7 +54,9 @@ _ZERO_COMMA = re.compile(r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))")  # "0,75": no grou
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
 _CURRENCY = re.compile(r"[$€£¥₹]")
 _NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
+# "x = - 3", unlike the subtraction in "x - 3"
 _SIGN_AFTER_EQUALS = re.compile(r"=\s*-\s+(?=[0-9.])")
+# "±3" states two numbers, 3 and -3
 _PLUS_MINUS = re.compile(r"(?:±|\\pm|\+/-|\+-)\s*([0-9][0-9.,]*)")
 
 _SPACE = "\u00a0\u202f\u2009"  # spaces that group digits; an ordinary space separates numbers
@@ -59,17 +64,21 @@ _LITERAL = re.compile(
     rf"""
     (?<![\w^])
     (?:
+      # 3 1/2, 3 and 1/2; but 3 1/2/4 is no mixed number
       (?P<whole>[0-9]{{1,9}}) (?:\s+and)? \s+ (?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}}) (?![0-9/])
     | (?P<body>
-        [0-9]{{1,3}}(?:\.[0-9]{{3}})+,[0-9]{{1,2}}(?![0-9])
-      | [0-9]{{1,3}}(?:\.[0-9]{{3}}){{2,}}(?![0-9])
-      | [0-9]{{1,3}}(?:[,'_{_SPACE}][0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?
-      | [0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])(?:\.[0-9]+)?
+        [0-9]{{1,3}}(?:\.[0-9]{{3}})+,[0-9]{{1,2}}(?![0-9])                # 1.234,5
+      | [0-9]{{1,3}}(?:\.[0-9]{{3}}){{2,}}(?![0-9])                        # 1.234.567; but 1.234 is a decimal
+      | [0-9]{{1,3}}(?:[,'_{_SPACE}][0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?     # 1,234.5, 1'234
+      | [0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])(?:\.[0-9]+)?      # 1,23,456, as in India
       | [0-9]+(?:\.[0-9]+)?
-      | \.[0-9]+
+      | \.[0-9]+                                                         # .5
       )
+      # 1e3, 1.5 × 10^3
       (?: [eE](?P<e>[-+]?[0-9]{{1,4}})(?![\w]) | \s*[×x*·]\s*10\s*\^\s*\{{?(?P<power>[-+]?[0-9]{{1,4}})\}}? )?
+      # 10^3; any other power is found too, so that it is refused as a whole
       (?P<raised>\s*\^\s*\{{?(?P<exponent>[-+]?[0-9]{{1,4}})?\}}?)?
+      # 3/4, 1.5/2; but not the date 3/4/2024
       (?:\s*/\s*(?P<divisor>[0-9]+(?:\.[0-9]+)?)(?![0-9]|\s*/))?
     )
     (?P<percent>\s*%|\s+per\s?cent\b)?
@@ -78,8 +87,10 @@ _LITERAL = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNORECASE)
+# "not 13", "isn't -13", "rather than 13", just before the number
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
 _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
+# "5th", "5x", "18 + y"
 _NO_VALUE = re.compile(r"(?:st|nd|rd|th)\b|[xyz]\b|\s*[-+*×·]\s*[nxyz]\b")  # ordinals, terms
 # Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
 _REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\([^()]*\)")
@@ -192,6 +203,7 @@ def _normalised(text: str) -> str:
 def _number(match: re.Match[str], text: str) -> Number | None:
     """Evaluate one literal; None for an unevaluated power, a division by zero, or too many digits."""
     shift = int(match["exponent"] or match["e"] or match["power"] or 0)
+    # "1e9999" is short and would have ten thousand digits.
     if len(match.group()) > MAX_DIGITS or abs(shift) > MAX_DIGITS:
         return None
     if match["whole"]:
@@ -201,6 +213,7 @@ def _number(match: re.Match[str], text: str) -> Number | None:
     else:
         value = Fraction(_plain_decimal(match["body"]))
         if match["raised"]:
+            # Powers of ten are notation; "2^10" is an expression that the text has not evaluated.
             if value != 10 or not match["exponent"]:
                 return None
             value = Fraction(10) ** shift
@@ -219,6 +232,8 @@ def _negative(start: int, text: str) -> bool:
     """Whether a minus directly before the literal is a sign, not a subtraction or a range."""
     if start == 0 or text[start - 1] != "-":
         return False
+    # A minus after a letter, a digit or a bracket subtracts or joins ("x-3", "5 - 3", "pages 3-5"); any other is a
+    # sign.
     attached = text[start - 2] if start > 1 else " "
     before = text[: start - 1].rstrip()
     return not (attached.isalnum() or attached in ")]}%" or (before and before[-1].isdigit()))

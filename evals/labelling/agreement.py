@@ -40,5 +40,6 @@ def _accuracy_and_kappa(counts_DLL: np.ndarray) -> np.ndarray:
     shares = counts_DLL / counts_DLL.sum(axis=(1, 2), keepdims=True)
     observed = np.trace(shares, axis1=1, axis2=2)
     expected = np.sum(shares.sum(axis=1) * shares.sum(axis=2), axis=1)
+    # Where both labellers use one and the same label, chance explains everything, and 0 / 0 becomes 0.
     kappa = np.divide(observed - expected, 1 - expected, out=np.zeros_like(observed), where=expected < 1 - 1e-12)
     return np.stack([observed, kappa], axis=1)

@@ -44,6 +44,7 @@ class Tfidf:
         self._vectors: Any = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2))
         self._regression = LogisticRegression(C=10.0, max_iter=MOST_STEPS)
         self._regression.fit(self._vectors.fit_transform(texts), targets_N)
+        # Each word with its 4-byte number; weights and frequencies as they lie in memory.
         words = sum(len(word.encode()) + 4 for word in self._vectors.vocabulary_)
         self.size = words + self._vectors.idf_.nbytes + self._regression.coef_.nbytes
 

@@ -21,6 +21,7 @@ def fit_temperature(logits_NC: np.ndarray, targets_N: np.ndarray) -> float:
     def loss(log_temperature: float) -> float:
         return float(-log_softmax(logits_NC / np.exp(log_temperature), axis=1)[rows, targets_N].mean())
 
+    # On a logarithmic scale, on which halving and doubling are equally far.
     low, high = np.log(TEMPERATURES)
     return float(np.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))
 

@@ -53,6 +53,7 @@ class TextClassifier:
                 f"{', '.join(model_labels)}"
             )
         self.labels = config.labels or model_labels
+        # The user may ask for some of the labels, in another order: their columns are taken and shared out anew.
         self._columns = [model_labels.index(label) for label in self.labels]
         self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
 
@@ -76,6 +77,7 @@ class TextClassifier:
                     row: self._answer(row, shares)
                     for (row, _), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
                 }
+                # A row without a text has no answer among `rows`, and is written as such.
                 row_file.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
                 answered += len(missing)
                 emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
@@ -130,6 +132,7 @@ def classification_summary(
         targets_N = np.array([labels.index(label) for _, label in pairs])
         predicted_N = np.array([labels.index(row["likeliest"]) for row, _ in pairs])
         accuracy, macro_f1 = intervals(predicted_N[None], targets_N, len(labels), 0)
+        # Accuracy of what was answered, beside that of the most likely label of every row.
         covered = [row["label"] == label for row, label in pairs if not row["abstained"]]
         summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
         summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None

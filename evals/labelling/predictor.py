@@ -81,6 +81,7 @@ def text_features(
 
 def feature_ids(model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]) -> list[list[int]]:
     """The token ids from which the features of texts are computed."""
+    # One place of the context is for the end-of-text token, which begins every text.
     longest = min(labels.longest, model.context - 1)
     ids = [[tokenizer.end_of_text, *tokenizer.encode(cut(tokenizer, text, longest))] for text in texts]
     return [text[: model.context] for text in ids]  # a truncated text may be tokenised into more tokens than before

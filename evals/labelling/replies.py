@@ -97,6 +97,8 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
             params, losses, count = tune(shots, seed, settings, f"states-{name}")
             figures = {"shots": shots, "seed": seed, "rows": count, "train": losses[-1], **measure(params)}
             earlier = [arm["validation"] for arm in results.values() if "shots" in arm]
+            # The weights before the result: killed in between, a resumed run tunes this arm again, with the same
+            # weights.
             if figures["validation"] < min(earlier, default=float("inf")):
                 save_weights(checkpoint, params, run.model, run.tokenizer)
             results[name] = figures
@@ -122,6 +124,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     ]
     if loss == "options":
         result["baselines"] = option_baselines(run.splits.train, parts["test"])
+    # Of equal losses the first, as above, so this is the arm whose weights were written.
     result["chosen"] = min(results.values(), key=lambda arm: arm["validation"])
     return result
 
@@ -182,6 +185,7 @@ def _generate(
 ) -> list[str | None]:
     """Generate replies, each up to the length of the longest expected one; None for a reply that does not end."""
     longest = max(len(example.prompt) for example in examples)
+    # Eight tokens more than the longest that is expected; the prompts of a batch share one length, that of the longest.
     most = min(max(len(example.continuations[0]) for example in examples) + 8, run.model.context - longest)
     if most < 1:
         raise ConfigError("tune: the prompts leave no room for a reply; lower tune.longest")
@@ -196,4 +200,5 @@ def _divergence(shares: Sequence[float], reference: np.ndarray) -> float:
     """KL(shares ‖ reference) in nats."""
     human = np.asarray(shares)
     positive = human > 0
+    # An option that nobody chose adds nothing; one that the reference rules out would make the distance infinite.
     return float(np.sum(human[positive] * np.log(human[positive] / np.maximum(reference[positive], 1e-12))))

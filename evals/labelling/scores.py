@@ -50,6 +50,7 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
     Macro-F1 leaves out labels that have neither rows nor predictions, as scikit-learn does.
     """
     rng = np.random.default_rng(seed)
+    # Runs and rows are both resampled: another seed gives another run, and the test rows are a sample too.
     seeds, rows = predicted_SN.shape
     samples = np.zeros((DRAWS, 2))
     for draw in range(DRAWS):
@@ -68,6 +69,7 @@ def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str,
     least 1 / DRAWS.
     """
     rng = np.random.default_rng(seed)
+    # An arm with a single run is broadcast over the runs of the other.
     difference_SN = right_SN.astype(float) - other_SN
     seeds, rows = difference_SN.shape
     leads = np.zeros(DRAWS)

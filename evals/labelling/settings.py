@@ -41,6 +41,7 @@ def searched_settings(
         for rate in config.learning_rates
     }
     for rate, candidate in by_rate.items():
+        # JSON has only texts as keys.
         name = f"{rate:g}"
         if name not in losses:
             losses[name] = loss_at(candidate, name)

@@ -26,6 +26,7 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
                 loss = MISSING if value is None else f"{value:.3f}"
                 rows.append((name.replace("_", " "), MISSING, loss, MISSING, MISSING))
         for arm in report["arms"]:
+            # None where neither the model nor the data has any entity.
             f1 = [part["f1"] for part in arm["spans"] if part and part["f1"] is not None]
             mean_f1 = f"{100 * sum(f1) / len(f1):.1f}" if f1 else MISSING
             spread = f"{arm['low']:.3f} to {arm['high']:.3f}"

@@ -72,6 +72,7 @@ class ArmRun(NamedTuple):
 def draw_shots(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[LabelledRow]:
     """Draw `shots` rows of each label (all if it has fewer; 0: all rows), in an order that depends on the seed."""
     by_label: dict[str, list[LabelledRow]] = defaultdict(list)
+    # In an order of their own, so that the draw does not depend on the order of the file.
     for row in sorted(rows, key=lambda row: text_hash(row.text)):
         by_label[row.target].append(row)
     chosen = []
@@ -103,6 +104,7 @@ class LabelTuner:
             longest=config.longest, pooling=config.pooling, coverage=None if config.accuracy else config.coverage,
         )  # fmt: skip
         self._features: dict[str, np.ndarray] = {}
+        # 0 shots stands for all rows, the most there are; but for likelihoods it means no examples, the fewest.
         self._most_shots = max(config.shots, key=lambda shots: shots or float("inf"))
         if config.method == "verbalised":
             self._most_shots = max(config.shots)
@@ -182,6 +184,7 @@ class LabelTuner:
             validation_VC, test_TC = (
                 self._likelihoods(self.run.params, with_shots, part) for part in (self.validation, self.test)
             )
+            # Over the validation rows, whose labels it does not use; the test rows are not looked at.
             bias_C = label_bias(validation_VC)
             np.save(self.run.work / f"bias-{shots}-{seed}.npy", bias_C)
             return validation_VC - bias_C, test_TC - bias_C
@@ -197,6 +200,7 @@ class LabelTuner:
             earlier = read_json(self.run.work / "best.json")
             if earlier is None or loss < earlier["loss"]:
                 save_weights(self._checkpoint, params, self.run.model, self.run.tokenizer)
+                # After the weights: a process that dies between the two fits this arm again, with the same weights.
                 write_json(self.run.work / "best.json", {"loss": loss, "seed": seed})
         return validation_VC, test_TC
 

@@ -41,6 +41,7 @@ def predictions(
     """
     answered = np.flatnonzero(answers != MISSING)
     table = _table([train[i] for i in answered], fields)
+    # A column is numeric if it is in all of training; a single "unknown" makes it one of words.
     numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
     words = [i for i in range(len(fields)) if i not in numbers]
     people_table = _table(people, fields)
@@ -51,6 +52,7 @@ def predictions(
     ):
         probabilities = np.zeros((len(people), options))
         classes = np.unique(answers[answered])
+        # A regression needs two classes.
         if len(classes) == 1:
             probabilities[:, classes[0]] = 1.0
         else:

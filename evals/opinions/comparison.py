@@ -36,6 +36,7 @@ class Distribution:
     def fields(self, interval: float) -> dict[str, Any]:
         """As plain data, with percentile intervals; without an interval if all draws are equal."""
         result: dict[str, Any] = {"shares": self.shares.tolist(), "people": self.people}
+        # Equal draws come from shares whose number of people is unknown: no interval, rather than one of width 0.
         if np.ptp(np.nan_to_num(self.draws), axis=0).max(initial=0.0) > 0:
             low, high = np.nanquantile(self.draws, [(1 - interval) / 2, (1 + interval) / 2], axis=0)
             result |= {"low": low.tolist(), "high": high.tolist()}
@@ -71,6 +72,7 @@ class PeopleSample:
             return None
         weights = self.weights[:, answered].astype(float)
         with np.errstate(invalid="ignore"):
+            # Each person's row, as often as the person was drawn. A draw may have nobody of a small group.
             draws = weights @ rows_NK[answered] / weights.sum(axis=1, keepdims=True)
         return Distribution(rows_NK[answered].mean(axis=0), draws, len(answered))
 
@@ -167,6 +169,7 @@ def _humans(
     rows = []
     for number, question in enumerate(survey.questions):
         answers = respondents.answers_NQ[indices, number]
+        # `MISSING` is -1 and takes the last row for a moment; the next line corrects it.
         one_hot = np.eye(len(question.options))[answers]
         one_hot[answers == MISSING] = np.nan
         rows.append(one_hot)
@@ -229,6 +232,7 @@ def _human_distribution(
     people = question.respondents if everybody else None
     draws = np.broadcast_to(published, (config.draws, len(published)))
     if people is not None:
+        # As if as many people as were asked had answered again.
         rng = np.random.default_rng([config.seed, 3, number])
         draws = rng.multinomial(people, published, size=config.draws) / people
     return Distribution(published, draws, people)

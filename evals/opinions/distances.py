@@ -27,6 +27,7 @@ def wasserstein(p: np.ndarray, q: np.ndarray, scale: Sequence[float]) -> np.ndar
     """The first Wasserstein distance along the last axis, 0 to 1, of options at positions `scale` between 0 and 1."""
     order = np.argsort(scale, kind="stable")
     gaps = np.diff(np.asarray(scale, float)[order])
+    # How much must be moved across each gap between neighbouring options, in either direction.
     below = np.cumsum((p - q)[..., order], axis=-1)[..., :-1]
     return (np.abs(below) * gaps).sum(axis=-1)
 

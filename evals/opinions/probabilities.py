@@ -94,6 +94,7 @@ def position_bias(by_order_NOK: np.ndarray, orders: Sequence[Sequence[int]]) -> 
     """
     orders_OK = np.array(orders)
     options = orders_OK.shape[1]
+    # From the survey's order of the options to that of the prompt: entry k is what the option in place k got.
     placed_NOK = np.take_along_axis(by_order_NOK, np.broadcast_to(orders_OK, by_order_NOK.shape), axis=2)
     by_place = placed_NOK.mean(axis=(0, 1))
     spread = 0.5 * np.abs(by_order_NOK - by_order_NOK.mean(axis=1, keepdims=True)).sum(axis=2).mean()

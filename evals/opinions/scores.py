@@ -49,6 +49,7 @@ def arm_scores(
             continue
         place = (entry.number, entry.cell)
         measured[place] = (entry.shares[None], entry.human_shares[None])
+        # Humans against humans: only one side is drawn, because both would be the same draw.
         resampled[place] = (entry.draws, entry.human_shares[None] if bound else entry.human_draws)
     estimates, draws = figures(survey, measured), figures(survey, resampled)
     return {name: _interval(estimates[name], draws[name], config.interval, bound, LIMITS[name]) for name in LIMITS}
@@ -59,6 +60,7 @@ def figures(
 ) -> dict[str, np.ndarray | None]:
     """All scores for pairs of distributions (arm's, humans'), each [draws, options]: name -> [draws] or None."""
     weights = [question.weight for question in survey.questions]
+    # `p` and `q` may have one row or one for each draw; numpy broadcasts the single one.
     similarities = {place: similarity(p, q) for place, (p, q) in cells.items()}
     distances = {
         place: wasserstein(p, q, survey.questions[place[0]].scale)
@@ -113,6 +115,7 @@ def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list
     for (number, cell), (p, q) in cells.items():
         if cell != EVERYBODY:
             everybody_p, everybody_q = means[number]
+            # The root on both sides: their products, which slope and cosine are made of, then carry the weight once.
             root = np.sqrt(survey.questions[number].weight)
             arm, human = np.broadcast_arrays(p - everybody_p, q - everybody_q)
             is_drawn = np.isfinite(arm) & np.isfinite(human)

@@ -95,6 +95,7 @@ class CheckpointAnswerer:
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
         ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
+        # Every prompt is too long until a bucket takes it.
         answers: list[Answer | SkippedQuestion] = [SkippedQuestion("too_long", len(prompt)) for prompt in ids]
         previous = 0
         for length, generator in self._generators.items():
@@ -136,6 +137,7 @@ class EndpointAnswerer:
                 messages=({"role": "user", "content": prompt},),
                 max_tokens=self._config.max_tokens,
                 temperature=self._config.temperature,
+                # 31 bits, which every vendor takes as a seed.
                 seed=int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:4], "big") >> 1,
                 purpose="evaluate",
             )
@@ -144,6 +146,7 @@ class EndpointAnswerer:
         # Replies that an earlier attempt has paid for come from the pool's cache.
         results = self._pool.ask(requests)
         # A question that the endpoint refuses (too long, for example) is skipped; other failures may be temporary.
+        # All replies of the batch are in the cache by now, so the next attempt asks only for those that are missing.
         failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]
         for failure in failures:
             if failure.reason == "misconfigured" or failure.reason in UNPAID:

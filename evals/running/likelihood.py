@@ -57,6 +57,8 @@ class CheckpointScorer:
         from model.decoding.scoring import continuation_logprobs
 
         prompts = [self._tokenizer.encode(PROMPT.format(question=item.question)) for item in items]
+        # The space belongs to the option, as in running text. Encoded apart, the question has the same ids for all
+        # options.
         options = [[self._tokenizer.encode(f" {option}") for option in item.options] for item in items]
         fits = [
             len(ids) + max(map(len, texts)) <= self._model.context for ids, texts in zip(prompts, options, strict=True)

@@ -26,6 +26,7 @@ class RowFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = read_rows(path) if path.exists() else []
         content = path.read_bytes() if path.exists() else b""
+        # A process that was killed while it wrote leaves half a line; the next append must not continue it.
         complete_bytes = content.rfind(b"\n") + 1
         if complete_bytes < len(content):
             with path.open("r+b") as file:

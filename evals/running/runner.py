@@ -105,6 +105,7 @@ def _evaluate_missing(
     emit("progress", done=finished, total=len(items), unit="samples", note=note)
     tokens, seconds = 0, 0.0
     for first in range(0, len(pending), size):
+        # The row of a sample is written once it is graded, so a killed run loses at most one batch of answers.
         batch = pending[first : first + size]
         start = time.monotonic()
         timed_rows = ask(batch)

@@ -35,6 +35,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
     by_name: dict[str, Votes] = defaultdict(lambda: ([], []))
     for question in by_question(row for row, _ in pairs):  # one vote each, however many rows ask it
+        # The questions are grouped by the rows of `a`; `b` has a row for each of them, because only pairs are left.
         before, after = by_name[question[0]["benchmark"]]
         before.append(vote(question, verdict))
         after.append(vote([rows_b[_question(row)] for row in question], verdict))
@@ -90,6 +91,7 @@ def mean_weights(measured: Collection[str]) -> dict[str, dict[str, float]]:
         for name, parts in COMPOSITES.items()
         if all(part in measured for part in parts)
     }
+    # The average of the paper has one share for each row of its table, which a composite divides among its parts.
     rows = {name: COMPOSITES.get(name, (name,)) for name in paper.TABLE_2}
     if all(part in measured for parts in rows.values() for part in parts):
         means["average"] = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
@@ -175,6 +177,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 def holm(p_values: Mapping[Name, float]) -> set[Name]:
     """The tests that are significant at 0.05 after Holm's step-down correction for their number."""
+    # Holm: the smallest p against 0.05 / n, the next against 0.05 / (n - 1), and so on until one fails.
     significant = set()
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] >= LEVEL / (len(p_values) - rank):

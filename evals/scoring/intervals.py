@@ -70,6 +70,7 @@ def paired(a: Sequence[float], b: Sequence[float], z: float = 1.96) -> Paired:
     only_b = sum(y > x for x, y in zip(a, b, strict=True))
     both = sum(x == y > 0 for x, y in zip(a, b, strict=True))
     lead = (sum(b) - sum(a)) / n
+    # As if one more question had been lost and one more won, so that it also holds for few discordant pairs.
     spread = z * math.sqrt(only_a + only_b + 1 - (only_b - only_a) ** 2 / (n + 2)) / (n + 2)
     centre = (only_b - only_a) / (n + 2)
     low, high = max(-1.0, min(lead, centre - spread)), min(1.0, max(lead, centre + spread))

@@ -25,6 +25,7 @@ def by_question(rows: Iterable[SampleRow]) -> list[list[SampleRow]]:
     """Group the rows by question (same id and prompt), in the order of first appearance."""
     groups: dict[tuple[str, str, str], list[SampleRow]] = defaultdict(list)
     for row in rows:
+        # By id and prompt: TriviaQA repeats a question with each of its documents, which are not shown here.
         groups[row["benchmark"], row["id"], row["prompt_digest"]].append(row)
     return list(groups.values())
 
@@ -195,6 +196,7 @@ def _share_of(rows: Sequence[SampleRow]) -> dict[str, Any]:
 
 def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
     """Accuracies (0..1) with Wilson intervals, from votes by strict and by lenient grading."""
+    # Rounded, because a question of three rows has votes such as 1/3, whose sum could exceed n by an error of rounding.
     n, correct, correct_lenient = len(strict), round(sum(strict), 6), round(sum(lenient), 6)
     return {
         "n": n,

@@ -49,6 +49,7 @@ def ways_table(scores: Scores) -> ResultTable | None:
     likelihood = scores.get("likelihood") or {}
     rows, data = [], []
     for name, score in likelihood.items():
+        # Likelihood may be all that was evaluated; the cell is then a dash.
         generated = scores["benchmarks"].get(name) or scores["composites"].get(name)
         shares = (score["accuracy_by_sum"], score.get("chance"))
         percents = [MISSING if share is None else f"{100 * share:.1f}" for share in shares]

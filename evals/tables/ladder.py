@@ -33,6 +33,7 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
         score = stages[stage]["benchmarks"].get(name) if stage in stages else None
         if score and score["accuracy"] is None:
             score = None  # all its questions were left out
+        # The nearest stage before that has a score: a stage that was not evaluated is stepped over.
         over = measured[-1] if score and measured else None
         entry = {"stage": stage, "title": paper.TABLE_1_ROWS[stage], "paper": figure, "over": over}
         entry["score"] = score and {field: score[field] for field in ("n", "accuracy", "interval")}
@@ -70,6 +71,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         score, test = entry["score"], entry["test"]
         tested: tuple[str, ...] = (MISSING,) * 4
         if test:
+            # A gain is over the problems of both evaluations, of which one may have asked more.
             partial |= test["n"] != score["n"]
             counts = f"{test['only_b']:,}", f"{test['only_a']:,}"
             over = "" if entry["over"] == names[index - 1] else f" over {entry['over']}"

@@ -58,6 +58,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
         title = title_of(name) if figures else f"{title_of(name)} (stand-in)"
         our_cells = []
         for model, score in by_title.items():
+            # A model with a column in the paper has a second cell, its difference from that column.
             our_cells += [with_interval(score), signed(leads.get(model))] if compared[model] else [with_interval(score)]
         paper_cells = [f"{figure:.1f}" for figure in figures.values()] if figures else [MISSING] * len(paper.MODELS)
         rows.append((title, *our_cells, *paper_cells, "; ".join(differs)))

@@ -57,6 +57,7 @@ def _paint(figure: Any, title: str, names: Sequence[str], marks: Sequence[Mark])
             order = papers.index(mark.series)
             colour, width = _PAPER_COLOURS[order % len(_PAPER_COLOURS)], 1.2 if order else 2.2
             (line,) = axes.plot((mark.value,) * 2, (mark.row - 0.3, mark.row + 0.3), color=colour, linewidth=width)
+        # The id by which the page finds the mark for its tooltip.
         line.set_gid(f"mark-{index}")
         handles[mark.series] = line
     if series_names := [*ours, *papers]:
