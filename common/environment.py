@@ -27,6 +27,7 @@ def environment() -> dict[str, Any]:
         "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or None,
         "libraries": {
             "python": platform.python_version(),
+            # Only what is loaded: a library that was not cannot have changed a result.
             **{name: version(name) for name in LIBRARIES if name in sys.modules},
         },
     }

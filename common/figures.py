@@ -36,6 +36,7 @@ def draw(
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
         text = io.StringIO()
+        # Without date and version the same data gives the same bytes, so reports can be compared.
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     for gid, tooltip in (tooltips or {}).items():

@@ -29,6 +29,7 @@ def try_lock(path: Path, lock: Callable[[], object]) -> bool:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+        # Said once for each folder, or a polled lock would fill the log.
         if has_locks(path.parent):
             _without_locks.add(path.parent)
             logger.warning(

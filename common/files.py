@@ -31,6 +31,7 @@ LARGEST_JSON = 512 * 2**20  # bytes
 CONFIG_LIMIT = 4 * 2**20  # bytes
 INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
 SETTLED_S = 2.0  # a file changed less than this before it was read may change again with the same timestamps
+# The last two: a file is where a folder has to be.
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
@@ -206,6 +207,7 @@ def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> 
     within the resolution of the clock could have the same ctime, so a digest is cached only if the file last changed
     more than `SETTLED_S` before it was read. A file server whose clock lags more than that may hide such a change.
     """
+    # Files whose stamp is that of the cache need not be read.
     entries = [entry for path in paths for entry in _matching_files(str(path))]
     cache = read_json(memory) if memory else None
     if not isinstance(cache, dict):
@@ -213,11 +215,14 @@ def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> 
     stamps = {path: _stamp(path) for path in dict.fromkeys(path for _, path in entries)}
     digests = {path: cache[path][-1] for path, stamp in stamps.items() if cache.get(path, [])[:-1] == stamp}
     unread = [path for path in stamps if path not in digests]
+    # Taken before any is read: whatever changes later than this is not settled. Hashing releases the interpreter's
+    # lock, so several threads read at a time.
     start_ns = time.time_ns()
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         digests |= zip(unread, pool.map(_stable_digest, unread, (stamps[path] for path in unread)), strict=True)
     settled = [path for path in unread if start_ns - stamps[path][2] > SETTLED_S * 1e9]
     if memory and settled:
+        # Without those that are gone: tests and notebooks name temporary files, and the cache would only grow.
         existing = {path: entry for path, entry in cache.items() if os.path.exists(path)}
         with suppress(OSError):  # the cache only saves time: a run can also be planned on a read-only disk
             write_json(memory, existing | {path: [*stamps[path], digests[path]] for path in settled})

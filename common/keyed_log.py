@@ -58,6 +58,7 @@ class KeyedLog:
         with path.open("rb", buffering=2**20) as file:
             file.seek(offset)
             for line in file:
+                # The writer is in the middle of this line: the next call reads it again from its beginning.
                 if not line.endswith(b"\n"):
                     break
                 self._index(line, number, offset)
@@ -66,11 +67,13 @@ class KeyedLog:
 
     def open(self, path: Path, *, exclusive: bool = False) -> None:
         """Open `path` for appending and index its records. `exclusive`: it must not exist. Raises `OSError`."""
+        # For reading as well: `get` reads from the same descriptor by `pread`, which does not move its offset.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
         descriptor = os.open(path, flags, 0o666)
         self._paths.append(path)
         self._writing = len(self._paths) - 1
         self._descriptors[self._writing] = descriptor
+        # A duplicate, because leaving the block closes what the buffered file reads from.
         with os.fdopen(os.dup(descriptor), "rb", buffering=2**20) as file:
             file.seek(0)
             self._torn = self._index_file(file, self._writing) > 0
@@ -90,6 +93,8 @@ class KeyedLog:
         descriptor = self._descriptors[self._writing]
         if self._torn:
             self._end_torn_record(descriptor)
+        # The records are not indexed here: the caller does that by `add` once this returns, so a record that can be
+        # found is on disk.
         positions, end = [], self.end
         for record in records:
             positions.append(self._writing << OFFSET_BITS | end)
@@ -111,6 +116,7 @@ class KeyedLog:
         if position is None:
             return None
         number, offset = position >> OFFSET_BITS, position & (1 << OFFSET_BITS) - 1
+        # Opened at the first lookup: hundreds of files may be loaded, and a process can open about a thousand.
         if number not in self._descriptors:
             self._descriptors[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
         descriptor = self._descriptors[number]

@@ -390,6 +390,7 @@ def metric(name: str) -> Metric:
     if name in _KNOWN:
         return _KNOWN[name]
     for pattern, entry in _KNOWN.items():
+        # `<benchmark>` becomes a named group; a name in brackets stands for one part between slashes.
         if "<" in pattern and (match := re.fullmatch(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", pattern), name)):
             title = entry.title
             for word, value in match.groupdict().items():

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Non-ASCII characters that match an ASCII letter under `re.IGNORECASE`.
+# Python's documentation of the flag lists these four.
 _SAME_LETTER = {"İ": b"i", "ı": b"i", "ſ": b"s", "\N{KELVIN SIGN}": b"k"}
 
 
@@ -15,6 +16,7 @@ def ignoring_case(text: str) -> bytes:
         for other, letter in _SAME_LETTER.items():
             if other in text:
                 raw = raw.replace(other.encode(), letter)
+    # Of bytes, `lower` changes ASCII letters alone: a literal spells any other letter as the text does.
     return raw.lower()
 
 

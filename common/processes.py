@@ -49,6 +49,7 @@ def die_with_parent(parent_pid: int) -> None:
     def watch() -> None:
         while os.getppid() == parent_pid:
             time.sleep(_POLL_S)
+        # With our own children; a group that another process leads may contain the shell of a terminal.
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(ExitCode.FAILED)
@@ -124,6 +125,8 @@ def bounded_memory(extra_bytes: int) -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
+    # The address space, because Linux ignores its limit of resident memory. `statm` gives it in pages, in its first
+    # field.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -179,6 +182,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
+        # So that a restarted server need not wait for the connections of the last one to time out.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(1024)

@@ -71,6 +71,7 @@ def retry(
                 raise
             pause_s = backoff.pause_s(attempt, retry_after_s(error))
             before_pause(error, attempt, pause_s)
+        # After the `except`, so that an interruption of the pause is not reported as caused by the error.
         sleep(pause_s)
         attempt += 1
 
@@ -107,6 +108,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         text = headers.get("retry-after")
         if text is None:
             return None
+        # The standard knows whole seconds and dates; some servers send fractions of seconds.
         if text.strip().replace(".", "", 1).isdigit():
             return float(text)
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())

@@ -61,12 +61,14 @@ class SortedKeys:
 
     def _merge(self) -> None:
         if self._loaded:
+            # Keys of files: all are sorted together, and of equal neighbours the first stays.
             keys = np.concatenate([self._keys, *self._loaded])
             self._loaded = []
             keys.sort()
             self._keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
         if not self._recent:
             return
+        # Keys of the dictionary: find the place of each in the array, where it may be already.
         keys = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
         order = np.argsort(keys)
         keys = keys[order]
@@ -78,6 +80,7 @@ class SortedKeys:
             values = np.fromiter(self._recent.values(), np.uint64, len(self._recent))[order]
             self._values[positions[is_known]] = values[is_known]
             self._values = np.insert(self._values, positions[~is_known], values[~is_known])
+        # `insert` takes places in the array as it is before, so one call puts all new keys in order.
         self._keys = np.insert(self._keys, positions[~is_known], keys[~is_known])
         self._recent = {}
 

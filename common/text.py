@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
+# Control characters other than tab and line feed, and the overrides and isolates of text direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 # Characters that begin inline markup, links (also bare addresses) and formulas in Markdown.
@@ -47,6 +48,7 @@ def markdown_text(value: object) -> str:
 
     Pipes are escaped by `markdown_table`.
     """
+    # The ampersand first: it begins what the other two become.
     text = " ".join(visible(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKUP.sub(r"\\\g<0>", text)
     return _BLOCK.sub(r"\g<1>\\\g<2>", text)

@@ -34,6 +34,8 @@ def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts
             artifact = None  # its manifest is damaged: it is replaced
         if artifact is None or store.verify(artifact, remote=False):
             artifact = _publish(store, kind, key, folder, section, facts)
+    # Also an artifact that exists: an earlier attempt may have failed here. Outside the lock, because it may take
+    # hours.
     if isinstance(store, MirroredStore):
         store.push([artifact])
     return artifact
@@ -50,6 +52,8 @@ def _publish(
             for name in digests:
                 (output / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / name, output / name)
+        # The digests are the key, and `publish` does not read the files again: what was digested must be what was
+        # copied.
         if changed := [name for name, digest in digests.items() if sha256_of(output / name) != digest]:
             raise ConfigError(f"{folder / changed[0]}: changed while it was copied; add it again")
         return store.publish(

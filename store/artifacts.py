@@ -129,6 +129,7 @@ class Store:
         try:
             for name in ("artifacts", "staging", "events", "logs", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
+            # A file is written and removed, because permissions alone do not tell: a disk may be full or read-only.
             probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
             probe.unlink(missing_ok=True)
@@ -175,6 +176,7 @@ class Store:
                 f"no artifact {artifact_id!r} in {self.location}: `nautile artifacts` lists all artifacts"
             )
         if len(matches) > 1:
+            # More digits than usual: with twelve they may look the same.
             candidates = ", ".join(f"{kind}/{folder.name[:16]}" for kind, _, _, folder in matches[:4])
             raise ConfigError(f"artifact id {artifact_id!r} is ambiguous ({candidates}): give more digits, or the kind")
         artifact = self.read(*matches[0])
@@ -188,6 +190,7 @@ class Store:
         folders = []
         for parent in sorted((self.root / "artifacts").glob("*")):
             for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
+                # Anything else in there, such as the folders that file browsers create, is no artifact.
                 key, dot, number = folder.name.partition(".")
                 if KEY.fullmatch(key) and (number.isdigit() if dot else True):
                     folders.append((parent.name, key, int(number) if dot else 0, folder))
@@ -195,6 +198,7 @@ class Store:
 
     def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:
         """Read the artifact in one of `folders()`; None if its manifest is damaged or belongs to another artifact."""
+        # A folder that was copied or renamed by hand has a manifest that names another key.
         manifest = read_manifest(folder)
         if manifest is None or (manifest["kind"], manifest["key"]) != (kind, key):
             return None
@@ -276,6 +280,7 @@ class Store:
         cannot be an artifact.
         """
         folder = self._folder(kind, key)
+        # Inputs are looked up before anything is written: a wrong id is refused while nothing has changed.
         artifacts = {name: self.get(a) if isinstance(a, str) else a for name, a in inputs.items()}
         with writing(self.root):
             files = describe_files(source, digests)
@@ -286,8 +291,10 @@ class Store:
                 "stage": stage,
                 "version": version,
                 "config": config,
+                # The keys of the inputs, and which version of each was read: a forced rerun may have replaced it since.
                 "inputs": {name: artifact.full_id for name, artifact in artifacts.items()},
                 "input_executions": {name: artifact.execution for name, artifact in artifacts.items()},
+                # All kinds of this execution, so that reuse can tell a complete set from one that a kill cut short.
                 "outputs": sorted(outputs or (kind,)),
                 "files": files,
                 "digest": fingerprint(files),
@@ -301,12 +308,15 @@ class Store:
             }
             write_json(source / MANIFEST, with_seal(manifest))
             _create_durably(folder.parent)
+            # This is the publication. Everything in the folder is on disk by now, so after a power cut it is whole or
+            # absent.
             while not _rename(source, folder):
                 if not supersede:
                     self.discard(source)
                     break
                 self._supersede(folder)
             sync_folder(folder.parent)
+        # The rename is durable once its folder is synced. What is returned is the live artifact, whoever made it.
         # While another process replaces the artifact, the key has no folder for a moment.
         deadline = time.monotonic() + REPLACED_S
         while (artifact := self.find(kind, key, label=label or stage)) is None and time.monotonic() < deadline:
@@ -322,6 +332,7 @@ class Store:
         """Add a version that another machine published with `manifest`; it becomes the live one if it is the newest."""
         folder = self._folder(manifest["kind"], manifest["key"])
         _create_durably(folder.parent)
+        # Versions arrive in any order: one that is older than the live one goes straight to a number.
         live = self.read(manifest["kind"], manifest["key"], 0, folder)
         older = live is not None and creation_order(live.manifest) > creation_order(manifest)
         while not _rename(source, self._free_name(folder) if older else folder):
@@ -345,6 +356,8 @@ class Store:
         names and sizes are compared; digests are checked when they are fetched. Raises `Retryable` if another process
         has replaced the artifact in the meantime, or if the remote cannot be reached.
         """
+        # Damage is reported only for the version that was meant: during a forced rerun the folder changes under the
+        # reader.
         if damaged := self._damage(artifact):
             current = read_manifest(artifact.folder)
             if current is not None and current["execution"] != artifact.execution:
@@ -353,6 +366,7 @@ class Store:
 
     def discard(self, folder: Path) -> None:
         """Remove a folder atomically: it is renamed first, so that a crash never leaves half of it under its name."""
+        # In the store, so that the rename stays on one file system; `gc` removes what a crash leaves there.
         trash = self.root / "staging" / f".trash-{uuid.uuid4().hex}"
         trash.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -374,6 +388,7 @@ class Store:
 
     def _free_name(self, folder: Path) -> Path:
         """The next free name `<key>.<n>` for a superseded version."""
+        # Not the first gap: ids with a number stay those of one version, as long as a later one exists.
         numbers = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
         return folder.with_name(f"{folder.name}.{max(numbers, default=0) + 1}")
 
@@ -431,6 +446,7 @@ def _create_durably(folder: Path) -> None:
 def _rename(source: Path, target: Path) -> bool:
     """Rename folder `source` to `target`; False if `target` exists and is not empty."""
     try:
+        # POSIX replaces an empty folder by a rename, and refuses to replace one with files.
         source.rename(target)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):

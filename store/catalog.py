@@ -142,6 +142,7 @@ class Catalog:
         except NewerCatalog:
             raise
         except ConfigError as error:
+            # DuckDB cannot open it. A new file loses nothing but the time to read everything again.
             logger.warning("the catalog file is replaced by a new one: %s", error)
         with writing(self.store.root):
             for path in (self.path, self.path.with_name(self.path.name + ".wal")):
@@ -232,6 +233,7 @@ class Catalog:
 
         Returns the number of rows written, and whether there is more to read.
         """
+        # Inside the transaction: another process may have read further since our last one.
         positions = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, positions)
         budget = READ_LIMIT
@@ -288,6 +290,7 @@ class Catalog:
                 new.append((name, stamp, artifact))
             else:
                 present.discard(name)
+        # A manifest that cannot be read any more counts as removed: its rows would describe what nobody can use.
         removed = [name for name in positions if name.startswith("artifacts/") and name not in present]
         for name in (*removed, *(name for name, _, _ in new)):
             _delete_artifact(connection, name)
@@ -304,6 +307,7 @@ class Catalog:
             (self.store.root / "locks").mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
             try:
+                # An error that leaves the block closes the connection without COMMIT, which undoes all of it.
                 version = schema_of(connection)
                 refuse_newer(self.path, version)
                 usable = version == SCHEMA or (version > 0 and migrate(connection, self.path, version))
@@ -344,6 +348,7 @@ class Catalog:
                     raise ConfigError(_unusable(self.path, error)) from None
                 if time.monotonic() > deadline:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
+            # Without `_opening`: other threads of this process may connect meanwhile.
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
 
@@ -390,6 +395,7 @@ def _as_dicts(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[C
 def _lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
     """Disable access to files and settings. All connections of a process share them, so only the first has to do it."""
     with _opening:
+        # Locking is final: to change a setting after it would be an error.
         row = connection.execute("SELECT current_setting('lock_configuration')").fetchone()
         if row != (True,):
             for setting in _LOCKED:
@@ -420,6 +426,7 @@ def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         kinds = [(None, "")]
     if not kinds:
         raise ConfigError('the query is empty: `nautile sql "SELECT * FROM runs"` is an example')
+    # Each of them: a query may have several statements, separated by semicolons.
     for kind, text in kinds:
         if kind not in _READING and not (kind == duckdb.StatementType.MULTI and _PIVOTS.match(text)):
             raise ConfigError(f"the query was refused: {_ONLY_READS}")

@@ -50,6 +50,7 @@ class EventWriter:
         self._last_us = 0
         self._part = 1
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A resumed attempt goes on in the newest part: the older ones may be at the remote already.
         while (path.parent / self._file_name(self._part + 1)).exists():
             self._part += 1
         self._descriptor: int | None = self._open_part()
@@ -78,6 +79,7 @@ class EventWriter:
 
     def many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write several events of one kind; calls are synced to disk by one fsync before this returns."""
+        # Before the first write: a bad row is refused together with all others of its call.
         identities = [self._identity(kind, fields) for fields in rows]
         with self._lock:
             if self._descriptor is None:
@@ -92,6 +94,7 @@ class EventWriter:
         self._count += 1
         # Strictly increasing within a writer, so that of two events with the same id the newer one is known.
         self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
+        # What is measured again has the same id; every call has a new one.
         event = {
             "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
             "kind": kind,
@@ -106,6 +109,7 @@ class EventWriter:
         if len(line) > LARGEST_EVENT:
             stage = self.stage or "a stage"
             raise ValueError(f"an event {kind!r} of {stage} has {len(line)} bytes, over {LARGEST_EVENT}")
+        # A line is never split over two files.
         if self._size + len(line) > LARGEST_FILE and self._size:
             self._begin_next_part()
         assert self._descriptor is not None
@@ -127,12 +131,14 @@ class EventWriter:
         assert self._descriptor is not None
         os.fsync(self._descriptor)
         self._part += 1
+        # Opened before the other is closed: if that fails, the present file stays in use.
         previous, self._descriptor = self._descriptor, self._open_part()
         os.close(previous)
 
     def sync(self) -> None:
         """Wait until every event written so far is on disk."""
         with self._lock:
+            # A duplicate is synced without the lock: other threads write meanwhile, or even close the file.
             descriptor = None if self._descriptor is None else os.dup(self._descriptor)
         if descriptor is not None:
             try:
@@ -201,6 +207,7 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
     if len(block) > LARGEST_EVENT and b"\n" not in block:
         logger.warning("%s: a line of over %d bytes at byte %d is skipped", path, LARGEST_EVENT, offset)
         return [], offset + len(block)
+    # Up to the last line feed; the rest is read again by the next call.
     complete_lines = bytes(block[: block.rfind(b"\n") + 1])
     events = []
     for line in complete_lines.splitlines():
@@ -250,5 +257,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     event = parse_json(line)
     if not isinstance(event, dict) or not isinstance(event.get("fields"), dict):
         return None
+    # Brackets are counted first, which is cheap: only a line with many of them can nest deep.
     deep = line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event)
     return None if deep or not {"id", "kind", "execution", "time"} <= event.keys() else event

@@ -85,6 +85,7 @@ class FileCache:
             except FileNotFoundError:
                 return None
             try_flock(descriptor, self._folder / LOCK, shared=True)
+            # The time of its last use, by which `_make_room` sorts; access times are off on many mounts.
             os.utime(descriptor)
             return descriptor
 
@@ -93,6 +94,7 @@ class FileCache:
         temporary = self._folder / f".{sha256}.{size}.tmp"
         # Reserve the space under the lock, then download without it.
         with self._folder_lock(), writing(self._store.root):
+            # Another process has finished it between our look and this lock.
             if (self._folder / sha256).exists():
                 return None
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -137,6 +139,7 @@ class FileCache:
                 partial, status = _PARTIAL.fullmatch(entry.name), entry.stat()
                 used_at = 0 if partial else status.st_mtime_ns  # leftovers of killed downloads go first
                 entries.append((used_at, entry.path, int(partial[1]) if partial else status.st_size))
+        # Downloads that are under way count with their full size.
         used = sum(bytes_ for _, _, bytes_ in entries)
         for _, path, bytes_ in sorted(entries):
             if used + size <= self.limit:

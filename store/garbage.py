@@ -83,6 +83,7 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     removed = []
     with writing(store.root):
         for item in garbage:
+            # Not waited for: what a run is working on is not garbage, and there will be another collection.
             lock = store.lock(item.key) if item.key else None
             if lock is not None and not lock.try_acquire():
                 continue
@@ -92,6 +93,7 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
                 # At the remote first: what only the remote has comes back with the next refresh.
                 if isinstance(store, MirroredStore) and item.artifact is not None and store.is_mirrored(item.artifact):
                     store.remove_from_remote(item.artifact)
+                # Or the next machine that makes the key would fetch the work that the operator has given up.
                 if isinstance(store, MirroredStore) and item.reason == NAMED and item.key:
                     StagingMirror(store.remote, item.path).remove()
                 if item.remote and isinstance(store, MirroredStore):
@@ -122,6 +124,7 @@ def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Ga
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
     for name, entry in store.remote.names("staging").items():
         by_key[name.partition("/")[0]][f"staging/{name}"] = entry
+    # Of keys with an artifact here. Work that no machine has finished may be all that is left of one.
     for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
         entries = by_key[key].values()
         if all(entry.written is not None and entry.written < older_than for entry in entries):
@@ -150,6 +153,7 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
     `named` None: include untouched folders with precious contents.
     """
     for folder in sorted((store.root / "staging").glob("*")):
+        # `.trash-…` and `.pull-…`: a process was killed between a rename and the removal.
         if not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by an interrupted removal")
         elif not store.lock(folder.name).held_elsewhere():
@@ -172,6 +176,7 @@ def _replies(store: Store, model: str) -> list[Garbage]:
         remote = tuple(f"replies/{name}/{shard}" for shard in store.remote.names(f"replies/{name}"))
     if not folder.is_dir() and not remote:
         raise ConfigError(f"{store.location} has no replies of a model {model!r}")
+    # A run holds a lock on the file that it appends to (data/endpoints/reply_cache.py).
     if any(KeyLock(path).held_elsewhere() for path in folder.glob("*.jsonl")):
         raise ConfigError(f"a run is using {model!r} now: wait until it has ended")
     reason = f"paid replies of {model}, named"
@@ -191,6 +196,7 @@ def _is_published(store: Store, folder: Path) -> bool:
 def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
     """Artifact folders that are not needed, or that nothing can use."""
     artifacts = store.list(superseded=True)
+    # Mark and sweep: what the rules keep, and everything that it was made from.
     needed = _with_inputs(artifacts, _versions_to_keep(store, artifacts, rules))
     by_folder = {artifact.folder: artifact for artifact in artifacts}
     for _, key, number, folder in store.folders():
@@ -222,6 +228,7 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
     inputs = [
         record["inputs"] for record in records if isinstance(record, dict) and isinstance(record.get("inputs"), dict)
     ]
+    # By content: the record of unfinished work names its inputs by digest.
     digests = {digest for named_digests in inputs for digest in named_digests.values()}
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
@@ -233,6 +240,7 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
         or (artifact.key, artifact.execution) in newest
         or (oldest is not None and _created(artifact) >= oldest)
         or artifact.version_id in pinned
+        # A run is making this key again.
         or store.lock(artifact.key).held_elsewhere()
     }
     kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept_executions}

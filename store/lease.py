@@ -53,6 +53,7 @@ class Lease:
         `on_wait(host)` is called once if the lease is held; `wait(seconds)` between two polls, and an exception from it
         ends the waiting.
         """
+        # When the lease was last seen to change, by our own monotonic clock: other clocks are not compared.
         last_lease, unchanged_since, announced = None, time.monotonic(), False
         while True:
             fence, state = self._newest()
@@ -62,6 +63,7 @@ class Lease:
             own = state.get("machine") == self._state["machine"]
             expired = time.monotonic() - unchanged_since > EXPIRES_S
             free = fence == 0 or own or state.get("state") == "released" or expired
+            # Several may find it free, and the object of the next number is created by one of them.
             if free and self._create(fence + 1):
                 break
             if not announced:
@@ -86,6 +88,7 @@ class Lease:
         if self.fence == 0 or self._taken_by:
             return
         try:
+            # Our own object stays: the next holder continues its number, so no number is used twice.
             self._write("released")
             names = [name for name in self._remote.names(self._folder) if _fence_of(name) < self.fence]
             self._remote.delete(f"{self._folder}/{name}" for name in names)
@@ -107,6 +110,7 @@ class Lease:
             state = self._remote.read_json(self._name(fence), LARGEST_LEASE)
             if not isinstance(state, dict) or state.get("holder") != self._state["holder"]:
                 return False
+        # Counted from before the request, as the others count, who may have seen the object at once.
         self.fence, self._renewed_at = fence, request_time
         return True
 
@@ -122,6 +126,7 @@ class Lease:
         while not self._stop.wait(RENEW_S):
             try:
                 fence, state = self._newest()
+                # Looked up before each renewal, or a holder that was cut off would go on beside its successor.
                 if fence > self.fence:
                     self._taken_by = str(state.get("host", "another host"))
                     return

@@ -32,6 +32,7 @@ class KeyLock:
         with writing(self.path.parent.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # Closed also if the attempt raises: an open descriptor may hold the lock, and nobody would release it.
         acquired = False
         try:
             acquired = try_flock(descriptor, self.path)
@@ -61,6 +62,7 @@ class KeyLock:
     def remove(self) -> None:
         """Delete the lock file and release the lock, if this object holds it."""
         if self._descriptor is not None:
+            # Deleted while it is locked: whoever opened it in the meantime notices by `_is_current_file`.
             self.path.unlink(missing_ok=True)
             self.release()
 
@@ -68,6 +70,7 @@ class KeyLock:
     def for_life(self) -> Iterator[None]:
         """Hold the lock during the block, then delete its file: a file without a holder means a killed process."""
         self.acquire()
+        # Its time says when the run began: `nautile reconcile` compares it with the state that Prefect reports.
         os.utime(self.path)
         try:
             yield
@@ -81,6 +84,7 @@ class KeyLock:
         """
         if not self.path.exists():
             return False
+        # Without locks everybody gets it, so having got it proves nothing.
         if self.try_acquire():
             self.release()
             return not has_locks(self.path.parent)
@@ -111,6 +115,7 @@ def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
     (a read-only store), a shared lock is still taken on it; if it cannot be opened at all, the block runs without a
     lock and gets True.
     """
+    # For writing if possible (see the header), else for reading.
     descriptor = None
     for flags in (os.O_RDWR | os.O_CREAT, *([os.O_RDONLY] if shared else [])):
         with suppress(OSError):
@@ -120,6 +125,7 @@ def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
         yield True
         return
     try:
+        # At random intervals, so that processes that wait together do not also ask together.
         while not (acquired := try_flock(descriptor, path, shared=shared)) and time.monotonic() <= deadline:
             time.sleep(random.uniform(0.001, 0.005))
         yield acquired

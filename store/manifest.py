@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 ADDED = "add"  # the `stage` of artifacts that were added by `nautile store add`
 MANIFEST = "manifest.json"
-# Marker files in an artifact's folder that contain the id of its execution.
+# Marker files in an artifact's folder that contain the id of its execution; hidden, so that `verify` ignores them.
 MIRRORED = ".mirrored"  # the remote has this version too
 ABSENT = ".absent"  # only the remote has the files
 RESERVED = frozenset({MANIFEST, MIRRORED, ABSENT})
@@ -42,6 +42,7 @@ LARGEST_MANIFEST = 32 * 2**20  # bytes
 LARGEST_EVENT = 32 * 2**20  # bytes of a line
 DEEPEST = 64  # nesting levels of lists and objects
 
+# These become names of files and objects and parts of URLs: no separators, no dots, nothing that a shell reads.
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
@@ -52,6 +53,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 def is_safe_name(name: str) -> bool:
     """Whether `name` is a relative POSIX path that stays inside the folder it is joined to."""
+    # A component has at most 255 bytes on all usual file systems; control characters could change a terminal.
     parts = name.split("/")
     return name not in RESERVED and all(
         part not in ("", ".", "..") and len(part.encode(errors="replace")) <= 255 and part.isprintable()
@@ -61,6 +63,7 @@ def is_safe_name(name: str) -> bool:
 
 def nests_too_deep(value: Any, limit: int = DEEPEST) -> bool:
     """Whether JSON data has more than `limit` nesting levels. Iterative, because recursion could exhaust the stack."""
+    # One list of containers for each level, breadth first.
     level = [value]
     for _ in range(limit):
         level = [
@@ -162,6 +165,7 @@ def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> di
     """
     paths = []
     for path in sorted(source.rglob("*")):
+        # A link could lead out of the artifact, and a socket or a pipe has no content to digest.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path}: an artifact holds plain files only")
         if path.is_file() and path.name.startswith(".") and path.name.endswith(".tmp"):
@@ -173,6 +177,7 @@ def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> di
     if not paths:
         raise ValueError(f"{source}: nothing to publish, the folder holds no file")
 
+    # Synced and digested through one descriptor, so that both are of the same file.
     def describe(path: str) -> dict[str, Any]:
         with (source / path).open("rb") as file:
             os.fsync(file.fileno())
@@ -182,6 +187,7 @@ def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> di
 
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         descriptions = dict(zip(paths, pool.map(describe, paths), strict=True))
+    # Files are durable only once the folders that name them are.
     for folder, _, _ in os.walk(source):
         sync_folder(Path(folder))
     return descriptions
@@ -205,6 +211,7 @@ def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     try:
+        # The seal first: of a manifest that was damaged nothing else needs to be explained.
         if fingerprint({name: value for name, value in manifest.items() if name != "seal"}) != manifest.get("seal"):
             return None
     except (ValueError, RecursionError):
@@ -238,6 +245,7 @@ def code_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
+        # A checkout on a slow disk must not hold up a run: after ten seconds the commit stays unknown.
         commit = _git(root, "rev-parse", "HEAD")
         return commit + ("-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):

@@ -101,10 +101,12 @@ class MirroredStore(Store):
         local_versions = dict(self._local_versions())
         remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
         new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
+        # Oldest first, so that versions that are already live are superseded in the order in which they were made.
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
             self._add_without_files(manifest, held)
         # Versions without local files that the remote no longer has.
         for version in local_versions.keys() - remote_versions.keys():
+            # A version with local files stays: it may not have been sent yet, or be the last copy.
             if (local_versions[version] / ABSENT).exists():
                 self.discard(local_versions[version])
         if events:
@@ -128,6 +130,7 @@ class MirroredStore(Store):
         mirror.pull()
         if send:
             mirror.start()
+        # Publishing moves the outputs and removes the folder, so a folder that is still there is unfinished work.
         published = False
         try:
             yield
@@ -175,6 +178,7 @@ class MirroredStore(Store):
             outdated = []
             for name, entry in self.remote.names(f"replies/{model}").items():
                 path = folder / "pulled" / name
+                # A file of this machine is longer here than there, and a name from the remote must not lead elsewhere.
                 is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
                 if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
                     outdated.append(name)
@@ -189,6 +193,7 @@ class MirroredStore(Store):
     def _push_longer(self, folder: str, paths: Iterable[Path]) -> int:
         """Upload the files of a folder of the store that are longer than at the remote; returns how many."""
         remote_sizes = {name: entry.bytes for name, entry in self.remote.names(folder).items()}
+        # Event and reply files are only ever appended to, so their sizes say which has more.
         sizes = {path: path.stat().st_size for path in paths}
         names = {path: path.relative_to(self.root / folder).as_posix() for path in sizes}
         longer = [path for path, size in sizes.items() if size > remote_sizes.get(names[path], 0)]
@@ -211,6 +216,7 @@ class MirroredStore(Store):
         """
         folder = artifact.folder
         files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
+        # A lock of its own: a step that makes the key again holds the key's lock for hours.
         with self.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(self.root):
             if read_manifest(folder) != artifact.manifest:
                 raise Retryable(f"artifact {artifact.id} was moved by another run while it was fetched")
@@ -228,6 +234,7 @@ class MirroredStore(Store):
             for name in missing:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
             prefix = payload_prefix(artifact.manifest)
+            # Several at a time; an error ends the fetch, and the files that have arrived are kept for the next.
             faults = self.remote.map(
                 lambda name: self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"]), missing
             )
@@ -262,11 +269,13 @@ class MirroredStore(Store):
             for name in self.remote.names("manifests")
             if _version_of(name) not in local_versions
         }
+        # Only manifests that are not here already are read: a copy that was added has been checked.
         unusable = [name for name, version in unknown.items() if version is None or self._remote_manifest(name) is None]
         return [f"{self.remote.url}/manifests/{name}" for name in unusable]
 
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote, its manifest first, so that no machine sees an incomplete artifact."""
+        # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload.
         self.remote.delete([_manifest_name(artifact)])
         self.remote.delete_folder(payload_prefix(artifact.manifest))
 
@@ -283,6 +292,7 @@ class MirroredStore(Store):
             if len(parts) < 4 or VersionId(*parts[:3]) in published:
                 continue
             folder = "/".join(parts[:3])
+            # One recent file is enough: an upload of a large artifact may take days, and its first files be old.
             if entry.written is None or entry.written >= older_than:
                 recent.add(folder)
             size, names = uploads.get(folder, (0, []))
@@ -303,15 +313,18 @@ class MirroredStore(Store):
 
     def _send(self, artifact: Artifact, again: bool) -> None:
         """Upload the files that the remote lacks, check their sizes there, then upload the manifest."""
+        # Damage here must not become the copy that others rely on.
         self.check(artifact)
         prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
         remote_files = {} if again else self.remote.names(prefix)
         missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
         self.remote.map(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
+        # An upload that was cut off may leave a shorter object: nothing is published on trust.
         if mismatches := self._remote_mismatches(artifact, list(files)):
             raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
         text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
         self.remote.write(_manifest_name(artifact), text.encode())
+        # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
         write_text(artifact.folder / MIRRORED, artifact.execution)
 
     def _check_format(self) -> None:
@@ -367,6 +380,7 @@ class MirroredStore(Store):
             if version in dict(self._local_versions()):
                 return  # another process of this machine has added it
             with writing(self.root):
+                # Built aside and renamed, as at a publication: no reader sees a folder without its manifest.
                 source = self.root / "staging" / f".pull-{uuid.uuid4().hex}"
                 source.mkdir(parents=True)
                 write_json(source / MANIFEST, manifest)

@@ -66,6 +66,7 @@ class Remote:
         scheme = self.url.partition("://")[0]
         options = _OPTIONS if _PACKAGES.get(scheme) == "s3" else {}
         try:
+            # Without fsspec's cache of listings: other machines write to the same folders.
             filesystem, base = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
         except ImportError as error:
             extra = _PACKAGES.get(scheme)
@@ -95,6 +96,7 @@ class Remote:
 
         def get(filesystem: Any, base: str) -> bytes | None:
             try:
+                # The size first: an object of another writer may be of any size, and this one is read into memory.
                 size = int(filesystem.info(f"{base}/{name}")["size"])
                 if size > limit:
                     raise ObjectTooLarge(f"{self.url}/{name} has {size} bytes, over the {limit} that are read")
@@ -210,7 +212,7 @@ class Remote:
             try:
                 return request(*self._filesystem)
             except (ConfigError, Retryable):
-                raise
+                raise  # ours already, from inside the request
             except Exception as error:
                 raise self._translate_error(error, action, local) from None
 
@@ -223,8 +225,10 @@ class Remote:
 
     def _translate_error(self, error: Exception, action: str, local: Path | None) -> ConfigError | Retryable:
         """Translate a backend's error: `ConfigError` for what the operator must change, else `StoreUnreachable`."""
+        # The disk of this machine, not the remote: waiting will not help.
         if local is not None and isinstance(error, OSError) and error.errno in _FULL:
             return ConfigError(not_writable(local.parent, error))
+        # Messages of backends may be pages of XML: one line of them goes to the log.
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
         if isinstance(error, _NOT_RETRIED) or "Credentials" in type(error).__name__:
@@ -264,10 +268,12 @@ def resolve_location(root: str) -> tuple[Path, str | None]:
     url = _checked_url(root.rstrip("/"))
     cache = os.environ.get("NAUTILE_STORE_CACHE")
     if not cache:
+        # Readable for the operator; the digest tells URLs apart that differ in other characters alone.
         readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60]
         name = f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
         cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "nautile", name)
     path = Path(cache).expanduser().absolute()
+    # Two remotes in one folder would each get the artifacts of the other.
     if (other := _recorded_url(path)) not in (None, url):
         raise ConfigError(f"NAUTILE_STORE_CACHE {path} is the cache of {other}: name another folder for {url}")
     return path, url

@@ -38,6 +38,7 @@ class CatalogTable:
     @cached_property
     def columns(self) -> dict[str, str]:
         """Column name -> SQL type, in the order of the table."""
+        # Without the comments; no type has a comma in it, so commas separate the columns.
         text = " ".join(line.partition("--")[0] for line in self.definition.splitlines())
         return {name: kind for name, kind in map(str.split, text.split(","))}
 
@@ -56,6 +57,7 @@ class CatalogTable:
         An older event never replaces a newer one (see `precedence`).
         """
         names = list(self.columns)
+        # Columns as lists: a statement takes milliseconds, however few rows it inserts.
         values = ", ".join(f"unnest(?::{self.columns[name]}[])" for name in names)
         newer = ""
         if "time" in names:
@@ -189,6 +191,7 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     """The row of an event in its table. Raises `ValueError` or `TypeError` if a value does not fit its column."""
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
+    # Microseconds stay integers: as a fraction of seconds they would be rounded.
     seconds, us = divmod(int(event["time"]), 10**6)
     time = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=us)
     common = {"id": str(event["id"]), "time": time}
@@ -197,6 +200,7 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
     own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
     values = {name: _CASTS[table.columns[name]](fields[name]) for name in own_columns if fields[name] is not None}
+    # What the event does not say is NULL, not zero or an empty text.
     row = dict.fromkeys(table.columns) | values | common
     if "fields" in table.columns:
         row["fields"] = _json({name: value for name, value in fields.items() if name not in own_columns})
@@ -318,6 +322,7 @@ def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> 
 
     False if that is not possible and the catalog must be rebuilt.
     """
+    # Even if the catalog is then rebuilt: it may have rows whose files were deleted since.
     _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
     if not all(number in MIGRATIONS for number in range(version, SCHEMA)):
         logger.warning("%s: schema %d cannot be migrated; the catalog is rebuilt", path, version)

@@ -39,6 +39,7 @@ _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
 _OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", SENT}
+# What an item is working on: another machine runs it from the beginning.
 _OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
 
 Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
@@ -67,6 +68,7 @@ class StagingMirror:
     def stop(self, *, published: bool) -> None:
         """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote."""
         self._stop.set()
+        # A thread that was never started has no `ident`: then this process only reads the mirror.
         is_sender = self._thread.ident is not None
         if is_sender:
             self._thread.join()
@@ -86,6 +88,7 @@ class StagingMirror:
         files = _list_consistently(self._folder)
         if _finished(files) == self._finished and not (changes and files != self._sent):
             return False
+        # Events first: a machine that resumes after this checkpoint would not emit those before it again.
         self._before()
         # Files that are at the remote already: unchanged ones, and those of checkpoints, which never change.
         remote_files = self._remote.names(self._prefix)
@@ -104,6 +107,7 @@ class StagingMirror:
         self._remote.write(f"{self._prefix}/{SNAPSHOT}", json.dumps(content, sort_keys=True).encode())
         self._pushed_at = time.monotonic()
         self._record_sent(snapshot, files)
+        # Only now: the snapshot before this one, which another machine may be reading, listed them.
         self._remote.delete(f"{self._prefix}/{name}" for name in remote_files.keys() - files.keys() - {SNAPSHOT})
         return True
 
@@ -119,6 +123,7 @@ class StagingMirror:
             else:
                 sent[name] = files[name]
 
+        # Checkpoints last: what they refer to is at the remote before them.
         for is_step in (False, True):
             names = [name for name in files if bool(_STEP.fullmatch(name)) == is_step]
             self._remote.map(put, [name for name in names if sent.get(name) != files[name]])
@@ -129,6 +134,7 @@ class StagingMirror:
         snapshot = self._snapshot()
         if not _is_valid(snapshot):
             return False
+        # This machine may be further along, for what is newer than the last snapshot is only here.
         if self._folder.is_dir() and _progress(_list_consistently(self._folder)) >= snapshot["progress"]:
             return False
         # Download into a new folder, then rename it.
@@ -137,6 +143,7 @@ class StagingMirror:
             target.mkdir(parents=True)
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
+            # If one is missing, a sender that has lost the lease may have replaced the snapshot in the meantime.
             fetched = self._remote.map(
                 lambda name: self._remote.get(f"{self._prefix}/{name}", target / name), snapshot["files"]
             )
@@ -146,6 +153,7 @@ class StagingMirror:
                 return False
             if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
                 (self._folder / LOG).rename(target / LOG)  # a process may have the log open
+            # A crash between these two lines leaves no folder: the next start fetches the snapshot again.
             shutil.rmtree(self._folder, ignore_errors=True)
             target.rename(self._folder)
         self._record_sent(snapshot["id"], _stamps(self._folder))
@@ -195,8 +203,11 @@ def _list_consistently(folder: Path) -> Stamps:
     was removed after that moment (its item has used it), the listing is repeated.
     """
     for _ in range(LISTINGS):
+        # Two listings with a pause: what the second lacks was removed meanwhile, and what it has in addition was
+        # created.
         before = _stamps(folder)
         time.sleep(2 * CLOCK_TICK_S)
+        # One tick earlier, because a file that is created now may get the time of the last tick.
         moment = time.time_ns() - int(CLOCK_TICK_S * 1e9)
         files = _stamps(folder)
         if before.keys() <= files.keys():

@@ -58,6 +58,8 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
             verified_stamp = _verified_stamps.get((str(folder / name), entry["sha256"])) or recorded_stamps.get(name)
             if not (trust and verified_stamp == stamp):
                 unread.append(name)
+    # The stamps are older than the digests: a file that changes while it is read has another stamp next time, and is
+    # read again.
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         digests = list(pool.map(lambda name: _digest(folder / name), unread))
     for name, digest in zip(unread, digests, strict=True):
@@ -84,6 +86,7 @@ def _save_stamps(
 ) -> None:
     """Save the stamps of intact files, and forget those of all other `files`. `recorded`: the content of `record`."""
     with _stamps_lock:
+        # All earlier stamps first: one of a file that is damaged now must not vouch for it.
         for name, entry in files.items():
             _verified_stamps.pop((str(folder / name), entry["sha256"]), None)
         _verified_stamps.update({(str(folder / name), files[name]["sha256"]): stamp for name, stamp in stamps.items()})
