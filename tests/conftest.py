@@ -77,7 +77,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep bytes out of the names of tests: an archive holds its time, and all workers have to collect one list."""
+    """Keep bytes and long strings out of the names of tests.
+
+    All workers have to collect one list, and an archive holds the time of its making. A name is sent with each report,
+    and stands in the environment of each process that the test starts: ten megabytes do not fit there.
+    """
+    if isinstance(val, str) and len(val) > 100:
+        return f"{val[:40].encode('unicode_escape').decode()}... ({len(val)} characters)"
     return argname if isinstance(val, bytes) else None
 
 
