@@ -30,6 +30,7 @@ def test_it_is_a_set(groups, others):
     assert all((key in keys) == (key in expected) for key in [*others, *expected])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.lists(KEYS, max_size=9), st.lists(KEYS, max_size=9)), max_size=9), st.lists(KEYS))
 def test_files_and_single_keys_make_one_set(tmp_path_factory, groups, others):
     path, keys, expected = tmp_path_factory.mktemp("keys") / "x.u8", SortedKeys(), set()

@@ -74,6 +74,7 @@ def test_readings_before_a_return_do_not_count_again():
     assert [GuardReading(**row) for row in json.loads(json.dumps([asdict(r) for r in readings]))] == readings
 
 
+@pytest.mark.slow
 def test_the_guard_takes_its_whole_split_up_to_a_limit(tmp_path):
     sizes = {}
     for lines in (1_000, 10_000):

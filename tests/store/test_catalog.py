@@ -98,6 +98,7 @@ def test_ingesting_again_changes_nothing_and_continues_where_it_stopped(store, c
     assert catalog.ingest() == 1
 
 
+@pytest.mark.slow
 def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
     fill(store)
     catalog.ingest()
@@ -115,6 +116,7 @@ def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
     assert catalog.query("SELECT value FROM metrics WHERE step = 0") == [{"value": 9.0}]
 
 
+@pytest.mark.slow
 def test_a_backlog_is_ingested_in_several_transactions(store, catalog, monkeypatch):
     fill(store)
     catalog.ingest()
@@ -227,6 +229,7 @@ def statements(draw, folder):
     return before + "".join(draw(st.sampled_from((part, part.lower()))) for part in re.split(r"('[^']*')", sql))
 
 
+@pytest.mark.slow
 def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
     fill(store)
     (store.root.parent / "outside").mkdir()

@@ -67,6 +67,7 @@ def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     assert open_store(b.root).url == b.url
 
 
+@pytest.mark.slow
 def test_the_manifest_is_sent_last(pair, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.txt": str(i) for i in range(5)})
@@ -133,6 +134,7 @@ def test_fetching_repairs_a_damaged_copy(pair):
     a.check(artifact)
 
 
+@pytest.mark.slow
 def test_the_newest_version_is_the_live_one_on_every_machine(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})

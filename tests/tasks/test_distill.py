@@ -83,6 +83,7 @@ def test_documents_and_their_tokens(job, tmp_path):
     assert rows.row_length == 128
 
 
+@pytest.mark.slow
 def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tmp_path):
     with FakeOpenAI(faults=lambda arrival: "500" if arrival >= 9 else None) as server:
         with pytest.raises(Retryable, match="has stopped answering"):
@@ -161,6 +162,7 @@ def test_bad_input_is_refused_before_anything_is_sent(job, monkeypatch):
         assert not server.bodies
 
 
+@pytest.mark.slow
 def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_KEY", KEY)
     events = []

@@ -135,6 +135,7 @@ def test_a_document_like_another_is_a_duplicate_also_in_a_later_file(run):
     assert sorted(output.files) == ["documents-00000.jsonl", *(f"rejected-{n:05d}.jsonl" for n in range(7))]
 
 
+@pytest.mark.slow
 def test_all_prompts_end_once_under_faults(run):
     faults = mixed(2, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
     with FakeOpenAI(faults=faults) as server:
@@ -156,6 +157,7 @@ def test_a_second_run_sends_nothing_and_writes_the_same(run):
     assert second.counts == first.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 2, 3])
 def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept):
     with FakeOpenAI(per_million=(1.0, 1.0)) as server:
@@ -360,6 +362,7 @@ def test_the_chance_of_rejects_is_bounded_from_above():
         assert exact <= chance_of_rejects(count, judged, share) <= 50 * exact
 
 
+@pytest.mark.slow
 def test_a_larger_budget_asks_what_an_attempt_had_no_money_for(run):
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:

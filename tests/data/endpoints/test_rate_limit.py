@@ -82,6 +82,7 @@ def test_a_stated_limit_is_used_without_a_refusal(burst):
     assert limiter.refused_count <= 16, "at most the few that were sent before anything was known"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retry_after", [0.0, 1.0])
 @pytest.mark.parametrize("burst", [5, 50])
 @pytest.mark.parametrize("rate", [2, 50, 400])

@@ -131,6 +131,7 @@ def naive(
 PIECE = st.lists(st.sampled_from(["Sea", "\u00c9cume", "thermodynamically", "3", "wave"]), min_size=3, max_size=9)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data(), st.sampled_from([6, 8, 13]), st.integers(1, 3), st.booleans())
 def test_no_hit_is_lost_and_none_made_up(data, ngram, common, small_blocks):

@@ -31,6 +31,7 @@ def test_scores_are_those_of_the_library_to_the_bit(text):
     assert np.array_equal(identifier._raw_score(data), LanguageIdentifier._raw_score(identifier, data))
 
 
+@pytest.mark.slow
 def test_no_state_of_the_automaton_depends_on_more_than_its_last_bytes():
     """Every state is within as many steps of the first one as the walk goes back."""
     next_states, rows, _ = _tables()

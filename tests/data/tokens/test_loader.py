@@ -140,6 +140,7 @@ def epochs_of(folder, count=2):
     return [web.batch(step) for step in range(web.steps)]
 
 
+@pytest.mark.slow
 def test_no_shard_is_opened_twice_however_many_there_are(many_shards, monkeypatch):
     opened = Counter()
     real = row_reader.os.open
@@ -150,6 +151,7 @@ def test_no_shard_is_opened_twice_however_many_there_are(many_shards, monkeypatc
     assert len(opened) > 100
 
 
+@pytest.mark.slow
 def test_more_shards_than_the_process_may_hold_open_give_the_same_rows(many_shards, monkeypatch):
     expected = epochs_of(many_shards)
     monkeypatch.setattr(row_reader, "MOST_FILES", 16)

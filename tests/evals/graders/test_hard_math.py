@@ -120,6 +120,7 @@ def test_no_text_breaks_the_grader_and_strict_implies_lenient(equivalence, answe
     assert (verdict.problem == "unfinished") == (not thought)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(answer=ANSWERS, before=st.text(" \t\n\r", max_size=3), after=st.text(" \t\n\r", max_size=3))
 def test_surrounding_white_space_changes_nothing(equivalence, answer, before, after):

@@ -59,6 +59,7 @@ def test_paired_is_mcnemars_exact_test(binomtest, pairs):
     assert result.both + result.only_a + result.only_b + result.neither == result.n == len(pairs)
 
 
+@pytest.mark.slow
 def test_paired_holds_for_many_questions_and_refuses_unequal_ones(binomtest):
     a = [True] * 3000 + [False] * 3000
     b = [False] * 3000 + [True] * 2700 + [False] * 300

@@ -2,6 +2,8 @@
 
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from evals.scoring.scores import summarise
 from evals.tables.breakdown import breakdown
 from evals.tables.results import table_1, table_2
@@ -57,6 +59,7 @@ def test_subjects_and_instruction_types_have_rows_of_their_own():
     assert [actual[0] for actual in result["IFEval by instruction"].rows] == ["a:x", "b:y"]
 
 
+@pytest.mark.slow
 def test_the_pictures_hold_every_figure_and_are_the_same_bytes():
     scores = summarise(rows(), "m", {})
     for table in (table_2({"<ours>": scores}), table_2({}), table_1({"pretrain": scores}, "mmlu")):

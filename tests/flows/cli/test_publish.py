@@ -90,6 +90,7 @@ def publish(made, hub, monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_the_folders_and_asks_nobody(publish, hub, tmp_path):
     code, out, err = publish("me/small", "--dry-run", "--dataset", "me/texts", token=None)
     assert (code, err) == (0, "")
@@ -103,6 +104,7 @@ def test_a_dry_run_writes_the_folders_and_asks_nobody(publish, hub, tmp_path):
     assert hub.calls == []
 
 
+@pytest.mark.slow
 def test_publishing_twice_sends_once(publish, hub, tmp_path):
     code, out, _ = publish("me/small", "--yes", "--dataset", "me/texts", "--license", "mit")
     assert code == 0

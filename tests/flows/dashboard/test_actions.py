@@ -101,6 +101,7 @@ def test_a_question_is_answered_from_the_page(beside, prefect):
     assert prefect.asked == [("resume", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "label", "asked"),
     [
@@ -114,6 +115,7 @@ def test_a_run_that_ended_badly_is_retried_from_the_page(beside, prefect, state,
     assert prefect.asked == [asked]
 
 
+@pytest.mark.slow
 def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefect):
     planned(beside, "running")
     prefect.refuses = True
@@ -123,6 +125,7 @@ def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefe
     assert "not \\<now\\>" in shown.error[0].value
 
 
+@pytest.mark.slow
 def test_a_note_is_kept_from_the_page(beside):
     planned(beside, "done")
     shown = page()
@@ -134,6 +137,7 @@ def test_a_note_is_kept_from_the_page(beside):
     assert read_note(beside, RUN) == {"text": "better <b>than</b> r1", "tags": ["kept", "low"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["server", "dashboard", None])
 def test_elsewhere_the_page_only_shows_commands(beside, prefect, name):
     """Not beside a server of `up`, or in another process than the dashboard that it started."""

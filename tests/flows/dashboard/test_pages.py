@@ -136,6 +136,7 @@ def test_a_page_draws_the_main_metrics_at_first(names, first):
     assert len(metrics.options) == len(names)
 
 
+@pytest.mark.slow
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
     rows = measured.query(queries.CURVES, [["e1"], ["reward"], 100])
     assert 90 <= len(rows) <= 101
@@ -170,6 +171,7 @@ def test_texts_are_searched_and_paged(measured):
     assert texts("' OR 1=1 --") == []
 
 
+@pytest.mark.slow
 def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(measured):
     def groups(step="", search="", order="newest step first", which="all groups"):
         sql = queries.groups(queries.SAMPLES, order, which)

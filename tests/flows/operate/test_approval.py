@@ -28,6 +28,7 @@ def steps(toy):
     return {step.label: step for step in build_dag(toy, toy_dag)}
 
 
+@pytest.mark.slow
 def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps):
     store, _ = made
     distilled = expected_cost(store, toy, steps["distill"])

@@ -120,6 +120,7 @@ SCALARS = st.none() | st.booleans() | st.floats() | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "request_body"), [("/plain", PLAIN), ("/chat", CHAT)])
 @settings(max_examples=30)
 @given(value=VALUES)

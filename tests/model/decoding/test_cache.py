@@ -67,6 +67,7 @@ def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
         prefill(params, config, jnp.zeros((1, 9), jnp.int32), jnp.asarray([9]), 8)
 
 
+@pytest.mark.slow
 def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
     """As a loop needs it: keys and values have the compute type, sums stay float32."""
     config = tiny_config(compute_dtype="bfloat16")

@@ -1,5 +1,6 @@
 """The radix tree: each sequence at the end of one path; what is shared once, but for short runs and deep chains."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ def paths(nodes, before=()):
         yield from ((below, spelled, depth + 1) for below, spelled, depth in paths(node.children, tokens))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_every_sequence_ends_at_one_node_whose_path_spells_it(data):

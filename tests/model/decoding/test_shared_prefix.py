@@ -71,6 +71,7 @@ def test_other_shapes():
     assert_equal_sums(SharedPrefixScorer(params, config, ROWS), params, config, BEGINNING, groups)
 
 
+@pytest.mark.slow
 def test_with_no_beginning_the_contexts_are_the_start(config, params):
     scorer = SharedPrefixScorer(params, config, ROWS)
     assert_equal_sums(scorer, params, config, [], [(tokens(3, 13), [[1], [2, 3]])])

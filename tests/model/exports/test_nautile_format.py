@@ -86,6 +86,7 @@ def test_the_hub_library_reads_the_specials_and_decodes(both):
     assert theirs.decode(ids, skip_special_tokens=True) == "user\nhello world"
 
 
+@pytest.mark.slow
 def test_the_whole_tokenizer_has_the_specials_at_their_ids():
     """There are gaps before them, which the library does not keep by itself."""
     ours = tokenizer_for(TokenizerConfig())

@@ -92,6 +92,7 @@ def test_padding_has_the_id_0_and_a_row_of_zeros(exported, checkpoint):
     np.testing.assert_array_equal(table_VD[1:], ours_VD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [300, None])
 def test_the_tokenizer_gives_our_ids_plus_one(ranks):
     from model.exports.tokenizer_files import tokenizer_json

@@ -60,6 +60,7 @@ def test_the_engine_gives_the_same_events(runtimes):
             assert len(theirs[3].alternatives) == len(ours[3].alternatives)
 
 
+@pytest.mark.slow
 def test_what_is_no_export_is_refused(exports, runtimes):  # noqa: F811
     with pytest.raises(ConfigError, match="is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx`"):
         load_runtime("onnx", exports["checkpoint"])

@@ -141,6 +141,7 @@ def test_a_graph_that_is_not_the_models_is_refused(folder, name, change, message
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
+@pytest.mark.slow
 def test_changed_bytes_and_cut_files_load_or_are_refused(folder):
     """Whatever the bytes are: no other error than ours. Most changes are refused, some are in a name or a number."""
     rng = random.Random(0)

@@ -103,6 +103,7 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
     assert store.list() == []
 
 
+@pytest.mark.slow
 def test_a_retryable_failure_continues_where_it_stopped(store, context):
     config = section(4, faults={"retry": 1})
     with pytest.raises(Retryable, match=r"127.0.0.1:9 does not answer"):
@@ -140,6 +141,7 @@ def test_a_full_disk_is_an_operator_s_error(store, context):
         run_stage(sums, section(faults={"full": 1}), {}, context)
 
 
+@pytest.mark.slow
 def test_a_stage_must_write_its_outputs(store, context):
     with pytest.raises(StageCrash, match=r"stage nothing wrote nothing for \['numbers'\]"):
         run_stage(nothing, {}, {}, context)
@@ -175,6 +177,7 @@ def test_a_damaged_artifact_is_refused_by_name_and_replaced_by_force(store, cont
     assert run_stage(sums, section(7), {"x": outputs["numbers"]}, context)
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_is_refused_and_replaced_by_force(store, context):
     outputs = run_stage(sums, section(), {}, context)
     flip_byte(store.get(outputs["numbers"]).path / "manifest.json", 50)
@@ -233,6 +236,7 @@ def test_work_starts_afresh_when_an_input_was_replaced_by_other_bytes(store, con
     assert [run["attempt"] for run in runs(store)][1:] == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_crash_between_two_publications_is_finished_without_working_again(store, context, monkeypatch):
     publish, kinds = Store.publish, []
 
@@ -276,6 +280,7 @@ def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(s
     assert {store.get(f"{name}.1").execution for name in outputs.values()} == {old}
 
 
+@pytest.mark.slow
 def test_a_missing_kind_is_written_again_with_its_siblings(store, context):
     outputs = run_stage(sums, section(totals=True), {}, context)
     store.discard(store.get(outputs["totals"]).path)

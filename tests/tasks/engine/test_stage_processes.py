@@ -43,6 +43,7 @@ def finish(store, gate, config, states):
     assert list((store.root / "staging").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_a_crash_and_the_next_attempt_continues(store, gate, config):
     failed = []
 

@@ -200,6 +200,7 @@ def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(m
     assert other.list()[0].execution == artifact.execution
 
 
+@pytest.mark.slow
 def test_without_the_remote_nothing_is_begun(machine, monkeypatch):
     a = machine("a")
     a.refresh()

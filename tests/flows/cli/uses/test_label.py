@@ -96,6 +96,7 @@ def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
     assert server.answered == len(GOLD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

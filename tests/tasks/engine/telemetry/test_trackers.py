@@ -82,6 +82,7 @@ def test_a_run_has_its_name_configuration_curves_scores_and_artifacts(tmp_path, 
     assert {headers["Authorization"] for headers in mlflow.headers} == {"Bearer secret-of-the-environment"}
 
 
+@pytest.mark.slow
 def test_a_step_that_is_run_again_goes_on_in_the_same_remote_run_without_doubled_steps(tmp_path, mlflow):
     store = Store(tmp_path / "store")
     with pytest.raises(StageCrash):
