@@ -148,7 +148,7 @@ def kill(count: int) -> list[dict[str, object]]:
     ):
         command = [sys.executable, __file__, "ask", server.url, folder, "--requests", str(count)]
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
-            while server.counts()["answered"] < count // 2:
+            while server.counts()["answered"] < count // 2 and process.poll() is None:
                 time.sleep(0.1)
             process.kill()
         at_kill = server.counts()

@@ -56,13 +56,13 @@ async def round_of(url, clients, questions, tokens):
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         await client.models.list()  # connects before timing
 
-        async def ask():
+        async def work_off():
             # All clients take from one iterator, so a slow reply delays its client and not the round.
             for question in remaining:
                 figures.append(await ask(client, question, tokens))
 
         start = time.perf_counter()
-        await asyncio.gather(*(ask() for _ in range(clients)))
+        await asyncio.gather(*(work_off() for _ in range(clients)))
         return figures, sum(count for *_, count in figures) / (time.perf_counter() - start)
 
 

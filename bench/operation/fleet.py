@@ -249,13 +249,10 @@ def middle_and_worst(times: list[float]) -> tuple[float, float]:
 def print_table(result: dict[str, Any]) -> None:
     rows = [f"{'seconds':36s}{'idle':>8s}{'95 %':>8s}{'busy':>8s}{'95 %':>8s}{'looks':>9s}"]
     for name, times in result["busy"].items():
-        cells = [
-            f"{value:8.2f}"
-            for series in (result["idle"].get(name), times)
-            if series
-            for value in middle_and_worst(series)
-        ]
-        rows.append(f"{name:36s}{''.join(cells)}{len(result['idle'].get(name, ())):5d}/{len(times)}")
+        idle = result["idle"].get(name, [])
+        cells = [f"{value:8.2f}" for series in (idle, times) if series for value in middle_and_worst(series)]
+        # Without a look at rest its two columns are blank, and the busy figures stay under their own heading.
+        rows.append(f"{name:36s}{''.join(cells).rjust(32)}{len(idle):5d}/{len(times)}")
     print("\n".join(rows))
 
 

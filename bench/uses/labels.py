@@ -66,7 +66,7 @@ def main():
         sentences=None,
         work=Path("uses-labels"),
         seeds=3,
-        arguments=400,
+        asked=400,
         write=None,
     )
     arguments = parser.parse_args()
