@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
 from common.processes import give_way, restart_on_huge_pages
+from common.text import visible
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
@@ -340,7 +341,6 @@ def report(
 ) -> None:
     """Print a report, the configuration it is about, and the path of its HTML page."""
     from common.files import read_json
-    from common.text import visible
     from flows.cli import inspect
     from flows.cli.tables import relative
     from tasks.reporting.opening import about_line
@@ -591,7 +591,7 @@ def _run_command() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    console_for(stderr=True).print(message, style="red", soft_wrap=True)
+    console_for(stderr=True).print(visible(message), style="red", soft_wrap=True)
     return code
 
 

@@ -138,7 +138,7 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     table = text_table("stage", "state", "time", "artifacts")
     for row in rows:
         progress = row["progress"]
-        detail = row["error"].splitlines()[0] if row["error"] else ""
+        detail = visible(row["error"]).splitlines()[0] if row["error"] else ""
         if row["state"] == "waiting":
             detail = visible(progress["note"])
         if not detail and row["state"] in ("running", "interrupted") and progress.get("done") is not None:

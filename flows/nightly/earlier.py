@@ -115,7 +115,7 @@ def earlier_table(earlier: EarlierComparison) -> ResultTable:
 def _not_comparable(store: Store, artifact: Artifact, new: Artifact, new_scores: Scores) -> str:
     """Why `artifact` cannot be compared with `new`; "" if it can."""
     scores = read_json(artifact.path / "scores.json")
-    if not (artifact.path / ROWS).is_file() or not isinstance(scores, dict):
+    if not (artifact.path / ROWS).is_file() or not isinstance(scores, dict) or "benchmarks" not in scores:
         return "without a row for each question"
     if _protocol(scores) != _protocol(new_scores):
         return "by another protocol"

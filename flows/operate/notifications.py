@@ -32,6 +32,7 @@ FLUSH_S = 20.0  # one message that needs all attempts may take 35 s: it is given
 BACKOFF = Backoff(attempts=3, first_s=1.0, factor=4.0, jitter=0.0)  # pauses of 1 s and 4 s
 MOST_CHARACTERS = 2000  # a message, not a log
 NEAR_BUDGET = 0.8  # `budget_spent_share` from which on a message is sent
+OWN_BUDGETS = ("distill", "evaluate")  # stages with a budget of their own; endpoints may have one for any stage
 _RETRY_STATUSES = (408, 425, 429)  # and all 5xx
 _EVERYBODY = re.compile(r"@(?=(channel|here|all|everyone)\b)", re.IGNORECASE)
 
@@ -76,7 +77,12 @@ class Notifier:
             self.send("outage", f"{text}\n`nautile logs {self._run_id[:8]}` shows the attempts.", update.label)
         elif (share := update.metrics.get("budget_spent_share", 0.0)) >= NEAR_BUDGET:
             text = f"{where} has used {100 * share:.0f} % of a budget. It ends at the limit with what it has by then."
-            more = f"For more, stop the run, raise `{update.stage}.budget_dollars` and run it again; replies are kept."
+            # The metric says how much is spent, not whose limit it is: the stage's own or that of an endpoint.
+            fields = ["endpoints.NAME.budget_dollars"]
+            if update.stage in OWN_BUDGETS:
+                fields.insert(0, f"{update.stage}.budget_dollars")
+            budgets = " or ".join(f"`{field}`" for field in fields)
+            more = f"For more, stop the run, raise {budgets} and run it again; replies are kept."
             self.send("budget", f"{text}\n{more}", update.label)
 
     def close(self) -> None:

@@ -42,6 +42,8 @@ _QUIET = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(STARTUP_S)),
 }
 _SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
+# A run's own server has no login, so it never takes the address of an operator's server from the environment.
+_SERVER["PREFECT_SERVER_API_HOST"] = "127.0.0.1"
 _SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
 # Prefect's server writes each state of a task run in its own transaction by default. With the work items of several
 # runs it falls minutes behind, and its pages block. Batches with a delay of a second avoid that.

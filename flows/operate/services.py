@@ -82,8 +82,9 @@ def up(
     prefect_server.configure_prefect(store)
     running = {service.name: service for service in services(store) if service.alive()}
     name = f"[{host}]" if ":" in host else host
-    api = f"http://{name}:{server_port}/api"
-    page = f"http://{_HOST}:{dashboard_port}"
+    # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
+    api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
+    page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
     api_variable = {"PREFECT_API_URL": api}
     login = None

@@ -24,7 +24,7 @@ from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
 from flows.operate.services import join_server
 from flows.run import terminable
-from flows.sweep.arms import Sweep, SweepRun
+from flows.sweep.arms import MOST_ARMS, Sweep, SweepRun
 from store.artifacts import Store
 from tasks.engine.staging import failure_in_sweep
 
@@ -48,7 +48,8 @@ def run_sweep(sweep: Sweep, store: Store, parallel: int | None, print_line: Prin
         print_line(f"runs on the server of `nautile up`: {server.removesuffix('/api')}")
     elif "PREFECT_API_URL" not in os.environ:
         print_line("starting the embedded Prefect server (about 20 s the first time, less after)")
-    resume_command = f"nautile sweep {shlex.quote(str(sweep.file))}"
+    resume_command = f"nautile sweep {shlex.quote(str(sweep.file))}" + (f" --parallel {parallel}" if parallel else "")
+    resume_command += " --yes" if len(sweep.runs) > MOST_ARMS else ""  # without it the command would be refused
     # By default as many as there are slots: more would only wait.
     max_parallel = parallel or sum(waiting[0].config.resources.limits().values())
     workers = _Workers(sweep, store, print_line)

@@ -112,6 +112,7 @@ def report_view(report: dict[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
+    from common.text import visible
     from flows.cli.tables import FittingTable
 
     first = report["arms"][0]["arm"]
@@ -130,7 +131,8 @@ def report_view(report: dict[str, Any]) -> Any:
     for row in report["arms"]:
         table.add_row(*run_cells(row))
     parts.append(table)
-    parts += [Text(f"{run_title(row)} failed in {row['error']}", "red") for row in report["arms"] if row["error"]]
+    failed = [row for row in report["arms"] if row["error"]]
+    parts += [Text(f"{run_title(row)} failed in {visible(row['error'])}", "red") for row in failed]
     return Group(*parts)
 
 

@@ -104,7 +104,7 @@ def simulate(
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]
-    for name, value in {"personas": personas, "n": n, "by": by, **settings}.items():
+    for name, value in {"personas": personas, "n": n, "by": by, **settings, "out": out}.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
     command = f"nautile simulate {shlex.join(words)}"

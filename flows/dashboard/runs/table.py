@@ -49,13 +49,9 @@ def show(chosen: str | None) -> None:
         st.caption("No run fits the search.")
         return
     frame = pd.DataFrame(rows)
-    frame = frame.drop(
-        columns=[
-            name
-            for name in ("cost", "tags", "notes", "changed", "score", "difference", "after")
-            if not frame[name].any()
-        ]
-    )
+    empty = [name for name in ("cost", "tags", "notes", "changed", "after") if not frame[name].any()]
+    empty += [name for name in ("score", "difference") if frame[name].isna().all()]  # a score of zero is a score
+    frame = frame.drop(columns=empty)
     styled = frame.style.map(colour, subset=["state"])
     st.dataframe(styled, hide_index=True, width="stretch", column_config=_COLUMNS, row_height=32, placeholder="")
     st.caption(

@@ -23,6 +23,9 @@ def page(chosen: ChosenRun | None) -> None:
     artifacts = [row for row in shared.query(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
     newest = artifacts[-1] if artifacts else {"facts": "{}", "config": "{}"}
     facts, section = json.loads(newest["facts"]), json.loads(newest["config"]).get("distill", {})
+    if not artifacts and chosen.state:
+        # It has published nothing yet, so its limits are those of the run's settings.
+        section = chosen.state.settings.get("distill") or {}
     if facts.get("stand_in"):
         st.warning(f"Stand-in: {shared.escaped(str(facts['stand_in']))}")
     _cost(executions, section)

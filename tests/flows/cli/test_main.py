@@ -306,3 +306,10 @@ def test_status_watch_runs_until_it_is_stopped(nautile, monkeypatch):
     assert out.splitlines().count("pretrain: made") == 1  # without a terminal, only changes are printed
     code, _, err = nautile("status", str(TOY), "--watch", "--json")
     assert (code, "leave out --watch" in err) == (2, True)
+
+
+def test_a_message_has_no_terminal_escapes(nautile):
+    code, _, err = nautile("export", "checkpoint", "out", "--format", "\x1b]0;title\x07")
+    assert code == 2
+    assert "\x1b" not in err
+    assert "\N{REPLACEMENT CHARACTER}" in err

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from flows.cli.tables import query_table, service_table, waiting_table
+from flows.cli.many.sweep import report_view
+from flows.cli.tables import query_table, service_table, status_table, waiting_table
 
 
 def shown(table, width=80):
@@ -44,3 +45,13 @@ def test_paths_and_questions_are_not_broken():
 
 def test_escapes_are_not_printed():
     assert "\x1b" not in "".join(shown(query_table(["a"], [("\x1b[31mred",)])))
+
+
+def test_errors_are_printed_without_escapes():
+    row = {"label": "reason", "state": "failed", "progress": {}, "error": "\x1b]0;title\x07bad", "seconds": None}
+    row |= {"start": None, "artifacts": []}
+    assert "\x1b" not in "".join(shown(status_table([row])))
+    arm = {"arm": "a", "seed": None, "state": "failed", "error": "reason: \x1b[31mbad", "run": None, "steps": 1}
+    arm |= {"made": 0, **dict.fromkeys(("seconds", "own_seconds", "dollars", "own_dollars"))}
+    report = {"arms": [arm], "metrics": [], "after": "reason"}
+    assert "\x1b" not in "".join(shown(report_view(report)))

@@ -164,3 +164,24 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
     assert verdict(climbed(-0.05, 0.15)).startswith("No change beyond chance")
     assert verdict(climbed(-0.15, -0.05)).startswith("It got worse")
     assert verdict(None) == "No stage has been evaluated yet, so it is not known whether the model got better."
+
+
+def test_a_score_of_zero_is_a_score(store, monkeypatch):
+    made = published(store, "evaluation", "zero", facts={"accuracy": {"held_out": 0.0}})
+    attempted(store, "evaluate:pretrain", "done", outputs={"evaluation": made.id})
+    planned(store, ["evaluate:pretrain"], state="done")
+    shown = overview(store, monkeypatch)
+    runs = next(table.value for table in shown.dataframe if "show" in table.value)
+    assert list(runs["score"]) == [0.0]
+    assert not {"difference", "tags", "notes"} & set(runs.columns)
+
+
+def test_the_budget_of_a_distillation_is_shown_while_it_runs(store, monkeypatch):
+    planned(store, ["distill"], settings={"distill": {"budget_dollars": 2.5}})
+    attempted(store, "distill", "running")
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    with store.run_lock("r1").for_life():
+        shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
+    assert not shown.exception
+    assert {metric.label: metric.value for metric in shown.metric}["budget"] == "$2.50"

@@ -1,5 +1,7 @@
 """Which earlier evaluations a new one is compared with, and why others are skipped."""
 
+import json
+
 import pytest
 
 from configs.operation import ScheduleConfig
@@ -73,3 +75,13 @@ def test_no_question_in_common_is_reported_and_fails_nothing(store, made):
     comparisons, problems = compare_with_earlier(new, find_earlier(store, new, ScheduleConfig()), ScheduleConfig())
     assert comparisons == []
     assert problems == [f"{old.id}: the two evaluations have no question in common: nothing to compare"]
+
+
+def test_scores_of_another_form_are_skipped_and_stop_nothing(store, made):
+    """A file without `benchmarks`, as of an earlier version, must not fail every night that follows."""
+    path = made("old").path / "scores.json"
+    scores = json.loads(path.read_text(encoding="utf-8"))
+    del scores["benchmarks"]
+    path.write_text(json.dumps(scores), encoding="utf-8")
+    earlier = find_earlier(store, made("newest"), ScheduleConfig())
+    assert (earlier.by_role, sum(earlier.skipped.values())) == ({}, 1)

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from common.processes import free_port
+from configs.schema import RunConfig
 from flows.operate import notifications
-from flows.operate.notifications import message, notifying, post_webhook
+from flows.operate.notifications import OWN_BUDGETS, message, notifying, post_webhook
 from flows.pipeline import StageFailed
 from tasks.engine.progress import StageUpdate, notify
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
@@ -151,3 +152,15 @@ def test_without_a_variable_nothing_is_sent_and_no_thread_is_started(webhook):
 def test_a_text_is_no_markup_and_calls_nobody():
     text = message("failed", "<!channel> @here & @All: \x1b[31mred", config="x")["text"]
     assert text == "Nautile: &lt;!channel&gt; @ here &amp; @ All: \N{REPLACEMENT CHARACTER}[31mred"
+
+
+def test_a_budget_is_named_by_the_field_that_sets_it(webhook):
+    """Only some stages have a budget of their own; the calls of the others are limited by their endpoint's."""
+    with notifying("HOOK", "toy", RUN, resume):
+        notify(StageUpdate("align", "align", "running", run_id=RUN, metrics={"budget_spent_share": 0.9}))
+    (text,) = (entry["text"] for entry in webhook.messages)
+    assert "raise `endpoints.NAME.budget_dollars`" in text
+    assert "align.budget_dollars" not in text
+    sections = RunConfig.model_fields
+    assert all("budget_dollars" in sections[stage].annotation.model_fields for stage in OWN_BUDGETS)
+    assert not {"budget_dollars", "budget_tokens"} & set(sections["align"].annotation.model_fields)

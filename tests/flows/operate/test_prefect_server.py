@@ -49,3 +49,21 @@ def test_one_that_never_stays_up_is_given_up(keeper, monkeypatch, caplog):
     wait_until(lambda: "ended more than" in caplog.text)
     keeper.close()
     assert len(started) == 1
+
+
+def test_the_server_of_a_run_listens_on_loopback_whatever_address_the_operators_server_has(monkeypatch, tmp_path):
+    environments = []
+
+    def start(port, log_name, environment):
+        environments.append(environment)
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
+    monkeypatch.setattr(prefect_env, "_start", start)
+    monkeypatch.setattr(prefect_env, "_wait", lambda *_: None)
+    monkeypatch.setattr(prefect_env, "_drain", lambda: None)
+    with prefect_env.prefect_api() as url:
+        assert url.startswith("http://127.0.0.1:")
+    assert [environment["PREFECT_SERVER_API_HOST"] for environment in environments] == ["127.0.0.1"]

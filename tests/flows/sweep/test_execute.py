@@ -136,3 +136,9 @@ def test_killed_it_goes_on_where_it_was_and_then_all_is_reused(bench, tmp_path):
     again = bench.run("sweep", file, store=store)
     assert "2 of 2 runs are in the store already" in again.stdout
     assert "Prefect" not in again.stdout
+
+
+def test_the_command_that_continues_a_large_sweep_allows_its_runs(run_with, monkeypatch):
+    monkeypatch.setattr(execute, "MOST_ARMS", 2)
+    _, lines = run_with("import sys; sys.exit(1)")
+    assert lines[-1].endswith("try.toml --parallel 2 --yes")
