@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from common.events import Emit
 from common.files import atomic_path, write_json, write_text
 from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import Person, group_name, is_missing
+from data.surveys.people import Person, group_name, groups_of, is_missing
 from data.surveys.reading import choose_people, read_respondents
 from evals.opinions.comparison import compare
 from evals.opinions.probabilities import OpinionScorer, position_bias
@@ -34,6 +34,7 @@ def simulate(job: Job) -> None:
     digests = job.file_digests
     respondents = read_respondents(survey, job.scratch, digests)
     people, respondent_indices = choose_people(survey, config, respondents, job.scratch, digests)
+    groups_of(people, config.by, survey.bands, "personas")  # raises `ConfigError` now, not after all have been asked
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)
     out = job.output("opinions")
     chunks = ask_in_chunks(scorer, survey, config, people, job.scratch / "chunks", job.emit)

@@ -270,6 +270,8 @@ def sample_of(result: PromptResult) -> dict[str, Any]:
         "difficulty": result.task.difficulty,
         "rejected": result.reason,
     }
+    if result.evidence:
+        row["evidence"] = result.evidence
     if document is None:
         row["reply"] = reply.text[:SAMPLE_CHARACTERS] if isinstance(reply, ChatReply) else reply.message
     return row

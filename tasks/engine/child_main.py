@@ -78,9 +78,10 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteF
         return failed(folder, ExitCode.RETRY, error)
     except OSError as error:
         traceback.print_exc()
-        # Only a full disk of the store is for the operator to solve; one elsewhere (/tmp, say) is an ordinary crash.
-        in_staging = error.filename is None or str(error.filename).startswith(str(staging))
-        if in_staging and is_full_or_read_only(error):
+        # Only a full disk of the store is for the operator to solve; one elsewhere (/tmp, say) is an ordinary crash. An
+        # error without a file name is of a write, and nearly all of a stage's writes go to the store.
+        in_store = error.filename is None or str(error.filename).startswith((str(staging), request["store"]))
+        if in_store and is_full_or_read_only(error):
             store_error = NotWritable(not_writable(Path(request["store"]), error))
             return failed(folder, ExitCode.BAD_INPUT, store_error)
         return failed(folder, ExitCode.FAILED, error)

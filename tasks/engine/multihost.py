@@ -159,7 +159,7 @@ def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
     else:
         module = f"tasks.engine.child_main {shlex.quote(str(path))}"
     member = f"{settings} .venv/bin/python -P -m {module}"
-    commit = shlex.quote(request["commit"])
+    commit = shlex.quote(request["commit"] or "unknown")  # a template that names it was checked (`check_commit`)
     fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
     return [word.format(**fields) for word in shlex.split(launch["command"])]
 

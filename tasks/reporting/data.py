@@ -151,7 +151,9 @@ def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> 
         if kind == "documents":
             rejected = facts.get("samples", {}).get("contaminated", ())
             result["hits"] += [
-                {"label": label, **row["said"], "begins": row["query"]} for row in rejected if "said" in row
+                {"label": label, **evidence, "begins": row["query"]}
+                for row in rejected
+                if (evidence := row.get("evidence", row.get("said")))  # "said" in manifests of earlier versions
             ]
         elif isinstance(facts.get("contaminated"), Mapping):
             result["hits"] += [{"label": label, **hit} for hit in _shown_overlaps(folder, facts)]

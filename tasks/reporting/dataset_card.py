@@ -88,10 +88,6 @@ def dataset_card(
     )
 
 
-def _share(count: int, total: int | None) -> str | None:
-    return f"{count / total:.1%}" if total else None
-
-
 def _of_set(
     name: str, counts: Mapping[str, Any] | None, sets: Mapping[str, Any]
 ) -> tuple[str | None, str | None, str | None]:

@@ -371,13 +371,15 @@ def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
     ingest = ("ingest:web", "tokens", tmp_path, {"contaminated": {"arc": 9, "mmlu": 1}})
     problems = ("reason", "rollouts", tmp_path / "none", {"contaminated": {"arc": 1}, "hits": [hit]})
     clean = ("align", "rollouts", tmp_path / "none", {"contaminated": {}, "hits": []})
-    refused = {"query": "why?", "said": {"benchmark": "arc", "example": "3", "words": "a b c d e"}}
-    distilled = ("distill", "documents", tmp_path / "none", {"samples": {"contaminated": [refused]}})
+    evidence = {"benchmark": "arc", "example": "3", "words": "a b c d e"}
+    refused = [{"query": "why?", "evidence": evidence}, {"query": "how?"}, {"query": "old?", "said": evidence}]
+    distilled = ("distill", "documents", tmp_path / "none", {"samples": {"contaminated": refused}})
     result = screening([ingest, problems, clean, distilled])
     assert [(entry["label"], entry["benchmark"], entry["example"]) for entry in result["hits"]] == [
         *(("ingest:web", "arc", str(n)) for n in range(3)),
         ("ingest:web", "mmlu", "7"),
         ("reason", "arc", "7"),
+        ("distill", "arc", "3"),
         ("distill", "arc", "3"),
     ]
     assert result["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}

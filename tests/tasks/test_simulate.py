@@ -50,6 +50,12 @@ def test_rows_and_figures_of_personas(undisturbed):
     assert (facts["personas"], facts["left_out"]) == (PEOPLE, 1)
 
 
+def test_groups_that_cannot_be_made_are_refused_before_anybody_is_asked(tmp_path):
+    with pytest.raises(ConfigError, match=r"persona 0 has '(left|right)' in 'side', which is not a number"):
+        simulate(tmp_path, bands={"side": [1.0]})
+    assert not (tmp_path / "asked.txt").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_job_asks_nobody_twice_and_leaves_the_same_files(tmp_path, undisturbed):
     command = [sys.executable, "-m", "tests.support.processes.simulating", str(tmp_path), "2"]

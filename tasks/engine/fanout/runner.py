@@ -10,6 +10,7 @@ import queue
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,14 @@ class FanOutRunner:
         item_pass = _Pass(fan_out, markers, self, executor)
         try:
             item_pass.run()
+        except BaseException:
+            # On a full disk the counts cannot be written either, which must not hide why the pass ended.
+            with suppress(OSError):
+                self._emit_counts(fan_out, item_pass)
+            raise
         finally:
             self.peak_bytes = max(self.peak_bytes, item_pass.peak_bytes)
-            self._emit_counts(fan_out, item_pass)
+        self._emit_counts(fan_out, item_pass)
         markers.write_finished(item_pass.skipped)
         shutil.rmtree(markers.folder / "work", ignore_errors=True)
 

@@ -278,6 +278,8 @@ def test_a_document_that_overlaps_a_benchmark_is_rejected_with_the_evidence(run,
         sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
         output = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
     assert output.stats.contaminated == {"gsm8k": 1}
+    (sample,) = output.stats.samples["contaminated"]
+    assert sample["evidence"] == {"benchmark": "gsm8k", "example": "17", "words": "some words"}
     (row,) = output.rejected
     assert (row["reason"], row["benchmark"], row["example"], row["words"]) == (
         "contaminated",

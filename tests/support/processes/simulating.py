@@ -56,14 +56,14 @@ class CountingScorer:
         return [Opinion(draw.dirichlet(np.ones(len(orders[0])), len(orders))) for orders in self.orders]
 
 
-def job(folder: Path) -> Job:
-    """The job whose staging folder is in `folder`, with margins to draw people from."""
+def job(folder: Path, **fields: object) -> Job:
+    """The job whose staging folder is in `folder`, with margins to draw people from. `fields`: of the survey."""
     margins = folder / "margins.toml"
     margins.write_text("[margins.side]\nleft = 0.5\nright = 0.5\n")
     personas = {"reader": "margins", "path": str(margins)}
     config = SimulateConfig(personas=personas, n=PEOPLE, by=("side",), draws=100)
     section = {
-        "survey": parse_survey(SURVEY, "survey").model_dump(mode="json"),
+        "survey": parse_survey({**SURVEY, **fields}, "survey").model_dump(mode="json"),
         "simulate": config.model_dump(mode="json"),
     }
     checkpoint = folder / "checkpoint"  # the card has its name
@@ -71,11 +71,11 @@ def job(folder: Path) -> Job:
     return Job("simulate", "k" * 64, "e", section, {"checkpoint": checkpoint}, folder / "staging", silent)
 
 
-def simulate(folder: Path) -> Path:
-    """Run the stage; the folder of its artifact."""
+def simulate(folder: Path, **fields: object) -> Path:
+    """Run the stage; the folder of its artifact. `fields`: of the survey."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.simulate, "OpinionScorer", CountingScorer)
-        running = job(folder)
+        running = job(folder, **fields)
         tasks.simulate.simulate.work(running)
     return running.output("opinions")
 

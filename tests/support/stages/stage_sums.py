@@ -75,6 +75,7 @@ def _misbehave(job: Job, part: Sums) -> None:
         "retry": lambda: _raise(Retryable("http://127.0.0.1:9 does not answer")),
         "crash": lambda: _raise(ZeroDivisionError("by zero")),
         "full": lambda: _raise(OSError(errno.ENOSPC, "No space left on device", str(job.scratch / "big.bin"))),
+        "full_replies": lambda: _raise(OSError(errno.ENOSPC, "No space left on device", f"{job.replies}/m/a.jsonl")),
         "unreadable": lambda: _raise(OSError(errno.EACCES, "Permission denied", "/root/private.txt")),
         "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "exit": lambda: os._exit(0),

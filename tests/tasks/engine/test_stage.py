@@ -136,9 +136,10 @@ def test_each_crash_quotes_the_log_and_the_next_attempt_continues(store, context
     assert [run["state"] for run in runs(store)] == ["failed"] * len(messages) + ["done"]
 
 
-def test_a_full_disk_is_an_operator_s_error(store, context):
-    with pytest.raises(ConfigError, match=r"the store .* cannot be written \(No space left on device at .*big.bin\)"):
-        run_stage(sums, section(faults={"full": 1}), {}, context)
+@pytest.mark.parametrize(("fault", "name"), [("full", "big.bin"), ("full_replies", "replies/m/a.jsonl")])
+def test_a_full_disk_is_an_operator_s_error(store, context, fault, name):
+    with pytest.raises(ConfigError, match=rf"the store .* cannot be written \(No space left on device at .*{name}\)"):
+        run_stage(sums, section(faults={fault: 1}), {}, context)
 
 
 @pytest.mark.slow

@@ -137,6 +137,16 @@ def test_a_full_disk_skips_no_item(store, context):
 
 
 @pytest.mark.slow
+def test_counts_that_cannot_be_written_do_not_hide_the_failure(store, context, monkeypatch):
+    def full(*_arguments, **_fields):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tasks.engine.fanout.runner.EventWriter", full)
+    with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):
+        run_stage(pieces, section(2, faults={"piece-1": {"full": 1}}), {}, context)
+
+
+@pytest.mark.slow
 def test_after_a_killed_parent_another_number_of_workers_continues(store, gate):
     config = section(4, gate=str(gate), gated=["piece-1", "piece-3"])
     parent = start(store.root, config, 2)
