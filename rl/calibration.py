@@ -49,6 +49,7 @@ def calibrate(
     - `length_correlation`: of the overall mark with the number of characters, over right and wrong answers.
     - `answers`: every answer with its marks. `hostile`: see `_hostile`.
     """
+    # Variants of one answer differ in one respect, so the difference of their marks is that respect's effect.
     items = {
         "right": list(right),
         "wrong": corrupted(right, seed),
@@ -60,6 +61,7 @@ def calibrate(
     scores = {kind: all_scores[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(kinds)}
     good, bad = scores["right"], scores["wrong"]
     answers = [*items["right"], *items["wrong"]]
+    # A judge that rewards length shows in the correlation; right and wrong answers are alike in length.
     lengths = [len(item.reasoning) + len(item.answer) for item in answers]
     # Pairs of (overall mark, length), and whether each verdict is correct.
     scored = [(s.overall, length) for s, length in zip([*good, *bad], lengths, strict=True) if s is not None]
@@ -153,6 +155,7 @@ def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
     wrong = []
     for index, item in enumerate(right):
         other = right[(index + 1) % len(right)]
+        # Another question's answer is fluent and off the point; changed numbers are to the point and wrong.
         if index % 2 == 0 and other.answer != item.answer:
             wrong.append(replace(item, reasoning=other.reasoning, answer=other.answer))
         else:
@@ -177,6 +180,7 @@ def _auc(good: list[int], bad: list[int]) -> float | None:
     """Area under the ROC curve: the share of (right, wrong) pairs in which the right one is higher; ties count half."""
     if not good or not bad:
         return None
+    # All pairs, which for some hundred answers is a small matrix.
     lead = np.subtract.outer(good, bad)
     return round(float(((lead > 0).sum() + 0.5 * (lead == 0).sum()) / lead.size), 4)
 

@@ -32,6 +32,7 @@ def estimate_memory(
 
     `policy` None: the rollouts alone. Raises `ConfigError` where completions or rows do not divide among the chips.
     """
+    # All completions of a step are decoded at once; an update takes them in micro-batches.
     rows = rollout.prompts * rollout.group
     for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
@@ -59,6 +60,7 @@ def estimate_memory(
         placed = tuple(_argument_shapes(argument, parameters, split_rows, mesh) for argument in arguments)
         analyses[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
     weights, prompts = (analyses[name].output_size_in_bytes for name in ("weights for decoding", "prefill"))
+    # The lane's state is donated: the bytes that the output shares with the input are the cache itself.
     cache = generator.lanes * analyses["decode"].alias_size_in_bytes
     working = max(analyses["prefill"].temp_size_in_bytes, generator.lanes * analyses["decode"].temp_size_in_bytes)
     sampling_bytes = copy + weights + prompts + cache + working
@@ -69,6 +71,7 @@ def estimate_memory(
     sums = 1
     if balance is not None:
         sums += 1 + (policy.kl > 0) + (balance.over == "group")
+    # Of the programs of an update, the gradients of a micro-batch of completions need the most.
     backward, state_bytes = _analyse_gradients(program)
     # Each sum has gradients of the parameters and of the prompt states. A micro-batch outputs its gradients while the
     # sums and the prompt states, the reference's as well, are in memory.
@@ -96,6 +99,7 @@ def _analyse_gradients(program: LearnerProgram) -> tuple[Any, int]:
         program.encode_prompts.lower(trained, frozen, prompts).out_info,
     )
     reference = (trained, prompt_states) if policy.kl else (None, None)
+    # The widest batch there can be: every completion as long as the limit allows.
     longest = TrainingRow((), np.zeros(rollout.max_tokens), np.zeros(rollout.max_tokens), 0.0, 0.0)
     (rows,) = completion_batches([(longest, 0)], rollout.max_tokens, lambda _: policy.micro_rows)
     batch = {name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=split) for name, array in rows.items()}

@@ -37,6 +37,7 @@ class SkippedUpdates:
         if measured["applied"]:
             self.in_row = []
             return True
+        # The parameters and moments are as before. Name what went wrong while the evidence is at hand.
         self.total += 1
         self.in_row.append(step)
         leaves = jax.tree_util.tree_leaves_with_path(params)

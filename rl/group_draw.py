@@ -71,6 +71,7 @@ class GroupDraw:
             missing = target - len(live_groups)
             if not missing:
                 break
+            # As many new problems as are missing: each problem is drawn once in an epoch, refill or not.
             positions = range(self.cursor, self.cursor + missing)
             problems = [(position, self.problems[self.order[position]]) for position in positions]
             groups = self.sampler.sample(params, problems, self.draw)
@@ -106,6 +107,8 @@ class GroupDraw:
         for rollout, advantage in zip(group.rollouts, values, strict=True):
             rollout.advantage = advantage
         use: Use = "live"
+        # The order decides: a group without scores cannot be judged mastered, and a mastered one may still have a
+        # signal.
         if all(advantage is None for advantage in values):
             use = "dropped"
         elif mastered:

@@ -70,6 +70,7 @@ def compare_reading(step: int, outcomes: str, earlier: Sequence[GuardReading]) -
     reading = GuardReading(step, outcomes)
     if not earlier or reading.correct >= best_of(earlier).correct:
         return reading
+    # Only the problems with different outcomes count: many that both solve say nothing about the difference.
     return replace(reading, p=paired([*map(int, best_of(earlier).outcomes)], [*map(int, outcomes)]).p)
 
 
@@ -88,6 +89,7 @@ class Guard:
     def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
         self.inputs, self.folder, self.mesh = inputs, folder, mesh
         self._tokenizer = tokenizer_for(inputs.tokenizer)
+        # Greedy decoding has no sampling noise, so a difference is one of the policies.
         greedy = rollout.model_copy(update={"temperature": 0.0})
         self._generate = generator(inputs.model, self._tokenizer, greedy, mesh)
         self.readings: list[GuardReading] = []
@@ -107,6 +109,7 @@ class Guard:
         earlier = [reading for reading in self.readings if reading.step < step]
         reading = compare_reading(step, on_first(grade), earlier)
         self.readings = [*earlier, reading]
+        # Saved before the checkpoint of the step. A run killed in between repeats the step, and with it this reading.
         if self.best == reading:
             whole = whole_on_hosts(params, self.mesh)
             if jax.process_index() == 0:

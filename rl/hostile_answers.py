@@ -67,6 +67,7 @@ def hostile_answer(form: str, item: JudgeItem) -> str:
         "REFERENCE": item.reference or "as above",
         "VERDICT": VERDICT,
     }
+    # In one pass, so that a placeholder spelled in an answer is not replaced in turn.
     return re.sub("|".join(parts), lambda placeholder: parts[placeholder.group()], FORMS[form])
 
 

@@ -122,6 +122,7 @@ def parse(text: str) -> JudgeScore | None:
 
     Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
     """
+    # The whole reply first; models like to add words or a code block around the object.
     for candidate in (text, *re.findall(r"\{[^{}]*\}", text)):
         try:
             value = json.loads(candidate)

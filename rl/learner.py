@@ -57,6 +57,7 @@ class Learner:
     ) -> None:
         self.config, self.rollout, self.balance, self.mesh = config, rollout, balance, mesh
         self.program = LearnerProgram(model, config, rollout, balance is not None, mesh)
+        # The two trees are joined in the programs; between steps only the trained one changes.
         self.trained, self.frozen = self.program.place(params)
         # The reference of the KL term is the start itself: the same arrays, kept alive only where a KL term needs them.
         # Frozen parameters are shared with the policy.
@@ -91,6 +92,7 @@ class Learner:
 
     def set(self, params: Params) -> None:
         """Replace the policy by `params` with fresh moments; the learning-rate schedule keeps its position."""
+        # The moments belong to the policy that is given up; the schedule belongs to the stage.
         update_count = optimizer.applied(self.state)
         self.trained = self.program.place(params)[0]
         self.state = _with_update_count(self.program.initial_state(self.trained), update_count)
@@ -99,6 +101,7 @@ class Learner:
     def state_to_save(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state for a checkpoint, as `restore` takes it: (arrays, JSON data)."""
         arrays = {"params": self.trained, "state": self.state}
+        # Otherwise the sampler has the parameters themselves, and there is nothing more to save.
         if self.config.sync_every > 1:
             arrays["sampling"] = self._sampling
         skipped = {"total": self.skipped.total, "in_row": self.skipped.in_row}
@@ -185,6 +188,7 @@ class Learner:
         pairs: dict[str, Any] = {}
         for sign, signed_rows in rows_by_sign.items():
             for batch in completion_batches(signed_rows, rollout.max_tokens, partial(program.rows_at, limit=row_limit)):
+                # Dispatched, not waited for: the host prepares the next batch while the device computes.
                 gradients, kl_gradients, counts = program.gradients(
                     ratio, self.trained, self.frozen, prompt_states, self.reference, reference_states,
                     prompts["lengths"], put_shared_rows(batch, self.mesh),
@@ -227,6 +231,7 @@ class Learner:
             total, balance_norms = balance(plus, minus, self.balance)
             norms |= balance_norms
         if kl is not None:
+            # The KL term is added after the balance, which is between the two signs of the policy gradient alone.
             total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
         params, state, measured = optimizer.finite_update(self.program.tx, params, state, total)
         return params, state, norms | measured

@@ -45,6 +45,7 @@ def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: f
     advantage_B1 = advantage_B[:, None]
     plain_BL = ratio_BL * advantage_B1
     clipped_BL = jnp.clip(ratio_BL, 1.0 - clip, 1.0 + clip) * advantage_B1
+    # The minimum is pessimistic: clipping removes the gradient only where the ratio already moved the way A asks for.
     return -jnp.minimum(plain_BL, clipped_BL), lax.stop_gradient((clipped_BL < plain_BL).astype(jnp.float32))
 
 
@@ -54,6 +55,7 @@ def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
     Unbiased for tokens sampled from pi, never negative, and of low variance (as in GRPO, arXiv:2402.03300
     equation 4). Its gradient is (1 - exp(d)) * grad log pi.
     """
+    # The reference is a constant, even where it shares parameters with the policy.
     difference_BL = lax.stop_gradient(reference_BL) - logprobs_BL
     return jnp.exp(difference_BL) - difference_BL - 1.0
 
@@ -87,6 +89,7 @@ def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str
     """
     positive, negative = norm(g_plus), norm(g_minus)
     constant = {"off": 1.0, "positives": 0.0}.get(settings.mode)
+    # epsilon: a step without negative completions has ||g-|| = 0, and the factor then does not matter.
     factor = positive / (negative + settings.epsilon) if constant is None else jnp.full((), constant)
     if settings.mode == "cap":
         factor = jnp.minimum(factor, 1.0)
@@ -95,6 +98,7 @@ def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str
     balanced = g_plus
     if settings.mode != "positives":  # not by a factor of zero: g- may have infinities, and 0 * inf is NaN
         balanced = jax.tree.map(lambda plus, minus: plus + factor.astype(minus.dtype) * minus, g_plus, g_minus)
+    # The cosine is only reported; in float32, whatever the gradients are.
     products = jax.tree.map(lambda plus, minus: jnp.sum(plus.astype(jnp.float32) * minus), g_plus, g_minus)
     cosine = jnp.sum(jnp.stack(jax.tree.leaves(products))) / (positive * negative)
     return balanced, {

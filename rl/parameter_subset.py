@@ -38,10 +38,12 @@ class ParameterSubset:
                     f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same names inside"
                 )
             for path, blocks in matches.items():
+                # Two names may select blocks of one leaf: it trains in all of them.
                 earlier_blocks = self._trained_blocks.get(path, ())
                 merged = None if blocks is None or earlier_blocks is None else tuple(sorted({*earlier_blocks, *blocks}))
                 self._trained_blocks[path] = merged
         for path, blocks in self._trained_blocks.items():
+            # All blocks by number are the whole leaf, which is then passed on without a copy.
             if blocks == tuple(range(model.blocks)):
                 self._trained_blocks[path] = None
 

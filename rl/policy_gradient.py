@@ -52,6 +52,7 @@ class LearnerProgram:
         self.model, self.config, self.rollout, self.mesh = model, config, rollout, mesh
         self.subset = ParameterSubset(model, config.train)
         self.tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
+        # Only trained parameters have gradients and moments, so training a part of the model takes less memory.
         kinds, frozen_kinds = jax.eval_shape(self.subset.split, shapes(model))
         self.kinds, self.frozen_kinds = kinds, frozen_kinds
         self.shardings = parameter_shardings(kinds, mesh)
@@ -63,6 +64,8 @@ class LearnerProgram:
         self.prompt_sharding = prompts = NamedSharding(mesh, PartitionSpec(None, *ROWS))
         parameters = (self.shardings, self.frozen_shardings)
         self.prompts_at_once = -(-min(PROMPTS_AT_ONCE, config.micro_rows, rollout.prompts) // mesh.size) * mesh.size
+        # A gradient has two parts: of the parameters, and of the prompt states that `backward_through_prompts` takes
+        # on.
         pair = (self.shardings, prompts)
 
         def on_mesh(function: Any, inputs: Any, outputs: Any, **options: Any) -> OnMesh:
@@ -118,6 +121,7 @@ class LearnerProgram:
         def encode(start: Array | int) -> PrefixStates:
             return run_prefixes(params, self.model, *self._prompt_slice(prompts, start))
 
+        # A loop with a number of iterations known at run time: padding prompts cost nothing.
         def body(iteration: Array, states: PrefixStates) -> PrefixStates:
             start = iteration * self._prompts_per_iteration(prompts)
             write = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
@@ -199,6 +203,7 @@ def completion_gradients(
         )
         return token_logprobs(params, model, hidden_BLD, batch["targets"], temperature=temperature)
 
+    # Outside the differentiated function: the reference's forward pass saves no activations.
     reference_BL = None
     if reference is not None and reference_states is not None:
         reference_BL = lax.stop_gradient(logprobs(reference, reference_states)[0])
@@ -206,6 +211,8 @@ def completion_gradients(
     def losses(trained: Params, prompt_states: PrefixStates) -> tuple[tuple[Array, Array], dict[str, Array]]:
         """The weighted sums of the policy loss and of the KL term over all tokens, and the counts."""
         logprobs_BL, entropy_BL = logprobs(trained, prompt_states)
+        # On-policy the ratio is 1 by definition. The recorded log-probabilities come from another program, and differ
+        # by rounding.
         sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
         policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
         kl_BL = jnp.zeros_like(policy_BL)

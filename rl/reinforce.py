@@ -96,6 +96,7 @@ class _Run:
     def __init__(self, config: Reinforcement, params: Params) -> None:
         self.config, self.inputs, self.is_first = config, config.inputs, jax.process_index() == 0
         self.emit = config.emit if self.is_first else silent
+        # Everything that can be refused is refused here, before the learner compiles or a judge is paid.
         self.mesh, self.engine = check(config)
         self.learner = Learner(self.inputs.model, config.policy, config.rollout, params, config.balance, self.mesh)
         order = ProblemOrder(len(self.inputs.problems), config.seed)
@@ -112,6 +113,7 @@ class _Run:
 
     def run(self, stop_requested: StopRequested) -> tuple[Params, dict[str, Any]]:
         """Run the remaining steps; returns the unsharded parameters, in the memory of every process, and facts."""
+        # The guard's first reading is that of the start, with which all later ones are compared.
         self._resume()
         steps = self.config.policy.steps
         self._read_guard()
@@ -122,11 +124,13 @@ class _Run:
             live_groups, drawn_groups, metrics = self.groups.step(
                 self.learner.sampling_params, self.config.rollout.prompts
             )
+            # Before the update, and all groups: also those that carry no signal were sampled and paid for.
             self._record(drawn_groups)
             metrics |= self.learner.update(live_groups)
             self.step += 1
             self._report(metrics)
             self._read_guard()
+            # Asked in every step by every process, in the same order, because the answer is agreed on by all.
             stopping = stop_requested(self.step) and self.step < steps
             if stopping or self.step % self.config.policy.save_every == 0 or self.step == steps:
                 self._save()
@@ -151,6 +155,7 @@ class _Run:
 
         Events are flushed first, so that none of a saved step is lost.
         """
+        # The readings are part of the state: a resumed run must compare with the same best one.
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
         arrays, learner_state = self.learner.state_to_save()
         draw_state = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
@@ -189,6 +194,7 @@ class _Run:
         """
         if self.guard is None or (self.guard.readings and self.guard.readings[-1].step >= self.step):
             return
+        # Due at multiples, and after the last step in any case: the policy to publish is chosen among readings.
         if self.step % (self.config.policy.guard_every or 1) and self.step != self.config.policy.steps:
             return
         reading = self.guard.read(self.learner.params, self.step)

@@ -52,6 +52,7 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < MINIMUM_SCORED:
         return [None] * len(rewards)
+    # Sums of equal numbers are rounded: the mean of ten times 0.1 is not 0.1. Differences of equal numbers are exact.
     base = scored[0]
     shift = sum(reward - base for reward in scored) / len(scored)
     centred = [None if reward is None else (reward - base) - shift for reward in rewards]

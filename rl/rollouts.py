@@ -126,6 +126,7 @@ class RolloutEngine:
         """Sample a group for each (position, problem). `draw`: number of the draw in the run; it seeds the samples."""
         start_time = working_seconds()
         prompts = [encode_prompt(self.tokenizer, problem.question) for _, problem in problems]
+        # The members of a group are adjacent; the generator computes their common prompt once.
         rows = [ids for ids in prompts for _ in range(self.config.group)]
         seeds = [(self.seed, draw, position, member) for position, _ in problems for member in range(self.config.group)]
         rollouts = [
@@ -140,6 +141,7 @@ class RolloutEngine:
             )
             for ids, completion in zip(rows, self._generate(params, rows, seeds), strict=True)
         ]
+        # Compilation is excluded by the clock, so the first draw does not distort the speed.
         self.tokens += sum(len(rollout.ids) for rollout in rollouts)
         self.seconds += working_seconds() - start_time
         size = self.config.group

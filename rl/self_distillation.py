@@ -91,6 +91,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     checkpoints = open_checkpoints(work / "checkpoints", 2, run.identity, mesh, shared_disk=run.shared_disk)
     rounds_done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}
+    # A checkpoint holds the parameters after a whole round. The optimizer starts anew in each, so it is not saved.
     if rounds_done is not None:
         params, facts = checkpoints.restore(rounds_done, params)
     stop_checks = itertools.count()  # numbers the calls, so that all processes stop at the same one
@@ -102,15 +103,19 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
 
         for number in range(rounds_done or 0, config.rounds):
             _sample(run, params, number, mesh, check_stop)
+            # Read from the log, which has fewer digits, so that a run that was never interrupted trains on the same
+            # numbers as one that resumes.
             samples = _read_rows(work / SAMPLES.format(number)) if is_first else []
             traces = on_first(partial(_traces_of, samples))
             steps_before = sum(_update_count(row["traces"], config) for row in facts["rounds"])
             params, losses, skipped = _train(run, params, traces, number, steps_before, mesh, check_stop)
             facts["rounds"].append(on_first(partial(_facts, samples, traces, losses, skipped)))
+            # A crash must not keep the checkpoint and lose the events before it.
             flush(run.emit)
             checkpoints.save(number + 1, params, facts)
             checkpoints.wait()
     checkpoints.close()
+    # A collective operation: every process takes part, although one writes.
     whole = whole_on_hosts(params, mesh)
     if not is_first:
         return whole, facts
@@ -129,6 +134,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     """
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
+    # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
     size = rollout.prompts
     draws = -(-len(inputs.problems) // size)
@@ -142,6 +148,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         return first
 
     for draw in range(on_first(first_draw), draws):
+        # The position of a problem seeds its samples, so it is that in the whole list, not in the draw.
         problems = list(enumerate(inputs.problems))[draw * size : (draw + 1) * size]
         step = number * draws + draw  # number of the draw in the whole run
         check_stop()
@@ -212,6 +219,7 @@ def _train(
     skipped = SkippedUpdates(config.skip_limit, "self_distill")
     steps_done = 0
     for epoch in range(config.epochs):
+        # Seeded by round and epoch: an interrupted round trains again in the same order.
         random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, length):
             check_stop()
@@ -288,6 +296,7 @@ def _facts(
     samples: list[dict[str, Any]], traces: list[dict[str, Any]], losses: list[float], skipped: int
 ) -> dict[str, Any]:
     """The facts of a round for the manifest."""
+    # All completions of a problem carry its solve rate.
     rates = {row["position"]: row["solve_rate"] for row in samples}
     facts: dict[str, Any] = {
         "problems": len(rates),

@@ -43,6 +43,7 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
     for first in range(0, len(rows), size):
         batch_rows = rows[first : first + size]
         longest = max(map(len, batch_rows))
+        # The narrowest of the four widths that fits the longest row of this batch.
         width = next(w for quarters in range(1, WIDTHS + 1) if (w := -(-length * quarters // WIDTHS)) >= longest)
         batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
@@ -56,6 +57,7 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
             batch["segments"][index, :end] = 1
             batch["targets"][index, : end - 1] = tokens[1:]
             batch["weights"][index, start - 1 : end - 1] = row.weight
+            # The sampler inserted this token, so the policy neither earns nor loses by it.
             if row.forced is not None:
                 batch["weights"][index, start - 1 + row.forced] = 0.0
             batch["sampled"][index, start - 1 : end - 1] = row.logprobs
@@ -74,6 +76,7 @@ def prompts_of(
     Arrays: tokens (int32 [U, columns]), lengths (int32 [U]), and count, the number of distinct prompts. U is at least
     `least` and a multiple of `multiple`; the padding rows have a length of one token.
     """
+    # In the order of first appearance, so that a resumed run computes the same sums in the same order.
     index_of = {prompt: index for index, prompt in enumerate(dict.fromkeys(tuple(row.prompt_ids) for row in rows))}
     size = -(-max(least, len(index_of)) // multiple) * multiple
     tokens_UP, lengths_U = np.zeros((size, columns), np.int32), np.ones(size, np.int32)
@@ -94,6 +97,7 @@ def completion_batches(rows: Sequence[NumberedRow], longest: int, rows_at: Calla
     tokens, segments (int32 [size, T - 1]: the inputs after the prompt); advantage (float32 [size]); source
     (int32 [size]: the index of the row's prompt).
     """
+    # A stable sort: completions of one length keep their order, and a resumed run the order of its sums.
     remaining = sorted(rows, key=lambda numbered: -len(numbered[0].ids))
     bucket_lengths = length_buckets(max(1, longest - 1), NARROWEST)
     while remaining:

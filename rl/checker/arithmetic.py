@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+# Fractions are exact, so their digits could grow without end: these two bound the time that a hostile answer takes.
 LONGEST_NUMBER = 30  # characters; longer numbers are ignored
 LONGEST_SIDE = 200  # numbers and operators of one side of an equation
 _CHARACTERS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "−": "-", "–": "-", "‑": "-"})
@@ -55,6 +56,7 @@ def steps_of(text: str, question: str) -> list[CheckedStep]:
     for left, right in _equations(text):
         left_value, right_value = evaluate(left), evaluate(right)
         numbers = [_value(token) for token in (*left, *right) if token[0].isdigit()]
+        # Operands are the numbers of a side with an operator; a side that is one number is a result.
         operands = [_value(token) for side in (left, right) if len(side) > 2 for token in side if token[0].isdigit()]
         new_count = sum(number not in known_numbers for number in operands)
         is_additive = not {"*", "/"} & {*left, *right}
@@ -99,6 +101,7 @@ def evaluate(tokens: Side) -> Fraction | None:
 
     for token in tokens:
         if expects_number:
+            # A minus sign may precede a number (`3 * -4`), but not a bracket.
             if token == "(" and sign == 1:
                 operators.append(token)
             elif token in "+-" and sign == 1:
@@ -116,6 +119,8 @@ def evaluate(tokens: Side) -> Fraction | None:
                 return None
             operators.pop()
         elif token in _PRECEDENCE:
+            # What binds as strongly comes first, from left to right: 8 - 3 - 2 is 3. A bracket has no precedence and
+            # stops this.
             while operators and _PRECEDENCE.get(operators[-1], 0) >= _PRECEDENCE[token]:
                 if not apply():
                     return None

@@ -46,12 +46,14 @@ def _reason(question: str, reasoning: str, steps: list[CheckedStep]) -> int:
         return 1
     if not steps:
         return SKIPPED if len(numbers_of(question)) > 1 else UNCHECKED
+    # Rounded down, so that 5 means that every step is right.
     return 1 + math.floor(4 * sum(step.is_right and step.is_known for step in steps) / len(steps))
 
 
 def _is_right(question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]) -> bool:
     """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result."""
     if reference:
+        # The same grader as in the evaluations, so that a reward and a benchmark agree on what is right.
         item = problem_item("checker", 0, Problem("checker", 0, question, reference, ""))
         return grade(item, ParsedReply(reasoning, answer, finished_thinking=True, finished=True)).verdict.strict
     results = [step.value for step in steps if step.is_right and step.is_known]
@@ -64,6 +66,7 @@ def _follow(answer: str, reference: str | None) -> int:
     words = len(answer.split())
     if not words:
         return 1
+    # The words around an answer are counted, whatever they say.
     extra_words = words - max(1, len((reference or "").split()))
     if extra_words <= 0:
         return 5

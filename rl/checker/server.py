@@ -63,6 +63,7 @@ def main() -> None:
         Route("/v1/chat/completions", _complete, methods=["POST"]),
         Route("/v1/models", _list_models),
     ]
+    # Listening before the address is announced: the first request finds an open port.
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     announce(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
     config = uvicorn.Config(Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off", ws="none")

@@ -37,6 +37,7 @@ def read_problems(source: ProblemSource) -> Iterator[Problem]:
         if not line.strip():
             continue
         problem = _Row(path, number, line).problem()
+        # With the options, because many multiple-choice sets ask the same question with others.
         question = f"{problem.question}\n{problem.options}"
         if question not in known_questions:
             known_questions.add(question)
@@ -142,6 +143,7 @@ class _Row:
             self._refuse(f"`answer` {answer!r} is not one number")
         if kind == "text" and not plain(answer):
             self._refuse(f"`answer` {answer!r} has no word or number to compare")
+        # A cheap check of each row; `check_expressions` parses those that are used.
         braces = re.sub(r"\\[{}]|[^{}]", "", answer)  # without escaped ones, which LaTeX prints
         if kind == "math" and braces.count("{") != braces.count("}"):
             self._refuse(f"`answer` {answer!r} has unbalanced braces")

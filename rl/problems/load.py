@@ -97,6 +97,7 @@ def load(
         rejected_before, left_out = screen.rejected, Counter[str]()
         field = f"problems.sources[{number}]" if config.sources else "problems"
         # A chain of generators: read, filter by answer, screen, word the prompt, filter duplicates and lengths.
+        # Generators may be endless, so the candidates are limited as well as the result.
         candidates = itertools.islice(_READERS[source.source](source, seed, split), MOST_CANDIDATES * count)
         answered = _filter_answered(source, candidates, unanswered, left_out)
         prompts = (replace(problem, question=prompt_of(problem, source)) for problem in screen.clean(answered))
@@ -115,6 +116,7 @@ def load(
     # Spread each source evenly over the whole list, so that any stretch of it has the same mixture.
     mixed = [
         ((index + 0.5) / len(part), number, problem)
+        # The i-th of n has its place at (i + 1/2) / n of the list, whatever the other sources have.
         for number, part in enumerate(parts)
         for index, problem in enumerate(part)
     ]
@@ -200,6 +202,7 @@ class ProblemOrder:
         epoch, offset = divmod(position, self._count)
         if epoch != self._epoch:
             self._permutation = list(range(self._count))
+            # Computed from the epoch alone, not from the permutation before it.
             random.Random(f"{self._seed}:{epoch}").shuffle(self._permutation)
             self._epoch = epoch
         return self._permutation[offset]

@@ -84,6 +84,7 @@ def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> 
         first_index += len(rows)
     if len(training_set.parts) > 1:  # mix the subsets, or the first problems would all be of one subject
         random.Random(f"{source.source}/{seed}").shuffle(problems)
+    # By a hash of the question: guard problems stay the same ones however many are asked for.
     return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
 
 
