@@ -46,6 +46,7 @@ def keep_on_every_process() -> None:
 
 
 def _write(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+    # As JAX does: a program that calls back into Python holds addresses of this process.
     if callbacks or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
         return
     try:

@@ -96,6 +96,7 @@ def _sum_over_chunks(step: Callable[[Any], tuple[Array, Any]], chunks_N: Any) ->
     The sum starts from the first chunk's result, not from zeros: at the published size those are 411 MB to write and
     add.
     """
+    # The first chunk is outside the loop, and its result is the loop's start.
     first, later_N = (jax.tree.map(lambda array_N, at=at: array_N[at], chunks_N) for at in (0, slice(1, None)))
     total, outputs = step(first)
     # A single chunk needs no scan.

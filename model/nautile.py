@@ -69,6 +69,7 @@ def initialise(config: ModelConfig, seed: int) -> Params:
 def _initialise(config: ModelConfig, key: Array) -> Params:
     table_key, blocks_key = jax.random.split(key)
     keys = jax.random.split(blocks_key, config.blocks)
+    # A key for each block; `vmap` stacks their parameters on the axis that `forward` scans over.
     blocks = jax.vmap(lambda key: parameters_of(Block(config, nnx.Rngs(params=key))))(keys)
     return {**parameters_of(Embedding(config, nnx.Rngs(params=table_key))), "blocks": blocks}
 
@@ -122,6 +123,7 @@ def continue_from(
     positions_BT = lengths_U[prefix_B][:, None] + jnp.arange(tokens_BT.shape[1])
     x_BTD, context = embed(params, config, tokens_BT), (prefixes, segments_UP, prefix_B)
     hidden_BTD, _ = run_blocks(params["blocks"], config, x_BTD, segments_BT, positions_BT, context)
+    # The first token of a row is predicted from the last hidden state of its prefix, which is column 0 here.
     last_BD = split_rows(everywhere(prefixes.hidden_1UD[0])[prefix_B])
     return jnp.concatenate([last_BD[:, None], hidden_BTD], axis=1)
 

@@ -36,6 +36,7 @@ def on_first(compute: Callable[[], Value]) -> Value:
     try:
         value = compute()
     except (ConfigError, Retryable) as error:
+        # The others wait for this message: without it they would hang until JAX gives up on the first.
         kind = "retry" if isinstance(error, Retryable) else "refuse"
         _bytes_of_first(json.dumps({"kind": kind, "error": str(error)}).encode())
         raise

@@ -32,6 +32,7 @@ def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pret
     devices = jax.devices() if devices is None else list(devices)
     if len(devices) % fsdp:
         raise ConfigError(f"{part}.fsdp {fsdp} does not divide the {len(devices)} devices of this run")
+    # fsdp is the inner axis: devices that are listed next to each other, mostly of one host, hold the shards of a copy.
     return Mesh(np.asarray(devices).reshape(-1, fsdp), ("data", "fsdp"))
 
 
@@ -107,6 +108,7 @@ def put_shared_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, ja
 def own_mesh(mesh: Mesh, process: int) -> Mesh:
     """The mesh of one process's devices, with parameters split over as many of them as `mesh` allows."""
     devices = [device for device in mesh.devices.flat if device.process_index == process]
+    # A process may have fewer devices than `mesh` splits parameters over: then the largest number that divides both.
     return make_mesh(math.gcd(mesh.shape["fsdp"], len(devices)), devices)
 
 

@@ -57,6 +57,7 @@ def compiled_block(
     single = model.model_copy(update={"blocks": 1})
     identity = _identity(single, rows, length, topology)
     programs = {name: _read_cached(folder, {**identity, "part": name}) for name in ("forward", "backward")}
+    # Both programs come from one tracing, which is left out if neither has to be compiled.
     if None in programs.values():
         traced = _trace_block(single, rows, length, topology)
         for name, function, arguments in (

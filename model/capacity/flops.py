@@ -41,8 +41,10 @@ def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
     gated = 2 * head_dim * heads
     expanded = config.readout_expand * head_dim * heads
     readout = heads * 2 * head_dim * 2 * config.readout_expand * head_dim
+    # Of one token: input and gate projections, the convolution's taps, the readout of each head, the output projection.
     sca = 2 * (width * (projected + gated) + config.convolution * projected + readout + expanded * width)
     kv_width = config.kv_heads * config.attention_head_dim
+    # Queries and output are as wide as the stream; keys and values are narrower.
     products = 2 * width * (2 * width + 2 * kv_width)
     attended = 2 * 2 * width * (length + 1) / 2  # scores and values against half of the row, on average
     layers = config.blocks * config.sca_per_block

@@ -150,6 +150,7 @@ def _largest(
     if not best.fits(limit):
         return configured
     # Bytes per row, and the largest power of two that should fit.
+    # Measured between two programs, because a part of the memory does not grow with the rows.
     slope = ((best.peak or 0) - (configured.peak or 0)) / rows
     available = limit - (configured.peak or 0)
     power = MAX_DOUBLINGS if slope <= 0 else min(MAX_DOUBLINGS, int(math.log2(max(2.0, 1 + available / slope / rows))))

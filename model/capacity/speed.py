@@ -127,7 +127,8 @@ def _setting_row(
     kernels = {
         "forward": {"forward": costs["forward"].kernels},
         "backward": {
-            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),  # recomputed forward kernels
+            # A backward pass has one kernel for each SCA layer; any more are forward kernels that it runs again.
+            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),
             "backward": min(costs["backward"].kernels, model.sca_per_block),
         },
         "head": {},

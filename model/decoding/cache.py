@@ -31,6 +31,7 @@ _MASKED = -1e30
 _MATRICES = {
     "embedding", "in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out",
 }  # fmt: skip
+# Used by a lookup, a sum over taps and a product by heads, which read them as they are.
 _OTHER_PRODUCTS = {"embedding", "conv", "readout"}
 
 
@@ -125,6 +126,7 @@ def prefill(
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """Run one token of every row: its hidden state [B, D], and the next cache. No row may outgrow the ring."""
+    # The column to write: the oldest, once the ring is full.
     column = cache.filled % cache.columns
     # The column number stored at each index of the ring; negative where nothing was written yet.
     number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns

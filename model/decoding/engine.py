@@ -155,6 +155,7 @@ class Engine:
             for rows in (1, ROWS):
                 if self._stopping:
                     return
+                # Before the engine is ready: compilation takes seconds, for which no request should wait.
                 prefilled, _ = self._prefill({(row,): row for row in range(rows)}, length, score=False)
                 self._fill(prefilled, [], [], [])
         self._programs.advance(np.zeros(self.capacity, bool), STRIDE)
@@ -170,6 +171,7 @@ class Engine:
         """Free the slots of cancelled requests, admit waiting requests, decode a stride, and report the events."""
         events: list[tuple[Handle, EngineEvent]] = []
         with self._changed:
+            # Under the lock: from here on a request that is cancelled keeps its slot until the next iteration.
             self._active = [None if handle and handle.cancelled else handle for handle in self._active]
             groups = self._admit()
         for group in groups:
@@ -185,6 +187,7 @@ class Engine:
         a long queue does not delay the samples being decoded.
         """
         free, groups = self._active.count(None), []
+        # As many as fill all slots once.
         limit = max(1, self.capacity // ROWS)
         while self._waiting and len(groups) < limit:
             group: list[Handle] = []
@@ -256,6 +259,7 @@ class Engine:
         events, allowed_BW = self._masks()
         occupied_B = np.array([handle is not None for handle in self._active])
         output = self._programs.advance(occupied_B, STRIDE if allowed_BW is None else 1, allowed_BW)
+        # Here the host waits for the device.
         counts, active, ids_TB, logprobs_TB = map(np.asarray, output[:4])
         # The alternatives are large: copy them from the device only if a request asks for them.
         has_alternatives = any(handle and handle.request.alternatives for handle in self._active)

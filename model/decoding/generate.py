@@ -167,6 +167,7 @@ class Generator:
         # While the host handles one lane, the program of the other runs: on CPU two cores are busy.
         while remaining or any(lane.active() for lane in lanes):
             for lane in lanes:
+                # Collecting waits for this lane alone; then its free slots are filled and its next call starts.
                 yield from lane.collect()
                 while remaining and lane.active() < self._size:
                     if not waiting:

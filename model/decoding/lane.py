@@ -122,6 +122,7 @@ class Lane:
         active = self.active()
         # Choose the size of the lane and the capacity of its ring, and move the samples if either changes.
         size, floor = self._plan(active, waiting)
+        # The ring must hold the longest sample, prompt included.
         longest = max(sample.prompt_length + sample.written for sample in self._slots if sample)
         # Room for some more tokens, so that the lane is not resized at every call.
         room = min(self._capacities[-1], longest + max(1, FIRST_GROWTH // 8))
@@ -137,6 +138,7 @@ class Lane:
         """Wait for the call that `start` began; return the samples it continued. Complete ones are not `active`."""
         if self._written is None:
             return []
+        # Here the host waits for the device.
         ids_TB, logprobs_TB, count_B, active_B, forced_B = map(np.asarray, self._written)
         self._written = None
         continued = []
@@ -221,6 +223,7 @@ def empty_lane(config: ModelConfig, sampling: Sampling, size: int, columns: int,
 def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, keys_B2: Array) -> LaneState:
     """Start a sample of prompt `source_B[b]` with key `keys_B2[b]` in every slot b where `fresh_B[b]`."""
     cache, columns = state.cache, prompts.blocks[0].keys_BGHS.shape[3]
+    # All slots write to one column, so a new prompt is put in the columns just before it.
     first = (cache.filled - columns) % cache.columns  # index in the ring of the prompts' first column
     within_S = (jnp.arange(cache.columns) - first) % cache.columns < columns
 

@@ -51,6 +51,7 @@ class Sampling:
 
 def sample_keys(seeds: Sequence[tuple[int, ...]]) -> np.ndarray:
     """Keys uint32 [samples, 2] from the integers that identify each sample, such as (step, prompt, sample)."""
+    # A digest, because seeds that differ in one number must give unrelated streams.
     digests = (hashlib.sha256(",".join(str(int(part)) for part in seed).encode()).digest()[:8] for seed in seeds)
     return np.frombuffer(b"".join(digests), dtype="<u4").astype(np.uint32).reshape(len(seeds), 2)
 

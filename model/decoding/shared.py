@@ -62,6 +62,7 @@ def _to_arrays(completions: Sequence[Completion], rows: int, width: int) -> dict
 
 def _from_arrays(arrays: dict[str, np.ndarray], count: int) -> list[Completion]:
     """The inverse of `_to_arrays`, for the concatenated rows of all processes."""
+    # Processes are in order and each has its slice in order: without the padding the rows are those of the prompts.
     rows = np.flatnonzero(arrays["used"])
     assert len(rows) == count
     return [

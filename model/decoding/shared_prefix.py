@@ -85,6 +85,7 @@ class SharedPrefixScorer:
                 name = f"continuation {place} of group {number}"
                 refuse_unscorable(name, before + len(ids), before, self._config)
         sums = [np.zeros(len(continuations)) for _, continuations in groups]
+        # Kept between calls: the questions of a benchmark share their examples.
         if self._beginning != tuple(beginning):
             self._beginning, path = tuple(beginning), (_root(self._config),)
             self._path = (*path, self._run(path, [(PrefixNode(beginning, []), 0)])) if beginning else path

@@ -97,6 +97,7 @@ class PrefillScores(NamedTuple):
 def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSettings:
     """Sampling settings of the requests, padded with `unused` rows that have no slot."""
     rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
+    # Integers only in a compiled program: -1 stands for no budget.
     budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
     return SlotSettings(
         sample_keys([request.seed for request in rows]),
@@ -179,6 +180,7 @@ def fill_slots(
 ) -> Slots:
     """Start a sample of prompt `source_R[r]` with `settings[r]` in slot `slots_R[r]`; ignore unknown slots."""
 
+    # A slot number out of range is dropped, so padding rows write nothing.
     def put(cached: Array, new_R: Array) -> Array:
         return cached.at[slots_R].set(new_R.astype(cached.dtype), mode="drop")
 

@@ -66,6 +66,7 @@ class SpanGrammar:
 
     def _node(self, schema: Any, path: str) -> str | None:
         """The name of the rule for a part of the schema; None if no value can meet it."""
+        # Without marked strings the library's compiler can have it, with every keyword that it knows.
         if not has_spans(schema, self._root):
             return self._rule(_json_rule(schema, self._root))
         keywords = schema.keys() - IGNORED
@@ -74,9 +75,11 @@ class SpanGrammar:
             return self._ref(schema["$ref"])
         if keywords == {"anyOf"}:
             return self._choice([self._node(part, f"{path}/anyOf/{i}") for i, part in enumerate(schema["anyOf"])])
+        # A marked string with a list of values: those that are in the text are possible.
         if "enum" in keywords and schema.get(SPAN) is True:
             possible = [value for value in schema["enum"] if not isinstance(value, str) or value in self._text]
             return self._rule(_json_rule({**schema, "enum": possible}, self._root)) if possible else None
+        # Several types are alternatives, one rule for each.
         if isinstance(kinds, list) and keywords <= {"type"}.union(*KEYWORDS.values()):
             return self._choice(
                 [
@@ -92,6 +95,7 @@ class SpanGrammar:
                     return self._array(schema, path)
                 case "object" if self._has_named_members(schema):
                     return self._object(schema, path)
+        # A keyword that these rules do not know: the structure is enforced, and the caller checks the strings.
         self.unconstrained.append(path or "/")
         return self._rule(_json_rule(schema, self._root))
 

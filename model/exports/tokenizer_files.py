@@ -40,6 +40,7 @@ def tokenizer_json(tokenizer: Tokenizer, *, padding: bool = False) -> dict[str, 
     ranks = {tokenizer.decode_bytes([rank]): rank for rank in range(tokenizer.config.ranks)}
     letters = byte_letters()
     spelling = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    # The library wants the pair that each token is merged from; the ranks have only the result.
     merges = [
         [spelling[part] for part in _parents(token, ranks)]
         for token in sorted(ranks, key=lambda token: ranks[token])

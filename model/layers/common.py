@@ -128,6 +128,7 @@ def prepend_history(x_BLC: Array, segments_BL: Array, history_BTC: Array | None,
     """Rows and their segments, each with `reach` columns in front: `history_BTC`, or zeros of segment 0 for None."""
     if history_BTC is None:
         return jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0))), jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    # The history belongs to the row's first segment: a reset inside the row hides it from later documents.
     owners_BT = jnp.repeat(segments_BL[:, :1], reach, axis=1)
     return jnp.concatenate([history_BTC, x_BLC], axis=1), jnp.concatenate([owners_BT, segments_BL], axis=1)
 

@@ -32,6 +32,7 @@ from model.layers.mixing.operator import mix, mix_step
 from model.layers.mixing.parts import MixState, Operands
 from model.sharding import ROWS, WHOLE, on_each_device
 
+# The range of the grid, that of the initial decays over the heads, and the bounds of the author's decay weights.
 THETA_LOW, THETA_HIGH = 0.001, 3.0
 DECAY_LOW, DECAY_HIGH = 0.001, 0.1
 WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
@@ -103,6 +104,7 @@ def spectrum(params: Params) -> Spectrum:
     if raw_KHM.shape[-1] == 1:
         fraction_KHM = jax.nn.sigmoid(raw_KHM)
     else:
+        # Each increment is positive, so the grid stays in order whatever is learnt.
         cumulative_KHM = jnp.cumsum(jax.nn.softplus(raw_KHM) + 1e-4, axis=-1)
         fraction_KHM = cumulative_KHM / cumulative_KHM[..., -1:]
     grid_KHM = THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
@@ -203,7 +205,10 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
 
 
 def _theta_inverse(theta: np.ndarray) -> np.ndarray:
-    """Raw parameters whose `spectrum` is the grid θ: softplus increments over M (their total is free: θ), or logits."""
+    """Raw parameters whose `spectrum` is near the grid θ: softplus increments over M, or exactly θ: logits for M = 1.
+
+    The increments are θ itself, not its differences, so for M = 2 the grid starts at 0.0022 and not at 0.001.
+    """
     if theta.shape[-1] == 1:
         fraction = (theta - THETA_LOW) / (THETA_HIGH - THETA_LOW)
         return np.log(fraction) - np.log1p(-fraction)

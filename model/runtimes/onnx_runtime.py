@@ -172,6 +172,7 @@ class OnnxSlots:
     ) -> tuple[PromptState, PrefillScores | None]:
         lengths_B = np.asarray(lengths_B)
         # The engine aligns prompts on the right, the graph takes them on the left.
+        # Rotated by its own length, a right-aligned row begins with its prompt.
         padded_BP = np.stack([np.roll(row, length) for row, length in zip(tokens_BP, lengths_B, strict=True)])
         columns_BW = lengths_B[:, None] - 1
         if score:
@@ -191,6 +192,7 @@ class OnnxSlots:
         """Copy the logits and the state of prompt `source[r]` to slot `slots[r]`."""
         if not len(slots):
             return
+        # The arrays grow to the last slot in use, and shrink with the next step that needs fewer.
         if slots.max() >= self._rows:
             self._bind_rows(int(slots.max()) + 1)
         self._logits_BV[slots] = prefilled.logits_RV[source]
@@ -226,6 +228,7 @@ class OnnxSlots:
         # The position of an idle slot may be past the last column; what it writes there is overwritten on refill.
         self._positions_B[:] = np.minimum(positions_B[:rows], self.config.context - 1)
         self._runtime.step.run_with_iobinding(self._bound_steps[0].binding)
+        # What this step wrote is what the next one reads.
         self._bound_steps.reverse()
         return self._logits_BV
 

@@ -101,6 +101,7 @@ def _check_token(session: onnxruntime.InferenceSession, config: ModelConfig, gra
     for value in session.get_inputs():
         dtype = np.int64 if value.type == "tensor(int64)" else np.float32
         feeds[value.name] = np.zeros(_concrete_shape(value.shape, sizes), dtype)
+    # One token: of a prompt the first, and of a step the last of the context, whose state has all columns.
     if graph == "prompt":
         feeds["lengths"] += 1
     else:

@@ -52,6 +52,7 @@ class TrainCheckpoints:
             self._steps,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
+                # Orbax refuses to create folders for a part of the processes; `mkdir` above has made this one.
                 create=processes is None,
                 multiprocessing_options=processes or ocp.options.MultiprocessingOptions(),
                 cleanup_tmp_directories=True,
@@ -95,6 +96,7 @@ class TrainCheckpoints:
         self.wait()
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
+            # Newest first, and only until one is intact: to digest gigabytes takes seconds each.
             fault = _fault(self._steps / str(step))
             if fault is None:
                 return step

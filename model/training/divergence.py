@@ -64,6 +64,8 @@ class DivergenceMonitor:
             logger.warning("step %d: the loss or its gradient is not finite; its update was not applied", step)
             return False
         state.bad = []
+        # The threshold comes from the losses before this one, and a spike is not added to them: a second one is as
+        # visible.
         limit = self.threshold()
         if limit is None or loss <= limit:
             state.high = []

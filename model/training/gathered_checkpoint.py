@@ -21,6 +21,7 @@ class GatheredCheckpoints:
 
     def __init__(self, folder: Path, keep: int, identity: dict[str, Any], mesh: jax.sharding.Mesh) -> None:
         self._mesh = mesh
+        # Orbax would wait for all processes at its barriers; it is told that there is one.
         first_only = ocp.options.MultiprocessingOptions(active_processes={0}, barrier_sync_key_prefix="first-host")
         self._first = TrainCheckpoints(folder, keep, identity, first_only) if jax.process_index() == 0 else None
 

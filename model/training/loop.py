@@ -181,6 +181,7 @@ class _Run:
             if self.start is None:
                 return state, 0
             # The initial weights of another checkpoint, sharded as the fresh parameters are.
+            # Only the weights: moments, schedule and step are those of a new run.
             params, _, _ = load_weights(self.start.folder)
 
             def shard(array: np.ndarray, like: jax.Array) -> jax.Array:
@@ -196,6 +197,7 @@ class _Run:
 
     def _loop(self, state: TrainState, first: int) -> TrainState:
         """Compile the step, and run it from `first` to the end, through any rollbacks."""
+        # Compiled before the first step, so that its time is measured apart and is in no step's time.
         started = time.perf_counter()
         step_program = self.program.step.lower(state, self.program.batch_shapes()).compile()
         self.compile_seconds = time.perf_counter() - started
@@ -242,6 +244,7 @@ class _Run:
             self._record(unrecorded)
             unrecorded = started
             done = step + 1
+            # Asked after every step, as processes of a pod agree on a step that all of them have yet to reach.
             stopping = stop_requested(done)
             # A pause needs the metrics of this step too, so it waits for the device.
             if stopping or done == self.steps or any(done % interval == 0 for interval in intervals):

@@ -75,6 +75,7 @@ class TrainMetrics:
             self._report(step + 1, metrics, finite)
         # The progress line: mean loss since the last log line, and the median speed of the last 20 steps.
         mean = _means(self.totals.window or self.totals.latest)[0]
+        # A median, which a single slow step does not move.
         rate = self._tokens / statistics.median(self.durations[-20:])
         note = f"{rate:,.0f} tokens/s" if mean is None else f"loss {mean:.2f}, {rate:,.0f} tokens/s"
         self._emit("progress", done=step + 1, total=self._steps, unit="steps", note=note)

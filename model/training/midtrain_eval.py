@@ -40,6 +40,7 @@ def validate(program: Program, params: Params, loader: Loader, rows: int) -> dic
 
 def _micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
     """Cut a batch into batches of `rows` rows, the last padded with rows of weight 0; yield this process's share."""
+    # Every process evaluates its own rows of each part, and the sums are over all of them.
     share = rows // jax.process_count()
     first = share * jax.process_index()
     for start in range(0, len(batch["source"]), rows):

@@ -19,6 +19,7 @@ from configs.base import OptimizerConfig
 from model.layers.common import Params
 
 MUON_RMS = 0.2  # root mean square of an AdamW update (arXiv:2502.16982 §2.2): both share one learning rate
+# The values of Muon's author (Keller Jordan): momentum, and steps of the Newton-Schulz iteration.
 MUON_BETA = 0.95
 MUON_STEPS = 5
 
@@ -57,6 +58,7 @@ def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -
         optax.scale_by_learning_rate(rate),
     )
     group_of = _tree(lambda path, leaf: "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw")
+    # Clipped before they are parted, by the norm of all parameters together.
     groups = optax.partition({"muon": muon, "adamw": adamw}, group_of)
     return optax.chain(optax.clip_by_global_norm(config.clip), groups)
 
@@ -82,6 +84,7 @@ def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
         body = optax.constant_schedule(peak)
     if not warmup:
         return lambda count: jnp.asarray(body(count), jnp.float32)
+    # Not from zero: the first update would change nothing.
     rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
     rate = optax.join_schedules([rise, body], [warmup])
     return lambda count: jnp.asarray(rate(count), jnp.float32)
@@ -108,6 +111,7 @@ def finite_update(
     """
     updates, new_state = tx.update(gradient, state, params)
     measured = {"grad_norm": norm(gradient), "update_norm": norm(updates)}
+    # The update too: it also depends on the moments and, by the weight decay, on the parameters.
     finite = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
     if loss is not None:
         finite &= jnp.isfinite(loss)

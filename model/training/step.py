@@ -89,6 +89,7 @@ class Program:
         self.shardings = TrainState(params, optimizer_shardings(tx, abstract, params, mesh), replicated(mesh))
         whole, rows = replicated(mesh), row_sharding(mesh)
 
+        # Compiled with the shardings of the state, so no device ever has all of it.
         def fresh() -> TrainState:
             masters = initialise(model, seed)
             return TrainState(masters, tx.init(masters), jnp.zeros((), jnp.int32))
@@ -100,6 +101,7 @@ class Program:
             # Sums over the batch, divided once by the total weight.
             gradient, sums = _accumulate(losses, state.params, batch, self.micro_rows, sources, params, mesh)
             loss, source_loss_S, source_weight_S = sums
+            # A batch without weighted targets has a gradient of zero, not of NaN.
             total = jnp.maximum(jnp.sum(source_weight_S), 1.0)
             gradient = jax.tree.map(lambda leaf: leaf / total, gradient)
             learning_rate = rate(applied(state.opt_state))

@@ -89,6 +89,7 @@ def fine_tune(
         per_epoch = steps // settings.epochs
         for step in range(first, steps):
             epoch, batch = divmod(step, per_epoch)
+            # The permutation of an epoch is computed at each place: there is no order to save or to restore.
             index = np.arange(batch * settings.batch_rows, min(len(rows), (batch + 1) * settings.batch_rows))
             batch_members = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
             *state, loss, finite = program(frozen, *state, batch_of(batch_members, shape))
@@ -176,7 +177,9 @@ def _sums(params: Params, model: ModelConfig, batch: dict[str, Array], loss: str
     # The model's distribution over the options, from their log-likelihoods; padding options are excluded.
     real_QO, shares_QO = batch["real"], batch["shares"]
     sums_QO = jnp.sum(logprobs_RL * weights_RL, axis=1).reshape(real_QO.shape)
+    # Not -inf: a share of zero times an infinity would be NaN, and in the gradient as well.
     model_QO = jax.nn.log_softmax(jnp.where(real_QO, sums_QO, -1e30), axis=1)
+    # s log s is 0 at s = 0; the bound keeps the branch that is not used finite.
     human_QO = jnp.log(jnp.maximum(shares_QO, 1e-12))
     divergence = jnp.sum(jnp.where(shares_QO > 0, shares_QO * (human_QO - model_QO), 0.0))
     return jnp.stack([divergence, jnp.sum(real_QO[:, 0]).astype(jnp.float32)])

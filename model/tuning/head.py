@@ -35,6 +35,7 @@ def fit_head(features_ND: np.ndarray, targets_N: np.ndarray, labels: int, invers
 
     if len(np.unique(targets_N)) != labels:
         raise ValueError(f"rows of {len(np.unique(targets_N))} labels, and the head has {labels}")
+    # A feature that never varies is divided by the small number, not by zero.
     mean_D, scale_D = features_ND.mean(axis=0), features_ND.std(axis=0) + 1e-6
     regression = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS)
     regression.fit((features_ND - mean_D) / scale_D, targets_N)

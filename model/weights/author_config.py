@@ -73,6 +73,7 @@ def read_author_config(
         if table.get(author_name) is not None
     }
     changes |= {name: table[name] for name in EXTRA_FIELDS if name in table}
+    # null there means that every query head has keys and values of its own.
     if "num_kv_heads" in table and table["num_kv_heads"] is None and "attention_heads" in changes:
         changes["kv_heads"] = changes["attention_heads"]
     layers, ratio = (_integer(path, table, name) for name in ("num_layers", "seqcond_ratio"))

@@ -132,6 +132,7 @@ def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
     """The shape of an array in the archive, from its header; the data is not read."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
+        # Versions 1 and 2 of the format; version 3 only adds names of fields that are not ASCII.
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in headers or not member.endswith(".npy"):
             raise ValueError(f"{member} is of the array format {version}")

@@ -101,6 +101,7 @@ def _check_tensors(path: Path, files: list[TensorFile], model: ModelConfig) -> d
     stored = {name: file for file in files for name in file.shapes}
     if sum(len(file.shapes) for file in files) != len(stored):
         raise ConfigError(f"{path}: two of its files hold a tensor of the same name")
+    # Wrappers put a prefix before every name ("model.", "module."); the embedding shows which.
     prefixes = [name.removesuffix("embedding.weight") for name in stored if name.endswith("embedding.weight")]
     prefix = prefixes[0] if prefixes else ""
     names = {

@@ -123,6 +123,7 @@ def _columns(model: ModelConfig) -> np.ndarray:
     """The author's column of the input projection for each of our columns."""
     keys = model.memory_heads * (model.head_dim + 1)
     # Their query columns alternate re and im; ours have all re before all im.
+    # Row i of the pairs: the author's columns of the real and of the imaginary part of our query column i.
     pairs = keys + np.arange(2 * model.query_heads * model.head_dim * model.spectral_samples).reshape(-1, 2)
     return np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
 

@@ -113,6 +113,7 @@ class Layers:
             "GatherBlockQuantized", graph.weight("embedding.rows"), tokens, graph.weight("embedding.scales"),
             domain=CONTRIB, bits=bits, block_size=block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
+        # Rows are stored in whole blocks: what pads the last one is cut off.
         return graph.cut(wide, 0, inputs, -1) if inputs % block else wide
 
     def logits(self, x: str, into: str) -> str:
@@ -378,6 +379,8 @@ class Layers:
         groups = graph.split(by_head, [count] * (heads // count), axis=1)
         products = [self.linear(group, f"{name}.readout.{index}") for index, group in enumerate(groups)]
         results = graph.reshape(graph.op("Concat", *products, axis=1), 0, -1, hidden)
+        # Row h of the products has the results of all heads of its group, value and gate of each. Its own are number h
+        # modulo the size of the group.
         places = 2 * (np.arange(heads) * count + np.arange(heads) % count)
         return tuple(graph.op("Gather", results, graph.indices(*(places + part).tolist()), axis=1) for part in (0, 1))
 

@@ -59,6 +59,7 @@ def _eight_bits(blocks_NbC: np.ndarray) -> Quantised:
 
 def _four_bits(blocks_NbC: np.ndarray) -> Quantised:
     """Asymmetric quantisation with the best of several ranges per block (see the file's header)."""
+    # The range includes 0, so that a weight of 0 stays 0, as in padding.
     least_Nb1 = np.minimum(blocks_NbC.min(-1, keepdims=True), 0)
     step_Nb1 = (np.maximum(blocks_NbC.max(-1, keepdims=True), 0) - least_Nb1) / np.float32(15)
     zero_Nb1 = np.rint(-least_Nb1 * _inverse(step_Nb1))

@@ -95,6 +95,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = 0
+    # Ten bytes of seven bits each hold any number of 64 bits.
     for shift in range(0, 70, 7):
         if position >= len(message):
             break

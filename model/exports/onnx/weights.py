@@ -66,6 +66,7 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     file.add_matrix(f"{name}.in_proj", in_proj_DC, file.bits, FINE_BLOCK if file.bits == 4 else BLOCKS[file.bits])
     for tap, earlier_C in enumerate(earlier_TC):
         file.add(f"{name}.conv.{tap}", earlier_C / last_C)
+    # From here on in float64: the exponents of the decay are multiplied by up to 32 columns before they are rounded.
     decay_K, grid_KHM, weights_KHM = (np.asarray(part, np.float64) for part in spectrum(layer))
     file.add(f"{name}.grid", _single(grid_KHM.swapaxes(1, 2)))
     file.add(f"{name}.shares", _single(weights_KHM.swapaxes(1, 2) * head_dim**-0.5))

@@ -69,6 +69,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     """
     refuse_occupied(out)
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
+    # Written after the weights, and the digests last: a folder without digests is an export that was interrupted.
     contents = {
         CONFIG: _config(model, tokenizer_config, tokenizer),
         "generation_config.json": _generation(model, tokenizer),

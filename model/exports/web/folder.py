@@ -92,6 +92,7 @@ def fetch_runtime() -> Path:
 
 def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
     """The content of settings.json for the page: the chat template around the question, and the bytes of all tokens."""
+    # The page encodes the question itself. What the template has around it is the same for every question.
     question = tokenizer.encode("user\n?\n")
     prompt = encode_prompt(tokenizer, "?")
     ranks = (tokenizer.decode_bytes([rank]) for rank in range(tokenizer.config.ranks))

@@ -262,6 +262,7 @@ def _decay_weights(size: int, decay_K: Array, times: Timeline | None, start: Arr
         starts_BC = ~real_BC
     else:
         real_BC, starts_BC = (lax.dynamic_slice_in_dim(flags, start, size, 1) for flags in times)
+    # A position reaches a later one if no reset lies between them: both have counted the same resets.
     resets_BC = jnp.cumsum(starts_BC, axis=1, dtype=jnp.int32)
     count_BC = jnp.cumsum(real_BC, axis=1, dtype=jnp.int32)
     reach_BCS = (resets_BC[:, :, None] == resets_BC[:, None, :]) & jnp.tril(jnp.ones((size, size), bool))

@@ -86,6 +86,7 @@ def timeline(segments_BL: Array) -> Timeline:
     """The timeline of segments: a token whose segment differs from that of the token before it resets the sums."""
     real_BL = segments_BL != 0
     index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
+    # The last token up to each position, then the one before it (-1: none): padding between two tokens does not count.
     last_BL = jax.lax.cummax(jnp.where(real_BL, index_L, -1), axis=1)
     before_BL = jnp.pad(last_BL[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     previous_BL = jnp.take_along_axis(segments_BL, jnp.maximum(before_BL, 0), axis=1)

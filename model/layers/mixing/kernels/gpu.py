@@ -78,6 +78,7 @@ def run_backward(
     outs += [(_EACH, (batch, heads, width), jnp.float32) for width in (1, 1, joined, joined, joined, joined, 1)]
     inputs = [*_arrange(operands, times_BL3), *((_BEFORE, part) for part in befores)]
     inputs += [(_ALONG, d_re), (_ALONG, d_im), *_sums_in(d_last)]
+    # The last three are the gradient of the initial state, which has the same shapes as the state.
     d_keys, d_gates, dq_re, dq_im, d_decay, d_scale, d_grid, d_weights, re, im, z = _call(
         partial(_backward_kernel, chunk, length // chunk), inputs, outs, interpret
     )
@@ -104,6 +105,7 @@ def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
         out_im[span, :] = im_CH.astype(out_im.dtype)
         return after
 
+    # The state is the carry of the loop, so it stays in registers between chunks.
     carry = jax.lax.fori_loop(0, chunks, step, TileState(*(ref[...] for ref in state)))
     for ref, part in zip(last, carry, strict=True):
         ref[...] = part

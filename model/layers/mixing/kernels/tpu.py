@@ -148,6 +148,7 @@ def run_backward(
 ) -> tuple[JoinedOperands, JoinedState]:
     """Gradients of the operands and of the initial state. `befores`: as returned by `run_forward`."""
     chunks = operands.keys_BLKH.shape[1] // chunk
+    # The grid runs forwards: counted down, its first step is the last chunk of the row.
     layout = _layout(operands, chunk, lambda n: chunks - 1 - n)
     keys, queries = operands.keys_BLKH, operands.q_re_BLQJ
     batch, length, heads, head_dim = keys.shape
@@ -169,6 +170,7 @@ def run_backward(
     d_keys, d_gates, dq_re, dq_im, d_scalars, d_grid, d_weights, *d_state = call(
         *_arrange(layout, operands, times_BL3), *befores, d_re.reshape(flat), d_im.reshape(flat), *arranged
     )
+    # Summed over the rows of the batch here: blocks of one output cannot be shared by rows that run in parallel.
     decay_GP, phase_scale_GP = jnp.moveaxis(jnp.sum(d_scalars, axis=0), 1, 0)
     gradient = JoinedOperands(
         d_keys.reshape(keys.shape),
