@@ -12,7 +12,7 @@ _NOTE = "SELECT text, tags FROM notes WHERE id = ?"
 
 
 def note(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or its first digits.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name.")],
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help='The note; "" removes it.')] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="NAME", help="Add a tag; may be repeated.")] = None,
     untag: Annotated[list[str] | None, typer.Option("--untag", metavar="NAME", help="Remove a tag.")] = None,

@@ -129,7 +129,8 @@ def state_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
 
 def logs(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run id, or its first digits. Default: the newest run.")
+        str | None,
+        typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name. Default: the newest."),
     ] = None,
     stage: Annotated[
         str | None,

@@ -20,15 +20,15 @@ def waiting(store: Store) -> list[dict[str, Any]]:
     """The notes of the waiting runs, oldest first: run, label, message, since, api (the server's address).
 
     A run that waits in a process of this machine stops waiting when that process ends; a suspended run when its state
-    on the server changes.
+    on the server changes. The note of a run that has stopped waiting is removed.
     """
     notes = []
     for path in (store.root / NOTES).glob("*.json"):
         note = read_json(path)
         if isinstance(note, dict):
-            if _still_waits(note):
+            if _still_waits(store, note):
                 notes.append(note)
-            elif note["pid"] is None:  # a process removes its own note, a suspended run has none
+            else:  # nobody else removes it: a suspended run has no process, and that of a waiting one was killed
                 path.unlink(missing_ok=True)
     return sorted(notes, key=lambda note: note["since"])
 
@@ -55,13 +55,13 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     return note
 
 
-def _still_waits(note: dict[str, Any]) -> bool:
+def _still_waits(store: Store, note: dict[str, Any]) -> bool:
     """Whether the process of the note lives, or the server has its run as paused. True if this cannot be checked."""
-    import httpx
-    import psutil
-
     if note["pid"] is not None:
-        return note["host"] != host() or psutil.pid_exists(note["pid"])
+        # By the lock that the run holds for life, because another process may have got the id of one that was killed.
+        return note["host"] != host() or store.run_lock(note["run"]).held_elsewhere()
+    import httpx
+
     try:
         response = call("GET", note["api"], f"/flow_runs/{note['run']}", timeout=5.0)
         return response.status_code != httpx.codes.NOT_FOUND and response.json()["state"]["type"] == "PAUSED"

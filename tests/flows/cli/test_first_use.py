@@ -55,7 +55,8 @@ def shown(store, name=None):
 
 
 def ask(store, run, label):
-    """A note of a run that waits for an answer, in this process."""
+    """A note of a run that waits for an answer, in this process, which holds the run's lock from now on."""
+    store.run_lock(run).acquire()
     note = {"run": run, "label": label, "message": QUESTION, "since": now(), "host": host(), "pid": os.getpid()}
     (store.root / NOTES).mkdir(exist_ok=True)
     write_json(store.root / NOTES / f"{run}.json", note | {"api": None})

@@ -4,6 +4,7 @@ How a run of the command line goes on: test_run.py; how one of a deployment is s
 """
 
 import json
+import os
 import time
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from flows.operate import approval
 from flows.operate.approval import before_step, expected_cost, question_at_budget
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
+from store.manifest import host, now
 from tests.support.servers.http_server import FakeServer, json_response
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import start
@@ -106,6 +108,20 @@ def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
     assert waiting(store) == []
     with pytest.raises(ConfigError, match="no run 'abc' waits"):
         approve(store, "abc", None)
+
+
+def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again(tmp_path):
+    """In a container a restarted run often gets the id of the one that was killed."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    note = {"run": "r1", "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
+    path = store.root / NOTES / "r1.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(note | {"api": None}))
+    with store.run_lock("r1").for_life():
+        assert [waiting_note["run"] for waiting_note in waiting(store)] == ["r1"]
+    assert waiting(store) == []
+    assert not path.exists()
 
 
 class LockedServer(FakeServer):
