@@ -87,6 +87,7 @@ def align(job: Job) -> None:
         def measure() -> dict[str, Any]:
             assert pool is not None
             pool.check()
+            # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
             references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
             return _calibrate_judges(job, judges, config.judge, references)
 
@@ -94,6 +95,7 @@ def align(job: Job) -> None:
         scorer = JudgeScorer(judges[0], config.judge) if judges else None
         params, run_facts = reinforce(replace(run, scorer=scorer), params)
     facts |= run_facts
+    # All processes hold the same weights; the first writes them.
     if job.process == 0:
         save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", **facts)

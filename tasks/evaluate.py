@@ -106,6 +106,7 @@ def _ask_checkpoint(
     tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
+    # Rows go straight into the output folder, which survives a crash like scratch: what has a row is not asked again.
     rows = ask(answerer, items, out / ROWS, job.seed, job.emit) if "generate" in config.ways else []
     multiple_choice = with_options(items) if "likelihood" in config.ways else []
     if not rows and not multiple_choice:

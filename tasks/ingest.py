@@ -54,6 +54,7 @@ def tokenise(job: Job, item: str) -> None:
     files = read_file_list(_file_list(job))
     file, source = files[int(item)], _source(job)  # items are indices into the list
     plan, folder = _plan(job), _folder(job, item)
+    # A folder of its own for the download: the same item may run twice, if its host counted as lost but still works.
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
     candidates = candidates_per_exercise(plan.exemplars, len(files))
     near = _part(job).deduplicate.near
@@ -65,8 +66,10 @@ def tokenise(job: Job, item: str) -> None:
 def find_all_copies(job: Job) -> list[str]:
     """Find copies among the documents of all files; returns the items to pack, which are those tokenised."""
     items = finished_items(job, TOKENISE)
+    # All items of the first fan-out have ended, so nothing is being written there.
     remove_partial_files(job.scratch / TOKENISED)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
+    # Sorted, because the search resumes only with the same folders in the same order.
     earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
     find_copies([_folder(job, item) for item in items], earlier, job.scratch / "settling", job.emit)
     return items
@@ -90,6 +93,7 @@ def pack(job: Job, item: str) -> None:
             lambda job: _source(job).bad_files_share,
             reads=lambda _: (f"scratch/{FILE_LIST}",),
         ),
+        # Listing these items is the step between the two fan-outs: it runs once, when all files are tokenised.
         FanOut(PACK, find_all_copies, pack, reads=lambda item: (f"scratch/{TOKENISED}/{item}",)),
     ),
 )

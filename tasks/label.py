@@ -30,6 +30,7 @@ LONGEST_SAMPLE = 400  # characters
 @stage("label", version=1, outputs=("labels",))
 def label(job: Job) -> None:
     """Label the gold rows, report the agreement with people, then label the texts. No reply is paid for twice."""
+    # Everything that can be wrong with the data is checked before the first request.
     config = job.part("label", LabelConfig)
     gold = _read(job, config.gold, "label")
     if unknown := [row for row in gold if row.target not in config.labels]:
@@ -40,6 +41,7 @@ def label(job: Job) -> None:
     texts = _read(job, config.data, "text")
     # Leave out texts that are gold rows as well, and those that overlap a benchmark.
     gold_hashes = {text_hash(row.text) for row in gold}
+    # A gold row among the texts would be labelled by the teacher although people have done so.
     unlabelled = [row for row in texts if text_hash(row.text) not in gold_hashes]
     clean_rows, contaminated = _screen(job, unlabelled)
     if not clean_rows:

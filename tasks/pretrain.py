@@ -31,6 +31,7 @@ def pretrain(job: Job) -> None:
     if not sources:
         raise ConfigError("stage pretrain: no input tokens; ingest at least one source first")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
+    # Any source will do: the loader refuses sources of different tokenizers.
     tokenizer = read_index(next(iter(sources.values())), whole=job.remote_files is None).tokenizer
     start = None
     if START in job.inputs:
@@ -46,6 +47,7 @@ def rows_before(start: Path, sources: dict[str, Path]) -> dict[str, int]:
 
     Only sources with exactly the same tokens count: their order is the same, so this run can continue after those rows.
     """
+    # A checkpoint from elsewhere has no manifest, and has read nothing of these sources as far as is known.
     manifest = read_manifest(start) or {"facts": {}, "inputs": {}}
     return {
         name: rows

@@ -122,6 +122,7 @@ def read_probabilities(path: Path, survey: SurveyConfig, people: int) -> list[np
     for number in range(len(survey.questions)):
         rows = columns[number :: len(survey.questions)]
         first_row = next((row for row in rows if row is not None), None)
+        # Nobody was asked: an array of the right rank, full of NaN.
         shape = (
             people,
             *(np.shape(first_row) if first_row is not None else (1, len(survey.questions[number].options))),

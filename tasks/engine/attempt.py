@@ -86,6 +86,7 @@ class _Attempt:
 
     def run(self) -> dict[str, str]:
         try:
+            # Without the lock first: a run of finished steps then waits for nobody.
             reusable = self._reusable()
         except (ConfigError, Retryable):
             reusable = None  # another process may be replacing the artifacts: check again under the lock
@@ -97,6 +98,7 @@ class _Attempt:
             # The previous holder of the lock may have published the artifacts.
             if reusable := self._reusable():
                 return self._reuse(reusable)
+            # The lock excludes processes of this machine, the lease those of other machines that share the remote.
             with self.store.lease(self.key, pause, self._wait_for_host) as check_lease:
                 if self.store.url is not None:
                     self.store.refresh(held=self.key)
@@ -114,6 +116,7 @@ class _Attempt:
         wait, and once it has given up they raise `ConfigError`, so that a failing step is not paid for in each run.
         """
         lock, announced = self.store.lock(self.key), False
+        # Once per poll: take the lock, look whether the sweep has a say, and either keep the lock or give it back.
         while True:
             if lock.try_acquire():
                 failure = failure_in_sweep(self.store, self.key, self.context.sweep)
@@ -146,6 +149,7 @@ class _Attempt:
                 artifacts = self._published()
             except ConfigError:
                 return None
+            # Published by this very run: it was interrupted between its last rename and the next step.
             is_own = artifacts and all(a.manifest["run"] == self.context.run_id for a in artifacts.values())
             return artifacts if is_own else None
         artifacts = self._published()
@@ -158,6 +162,7 @@ class _Attempt:
         candidates = {kind: self.store.find(kind, self.key, label=self.log.label) for kind in self.stage.outputs}
         artifacts = {kind: artifact for kind, artifact in candidates.items() if artifact}
         executions = {artifact.execution for artifact in artifacts.values()}
+        # Each manifest lists the kinds that its execution published; a crash between two renames leaves fewer.
         complete = all(set(a.manifest["outputs"]) == artifacts.keys() for a in artifacts.values())
         return artifacts if complete and len(executions) == 1 else None
 
@@ -170,6 +175,7 @@ class _Attempt:
 
     def _produce(self, check_lease: Callable[[], None]) -> dict[str, str]:
         """Fetch the inputs, open the staging folder, work and publish; record how it ends."""
+        # An input that was damaged since is found now, not in the results of hours of work.
         for artifact in self.inputs.values():
             self.store.check(artifact)
             if not self.store.has_files(artifact):
@@ -213,6 +219,7 @@ class _Attempt:
         self.log.notify("running")
         self._write_request(staging)
         ingested_at = mirrored_at = time.monotonic()
+        # Replies that other machines have paid for are fetched before the first request is sent.
         endpoints = self.section.get("endpoints", {}).values()
         if endpoints and isinstance(self.store, MirroredStore):
             self.store.pull_replies({endpoint["model"] for endpoint in endpoints})
@@ -228,6 +235,7 @@ class _Attempt:
                 forwarder.forward()
                 ingested_at = time.monotonic()
             if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
+                # In a thread: an upload must not stop this loop, which also watches the child and the lease.
                 threading.Thread(target=self.log.mirror_replies, daemon=True).start()
                 mirrored_at = time.monotonic()
 
@@ -299,6 +307,7 @@ class _Attempt:
                 "attribute": self.stage.work.__name__,
                 "key": self.key,
                 "execution": staging.execution,
+                "began": staging.began,
                 "section": self.section,
                 "inputs": {name: str(artifact.folder) for name, artifact in self.inputs.items()},
                 "child": self._child_module(),
@@ -306,6 +315,7 @@ class _Attempt:
                 "store": str(self.store.root),
                 "ask_again": self.context.ask_again,
                 "events": f"{self._events(staging)}.jsonl",
+                # The child ends with this process.
                 "parent": os.getpid(),
                 "launch": self.context.launch.model_dump(mode="json"),
                 "niceness": self.context.operation.niceness,
@@ -354,9 +364,11 @@ class _Attempt:
         self.log.notify("publishing")
         written_kinds = staging.done() or []
         kinds = [kind for kind in self.stage.outputs if kind in written_kinds]
+        # One rename for each kind, in the order of the stage's declaration.
         published = {}
         for kind in kinds:
             folder = staging.output(kind)
+            # The rename moves the folder away, so a folder with files is one that is still to be published.
             if folder.is_dir() and any(folder.iterdir()):
                 published[kind] = self._publish_kind(kind, kinds, staging).id
                 continue
@@ -368,6 +380,7 @@ class _Attempt:
         # With everything published, the staging folder can be removed; its log moves to the store's logs.
         with writing(self.store.root):
             if staging.files.log.exists():
+                # Copied, not moved: the folder goes last, and as a whole.
                 log = self.store.root / "logs" / f"{self.stage.name}-{staging.execution}.txt"
                 shutil.copyfile(staging.files.log, log)
             self.store.discard(staging.path)

@@ -104,6 +104,7 @@ class AttemptLog:
             killed = {"state": "interrupted", "error": "the process was killed"}
             write_attempt_row(self._store, staging.unfinished_row | killed)
         self._write(execution=staging.execution, attempt=staging.attempt, state="running", started=now())
+        # The event first, then this copy of it: if it is still here when the next attempt begins, this one was killed.
         staging.record(self._row)
         self._update = replace(self._update, attempt=staging.attempt)
 
@@ -128,6 +129,7 @@ class AttemptLog:
             state, text, short_text = "cancelled", "cancelled", "cancelled"
         try:
             self._write(state=state, ended=now(), error=text)
+            # Its end is recorded, so the next attempt need not call it interrupted.
             if staging.path.is_dir():
                 staging.record(None)
             self.ingest(at_end=state == "failed")
@@ -167,6 +169,7 @@ class AttemptLog:
 
     def _write(self, **fields: Any) -> None:
         self._row |= fields
+        # Only with the end: until then the row says that the attempt is running, for as long as it does.
         if "ended" in fields:
             self._row["seconds"] = time.monotonic() - self._began
         with writing(self._store.root):

@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
 
 def begin(parent: int) -> None:
     """Tie this process to its parent, or to the launcher of the hosts, and set up its log."""
+    # A process of a multi-host stage may run on another machine than its launcher, where the kernel cannot tell it of
+    # the launcher's death. It reads the end of its standard input instead.
     if process_rank() is None:
         die_with_parent(parent)
     else:
@@ -60,6 +62,7 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteF
 
     `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function.
     """
+    # Relative to the niceness that this process was started with.
     give_way(os.nice(0) + request["niceness"])
     staging = Path(request["staging"])
     # An item has a folder for its log, progress and error; the stage's function uses the staging folder.
@@ -158,6 +161,7 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
         with usage_reported(request):
             stage.work(_job(request, stage, LoggedProgress(emit), 0, remote_files))
         outputs = _written_outputs(stage, staging)
+        # Last of all: from now on the work is complete, and the parent publishes it even if this process does not exit.
         write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
     finally:
         emit.close()

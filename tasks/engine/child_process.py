@@ -94,6 +94,7 @@ class ChildFiles:
         """The last fifteen lines of the log, for a message."""
         try:
             with self.log.open("rb") as file:
+                # Only the end of a log that may have gigabytes.
                 file.seek(max(0, file.seek(0, 2) - 8192))
                 return "\n".join(file.read().decode(errors="replace").splitlines()[-15:])
         except OSError:
@@ -134,12 +135,15 @@ def run_child(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            # A session of its own: Ctrl-C in the terminal reaches the parent alone, which then ends the child in order.
             start_new_session=True,
         )
     give_session_way(child.pid)
     # Wait for the child; whatever ends this loop early ends the child as well.
     try:
         next_tick = time.monotonic() + TICK_S
+        # The exit is looked for twenty times a second, so that a short stage ends at once; `tick` reads files, and less
+        # often.
         finished_at: float | None = None
         while not (exit_status := _reap(child)):
             if time.monotonic() >= next_tick:
@@ -204,6 +208,8 @@ def raise_for_exit(exit_status: Exit, files: ChildFiles) -> None:
     if exit_status.code == ExitCode.DONE:
         return
     error = files.error()
+    # The exit code says of which kind the error is, `error.json` has its message. Without the file the child died
+    # before it could write it, which is a crash whatever the code is.
     if error and exit_status.code == ExitCode.BAD_INPUT:
         raise (NotWritable if error["type"] == NotWritable.__name__ else ConfigError)(error["message"])
     if error and exit_status.code == ExitCode.RETRY:

@@ -46,6 +46,7 @@ def main(path: Path) -> None:
     keep_compiled(Path(request.store))
     model, tokenizer = ModelConfig.model_validate(request.model), TokenizerConfig.model_validate(request.tokenizer)
     for stage, section, staging in request.steps:
+        # Its staging folder exists, so the stage is at work: compiling the same beside it would only take its cores.
         if os.path.exists(staging):
             logger.info("%s has begun and compiles its own programs", stage)
             continue

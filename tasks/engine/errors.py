@@ -83,6 +83,7 @@ class RetryPolicy:
         if isinstance(error, StageCrash):
             self._crashes += 1
             return self._crashes <= CRASHES
+        # The time counts for outages, their number only where the backoff limits it (work items).
         self._outages += 1
         return self.left_s() > 0 and not self._backoff.is_last(self._outages, 0.0)
 

@@ -23,6 +23,7 @@ def failure_page(
     the key and so on, by name.
     """
     parts = [f"## {label} failed" + (f" (attempt {attempt})" if attempt > 1 else "")]
+    # `visible` first: a fence keeps out markup, but not control characters of a terminal.
     parts += [fenced(visible(reason(error))), f"**What to do.** {advice(error)}"]
     if resume:
         parts += [f"**{RESUME_HEADING}**", fenced(resume)]

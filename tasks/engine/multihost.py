@@ -159,7 +159,7 @@ def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
     else:
         module = f"tasks.engine.child_main {shlex.quote(str(path))}"
     member = f"{settings} .venv/bin/python -P -m {module}"
-    commit = shlex.quote(request["commit"] or "unknown")  # a template that names it was checked (`check_commit`)
+    commit = shlex.quote(request["commit"])
     fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
     return [word.format(**fields) for word in shlex.split(launch["command"])]
 
@@ -172,6 +172,7 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
     else:
         launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{free_port()}"
         environment |= host_environment(launch, host)
+        # All on this machine, for tests or several accelerators of one host; they meet at a free port of loopback.
         command = [sys.executable, "-P", "-m", request["child"], str(path)]
     process = subprocess.Popen(
         command,
@@ -194,6 +195,7 @@ def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, st
     deadline: float | None = None
     failed_at: float | None = None
     while True:
+        # The order of these cases matters: success, a lost host, a fault of the input, a crash, anything else.
         codes = [host.poll() for host in hosts]
         if all(code == ExitCode.DONE for code in codes):
             return ExitCode.DONE, None
@@ -225,6 +227,7 @@ def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, st
 
 def _lost_host(host: int, count: int, code: int, silent_s: float) -> tuple[ExitCode, str]:
     """The result for a host that was ended by a signal or with an unknown exit code: (exit code, message)."""
+    # As `subprocess` reports a signal of a local process, and as a remote shell does.
     if code in (-signal.SIGABRT, 128 + signal.SIGABRT):
         return ExitCode.RETRY, (
             f"host {host} of {count} ended by SIGABRT, as JAX ends a host when another one does not start or sends no "

@@ -26,6 +26,7 @@ DRAWN_WITH = {"loss": "validation_loss"}  # metric -> a second one in the same c
 MOST_FACTS, MOST_METRICS = 12, 16
 LONGEST_FACT = 80  # characters
 PATIENCE_S = 2.0
+# At most 300 points of each curve, averaged by the database: a training has a row for every step.
 _POINTS = """
 SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
   SELECT name, coalesce(source, '') AS source, step, value,
@@ -81,6 +82,7 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
     metric = next((name for name in CURVES if len(lines.get(name, ())) > 1), None)
     if metric is None:
         return []
+    # The metric without a source, and its companion for every source: `loss` beside `validation_loss (web)`.
     second = DRAWN_WITH.get(metric, metric)
     series = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
     picture = base64.b64encode(svg(LineChart(f"{title}: {metric}", series, "")).encode()).decode()

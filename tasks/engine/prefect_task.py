@@ -68,6 +68,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         task_run = TaskRunContext.get()
         assert task_run is not None
         page = _pages.setdefault(task_run.task_run.id, _TaskRunPage(stage.name, context))
+        # Waits before the slot is taken: a step that pauses for an hour must not hold one.
         pause(page.pause_s)
         unsubscribe = subscribe(page.on_update)
         try:
@@ -139,6 +140,7 @@ class _TaskRunPage:
         self._policy = RetryPolicy(replace(BACKOFF, give_up_s=3600.0 * context.operation.outage_hours))
         self.pause_s = 0.0  # before the next attempt
         self._progress: UUID | None = None  # the artifact of the bar
+        # As if shown before, so that the first bar comes after `FIRST_SHOWN_AFTER_S`.
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
         self._meter = RateMeter()
@@ -172,6 +174,7 @@ class _TaskRunPage:
         self.pause_s = self._policy.pause_s()
         now = datetime.now().astimezone()
         note = f"trying again at {now + timedelta(seconds=self.pause_s):%H:%M:%S}"
+        # Only an outage has an end that is known in advance; crashes are counted.
         until = None
         if isinstance(error, Retryable):
             until = now + timedelta(seconds=self._policy.left_s())

@@ -74,6 +74,7 @@ class RateMeter:
         if len(reports) > 1 and reports[-1][1] == reports[-2][1] == done:
             reports.pop()
         reports.append((now, done))
+        # Drop what is older than the window, as long as a rise remains to measure the rate by.
         while len(reports) > 2 and now - reports[0][0] > RATE_WINDOW_S and reports[1][1] < done:
             reports.popleft()
 

@@ -39,6 +39,7 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
 
     # Only the main thread can set signal handlers.
     in_main_thread = threading.current_thread() is threading.main_thread()
+    # Kept for `tasks.engine.multihost`, whose handler asks the hosts to save.
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     try:
         ray.init(address, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level="ERROR")

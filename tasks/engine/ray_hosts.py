@@ -103,6 +103,7 @@ class HostActor:
                 self._changed.wait(POLL_S)
         code = self._process.poll()
         if code is not None:
+            # The process has ended, but its last lines may still be in the pipe.
             self._reader.join(POLL_S)
         with self._changed:
             lines, self._lines = self._lines, []
@@ -163,12 +164,14 @@ class RayHost:
         import ray
 
         while self._code is None and not self.problem:
+            # Taken once: a second SIGTERM from the launcher is sent again, an old one is not repeated.
             stop, self._stop = self._stop, False
             try:
                 lines, code = ray.get(self._actor.poll.remote(stop), timeout=UNREACHABLE_S)
             except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
                 if time.monotonic() - self._answered_at > UNREACHABLE_S:
                     self.problem = f"its node {self._address} could not be reached for {UNREACHABLE_S:g} s"
+                # The actor may not have got it.
                 self._stop |= stop
                 time.sleep(POLL_S)
             except ray.exceptions.RayError as error:
@@ -259,6 +262,7 @@ def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
         .remote()
         for index in range(launch.processes)
     ]
+    # The actors start only where their bundle is; each then reports its node, and a port that is free there.
     pairs = list(zip(actors, ray.get([actor.node.remote() for actor in actors], timeout=PLACE_S), strict=True))
     if launch.tpu_slice:
         # JAX's ranks must follow the numbers that the slice gives its hosts.

@@ -58,6 +58,7 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
         StagingMirror(store.remote, Path(request["staging"])).remove()  # from an earlier execution of the key
     for_hosts = request | {"inputs": inputs, "events": events, "sys_path": [], "record": execution}
     folder = host_files(request["key"])
+    # What an earlier attempt left there: its errors, and files of its items.
     store.remote.delete_folder(folder)
     store.remote.write(f"{folder}/request.json", json.dumps(for_hosts).encode())
 
@@ -65,6 +66,7 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
 def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> None:
     """Fetch the outputs of the first host, or the error of the host that failed."""
     staging = Path(request["staging"])
+    # Before anything else: whatever the exit code, this is what failed.
     error = store.remote.read_json(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST)
     if isinstance(error, dict):
         write_json(staging / "error.json", error)
@@ -90,6 +92,7 @@ def _work_on_own_disk(url: str, key: str) -> int:
     store, rank = open_remote(url), process_rank()
     folder = store.root / "staging" / key
     mirror = StagingMirror(store.remote, folder, store.push_events)
+    # Until `work` returns, whatever ends this process counts as a failure.
     code: int = ExitCode.FAILED
     try:
         request = _prepared_request(store, key, mirror if rank == 0 else None)
@@ -111,6 +114,7 @@ def _work_on_own_disk(url: str, key: str) -> int:
             _send_error(store, key)
         if rank == 0:
             store.push_events()
+            # Not published: the files stay at the remote, where the launching machine fetches them.
             mirror.stop(published=False)
     if rank == 0 and code == ExitCode.DONE:
         try:
@@ -160,6 +164,7 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
     folder = store.staging(key)
     if mirror:
         record = read_json(folder / "execution.json")
+        # Work of an earlier execution on this host: another key's state would be mixed into this one's.
         if record is None or record["execution"] != request["execution"]:
             store.discard(folder)
         mirror.pull()
@@ -173,6 +178,7 @@ def _send_error(store: MirroredStore, key: str) -> None:
     """Send this host's error, unless another host has sent one."""
     with suppress(OSError, ConfigError, Retryable):
         error = (store.root / "staging" / key / "error.json").read_bytes()
+        # `create` fails if the object exists: the first error is the cause, later ones follow from it.
         store.remote.create(f"{host_files(key)}/error.json", error)
 
 

@@ -61,6 +61,7 @@ class Stage:
 
     def read_on_demand(self, kind: str, files: Collection[str]) -> str | None:
         """Prefix of the names of files that need not be fetched before the work; None if all files must be."""
+        # Without the index nothing says where a row begins, so an artifact of an older version is fetched whole.
         prefix, index = self.on_demand.get(kind, (None, ""))
         return prefix if index in files else None
 

@@ -31,6 +31,7 @@ class Staging:
     attempt: int
     forced: bool
     inputs: dict[str, str]  # name -> digest of the artifact's content
+    began: float  # when the first attempt did, in seconds since 1970
     unfinished_row: dict[str, Any] | None = None  # the row of an earlier attempt that never recorded its end
 
     @property
@@ -72,6 +73,7 @@ class Staging:
                 "attempt": self.attempt,
                 "forced": self.forced,
                 "inputs": self.inputs,
+                "began": self.began,
                 "run": row,
             },
         )
@@ -88,12 +90,17 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     record = read_json(folder / "execution.json")
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
     if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
-        staging = Staging(folder, record["execution"], record["attempt"] + 1, record["forced"], digests, record["run"])
+        began = record.get("began", time.time())  # earlier versions did not record it
+        staging = Staging(
+            folder, record["execution"], record["attempt"] + 1, record["forced"], digests, began, record["run"]
+        )
     else:
         if any(folder.iterdir()):
             store.discard(folder)
-        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
+        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests, time.time())
+    # What the previous attempt left for its parent must not be taken for this one's.
     staging.files.clear()
+    # The attempt that they announced begins here: the display and the other runs of a sweep see it at work.
     for name in ("retry.json", "failure.json"):
         (staging.path / name).unlink(missing_ok=True)
     return staging
@@ -134,4 +141,5 @@ def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | Non
     note = read_json(store.root / "staging" / key / "failure.json") if sweep else None
     if not isinstance(note, dict) or note["sweep"] != sweep:
         return None
+    # A run that is alive will try again, so the others wait for it. One that was killed will not, and its note is void.
     return note if note["final"] or store.run_lock(note["run"]).held_elsewhere() else None

@@ -42,10 +42,10 @@ def _measure_until(stop: threading.Event, request: dict[str, Any], source: str |
     events, store = Path(request["events"]), Path(request["store"])
     suffix = "usage" if source is None else f"{source.replace(' ', '-')}-usage"
     path = events.with_name(f"{events.stem}-{suffix}{events.suffix}")
-    execution_file = Path(request["staging"]) / "execution.json"
-    execution_start = execution_file.stat().st_mtime if execution_file.exists() else time.time()
+    execution_start = request.get("began", time.time())
     emit: EventWriter | None = None  # opened with the first measurement
     start = last = time.monotonic()
+    # Rates are differences from here on: what the process used to start up is in none of them.
     last_cpu_s = _tree_usage()[1]
     while not stop.wait(max(EVERY_S, (last - start) / MOST_POINTS)):
         now = time.monotonic()

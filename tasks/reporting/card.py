@@ -27,6 +27,7 @@ def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any
     environment.filters |= {
         "table": _table,
         "rows": _rows,
+        # Chr 39 is the apostrophe: a backtick would end the code.
         "code": lambda text: Markup(f"`{' '.join(visible(text).replace('`', chr(39)).split())}`"),
         "fenced": lambda text: Markup(fenced(visible(text))),
         "number": lambda value: None if value is None else f"{value:,}",
@@ -34,6 +35,7 @@ def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any
         "duration": lambda value: None if value is None else duration(value),
         "words": lambda name: str(name).replace("_", " "),
     }
+    # `finalize` escapes every `{{ value }}`, so the filters above mark what is already Markdown.
     page = environment.get_template(template).render(facts)
     return f"---\n{yaml_dump(dict(front_matter), sort_keys=False)}---\n\n{page.strip()}\n"
 

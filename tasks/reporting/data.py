@@ -85,6 +85,7 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     """All data of the report. `samples`: the largest number of texts in each group."""
     catalog = Catalog(store)
     catalog.ingest()
+    # Every figure from the catalog is asked for by execution: other runs of the same stages do not count.
     labels = {item.artifact.execution: item.label for item in inputs}
     spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
@@ -110,6 +111,7 @@ def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
     manifests = [item.artifact.manifest for item in inputs]
     newest = catalog.query(_NEWEST_RUN, [[item.artifact.execution for item in inputs]])
     dirty = "-dirty"
+    # Twelve digits, and the mark of a working tree with changes, which stands after the fortieth.
     commits = [
         commit[:12] + (dirty if commit.endswith(dirty) else "") for row in manifests if (commit := row["commit"])
     ]
@@ -179,6 +181,7 @@ def _shown_overlaps(folder: Path, facts: Mapping[str, Any]) -> list[Facts]:
 def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
     """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, in Table 1's order."""
     by_stage = {stage: read_json(folder / "scores.json") for stage, folder in _evaluations(inputs).items()}
+    # Table 1's stages in its order, then whatever else was evaluated, such as endpoints.
     in_table_1 = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
     return in_table_1 | {stage: value for stage, value in by_stage.items() if value and stage not in in_table_1}
 
@@ -308,6 +311,7 @@ def _balanced(rows: Sequence[Facts], most: int) -> list[Facts]:
     """The first right and the first wrong rows, half of each if there are enough."""
     right_rows = [row for row in rows if row["good"]]
     wrong_rows = [row for row in rows if not row["good"]]
+    # If one side has too few rows, the other fills the places.
     right_count = min(len(right_rows), max(most // 2, most - len(wrong_rows)))
     return right_rows[:right_count] + wrong_rows[: most - right_count]
 

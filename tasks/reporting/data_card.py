@@ -168,6 +168,7 @@ def _cost(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
     if rows:
         yield ResultTable("Dollars by purpose", ("Purpose", "Dollars"), rows)
     total, points = 0.0, []
+    # The points of all processes in the order of time; each has the dollars since its own last one.
     for time, dollars in sorted(map(tuple, stats.curve)):
         total += dollars
         points.append((time, total))

@@ -29,6 +29,7 @@ def dataset_card(
     # Manifests of earlier versions lack some facts, which the template then shows as not recorded.
     facts = {name: None for name in _FACTS} | documents.manifest["facts"]
     data_card = store.find("data_card", documents.key)
+    # The counts by prompt set are only in the data card, which the same execution wrote.
     counts = ((read_json(data_card.path / "data_card.json") or {}) if data_card else {}).get("counts")
     by_teacher = teachers(documents)
     sets = documents.manifest["config"].get("distill", {}).get("prompt_sets", [])

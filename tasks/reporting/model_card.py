@@ -184,6 +184,7 @@ def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
 
 
 def _front_matter(facts: Facts, publication: Publication, language_codes: list[str]) -> dict[str, Any]:
+    # The Hub links these names to the pages of the data sets.
     hubs = [row["hub"] for row in (*facts["sources"], *facts["problems"]) if row["hub"]]
     hubs += [row["path"] for row in facts["prompt_sets"] if row["source"] == "hub"]
     datasets = list(dict.fromkeys([*hubs, *filter(None, [publication.dataset])]))

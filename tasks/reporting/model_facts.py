@@ -92,6 +92,7 @@ def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
         label = source.manifest["label"]
         inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({source.id})", source))
     known_ids = {source.full_id for source in ordered}
+    # Garbage collection may have removed what an artifact was made from; the card then says so.
     missing = [
         f"{full_id[: full_id.index('/') + 13]}, the input `{name}` of {item.label}, is no longer in the store: "
         "its content is not known."
@@ -137,6 +138,7 @@ def _evaluations(store: Store, inputs: Sequence[Input]) -> list[Input]:
     for evaluation in store.list("evaluation"):  # oldest first
         manifest = evaluation.manifest
         full_id = manifest["inputs"].get("checkpoint", "")
+        # The key alone is not enough: the checkpoint may have been written again since it was evaluated.
         by_checkpoint[full_id, manifest["input_executions"].get("checkpoint", "")] = evaluation
     return [
         Input(f"evaluate:{item.label}", by_checkpoint[item.artifact.full_id, item.artifact.execution])

@@ -67,6 +67,7 @@ def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[Repor
     if ladder is None:
         return
     stages_with_problem = {row["stage"] for row in problems}
+    # The first stage has none before it to compare with.
     untested = [entry["stage"] for entry in ladder["stages"][1:] if not entry["test"]]
     unchanged = [
         entry["stage"] for entry in ladder["stages"] if entry["test"] and entry["stage"] not in stages_with_problem
@@ -91,6 +92,7 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> str:
     from_cache = f" ({cached:,} answered from the cache)" if cached else ""
     parts.append(f"{total['calls']:,} requests to endpoints{from_cache}")
     if total["calls"]:
+        # A total is absent where no call stated it: "not counted" is not 0.
         counted = "tokens_in" in total and "tokens_out" in total
         tokens = f"{amount(total['tokens_in'])} tokens in, {amount(total['tokens_out'])} out" if counted else ""
         parts.append(tokens or "tokens not counted")

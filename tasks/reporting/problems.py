@@ -26,6 +26,7 @@ def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:
         comparison = common_problems(rows[entry["over"]], rows[entry["stage"]]) if entry["test"] else None
         changed = comparison["changed"] if comparison else []
         changed = [row for row in changed if row["benchmark"] == ladder["benchmark"]]
+        # A problem is shown once, even if its verdict changed at several stages.
         used_problems = {(problem["index"], problem["prompt"]) for problem in problems}
         for change, words in (("gained", "became right"), ("lost", "became wrong")):
             candidates = [row for row in changed if row["change"] == change]

@@ -24,6 +24,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> s
     """Render the HTML page."""
     environment = template_environment(autoescape=True)
     environment.filters |= {"table": lambda table: Markup(to_html(table)), "svg": lambda block: Markup(svg(block))}
+    # Numbered: a title may hold characters that an anchor may not.
     anchors = {section.title: f"s{number}" for number, section in enumerate(sections, 1)}
     template = environment.get_template("report.html.j2")
     return template.render(title=title, subtitle=subtitle, sections=sections, anchors=anchors)

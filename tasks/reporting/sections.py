@@ -165,6 +165,7 @@ def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Seq
             chosen = {name: metrics[name] for name in metrics if re.fullmatch(plot.names, name)}
             series = {}
             for name, by_source in chosen.items():
+                # A chart of one metric needs no name beside each line, only the source where there are several.
                 words = _words(name) if len(chosen) > 1 else ""
                 for source, points in by_source.items():
                     series[", ".join(filter(None, (words, source))) or "all"] = points

@@ -25,6 +25,7 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
         "arms": rows,
         "leaked": ", ".join(f"{count:,} ({name})" for name, count in report["data"]["leaked"].items()),
         "balance": [
+            # Forms without labels have a single row, under the empty name.
             (label or "all rows", *(balance[split].get(label, 0) for split in ("train", "validation", "test")))
             for label in sorted(set().union(*balance.values()))
         ],

@@ -48,4 +48,5 @@ def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
         raise ConfigError(f"launch.engine {launch.engine!r} needs Prefect: run the stage in a flow")
     workers = local_workers(launch)
     with ThreadPoolExecutor(workers, "work-item") as pool:
+        # Leaving the block waits for the running items; they end as soon as their lease is gone.
         yield Executor(partial(pool.submit, run_item), lambda: workers)

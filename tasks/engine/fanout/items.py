@@ -122,6 +122,7 @@ def process_item(fan_out: FanOut, job: Job, item: str) -> None:
     fan_out.work(job, item)
     folder = Markers.of(job.staging, fan_out.name).folder / "done"
     folder.mkdir(exist_ok=True)
+    # Only now: all that the item writes is complete, and each file of it was renamed into place.
     write_json(folder / item, {})
 
 

@@ -80,6 +80,7 @@ def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[],
         except Retryable as error:
             logger.warning("cannot check whether the attempt is still active: %s", error)
             return
+        # Also None, after the run has ended and deleted the file.
         if active != {"attempt": item.attempt}:
             raise StageCancelled(f"{item}: its attempt is over")
 
@@ -90,6 +91,7 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove the folders of items whose process was killed; folder names start with the process id."""
     for path in folder.glob("*-*"):
         try:
+            # Signal 0 only asks whether the process exists.
             os.kill(int(path.name.partition("-")[0]), 0)
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
@@ -118,6 +120,7 @@ def _send_changes(
     """Send the files that the item has written. Returns the fields of `ItemResult` that name the changes."""
     after = _stamps(staging)
     prefix = f"{host_files(item.staging.name)}/items/{item.fan_out}/{item.item}"
+    # New or changed files. Files are replaced by renames, which give them another ctime even at the same size.
     names = [name for name, stamp in after.items() if before.get(name) != stamp]
     store.remote.map(lambda name: store.remote.put(staging / name, f"{prefix}/{name}"), names)
     files = tuple((name, f"{prefix}/{name}") for name in names)
@@ -176,6 +179,7 @@ class _Items:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         files = dict(result.files)
         marker = {name: files.pop(name) for name in list(files) if name == f"rounds/{item.fan_out}/done/{item.item}"}
+        # The marker last: a crash in between leaves an item that is not done, and runs again.
         for group in (files, marker):
             _fetch(self.store, group, self.staging)
             self.objects |= group
@@ -218,6 +222,7 @@ def through_remote(
     @contextmanager
     def opened(launch: LaunchConfig) -> Iterator[Executor]:
         folder = host_files(staging.name)
+        # The request before the attempt: an item that sees its attempt active can read what to do.
         send_request(store, read_json(staging / "request.json") or {}, read_json(staging / "execution.json") or {})
         store.remote.write(f"{folder}/attempt.json", json.dumps({"attempt": attempt}).encode())
         try:
@@ -226,6 +231,7 @@ def through_remote(
                 try:
                     yield Executor(items.submit, executor.capacity)
                 finally:
+                    # Before the executor closes, which waits for running items: without this file they end soon.
                     store.remote.delete([f"{folder}/attempt.json"])
         finally:
             with suppress(ConfigError, Retryable):

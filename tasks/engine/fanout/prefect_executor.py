@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 
+# By task run: a policy counts the failures of one item over its tries.
 _policies: dict[UUID, RetryPolicy] = defaultdict(lambda: RetryPolicy(ITEM_BACKOFF))
 
 

@@ -36,6 +36,8 @@ def ray_executor(launch: LaunchConfig) -> Iterator[Executor]:
             # Queried for each item, so that hosts which join the cluster later get work.
             return launch.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
+        # A core for each item, spread over the hosts, so that they share network and disks. Prefect counts the retries
+        # of an item, Ray only those after a lost worker.
         options = {"num_cpus": 1, "max_retries": LOST_WORKERS, "scheduling_strategy": "SPREAD"}
         with RayTaskRunner() as runner, remote_options(**options):
             yield executor_of(runner, capacity)

@@ -90,6 +90,7 @@ class FanOutRunner:
         finally:
             self.peak_bytes = max(self.peak_bytes, item_pass.peak_bytes)
         self._emit_counts(fan_out, item_pass)
+        # Only after a pass in which no item failed: with this file the fan-out is finished for good.
         markers.write_finished(item_pass.skipped)
         shutil.rmtree(markers.folder / "work", ignore_errors=True)
 
@@ -141,6 +142,7 @@ class _Pass:
         self.done = self.markers.done()
 
     def run(self) -> None:
+        # Reversed, so that `pop` takes the items in the order of the list.
         pending = [item for item in reversed(self.items) if item not in self.done]
         while True:
             # Keep the executor full; after `GIVE_UP` failures only wait for the running items.
@@ -161,10 +163,12 @@ class _Pass:
 
     def _submit(self, item: str) -> None:
         used_slots = {slot for _, slot in self.running.values()}
+        # The lowest free number: it names the item's event file, of which there are then as many as items at a time.
         slot = next(number for number in range(1, len(used_slots) + 2) if number not in used_slots)
         work_item = WorkItem(str(self.runner.request_path), self.runner.attempt, self.fan_out.name, item, slot)
         future = self.executor.submit(work_item)
         self.running[item] = (future, slot)
+        # The callback may run in any thread, so it only puts the name into a queue that this thread reads.
         future.add_done_callback(lambda _: self.ended.put(item))
 
     def _collect(self, item: str) -> None:
@@ -202,6 +206,7 @@ class _Pass:
 
     def _raise_failure(self) -> None:
         item, error = self.failed[0]
+        # The first failure stands for all; the message says how much is left, because a retry continues there.
         remaining = len(self.items) - len(self.done) - len(self.skipped)
         prefix = f"{self.fan_out.name}: {remaining} of {len(self.items)} {self.fan_out.noun} left; {item}: "
         if isinstance(error, Retryable):

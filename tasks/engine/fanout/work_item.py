@@ -69,6 +69,7 @@ def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], o
     if earlier_tries:
         until = time.monotonic() + ITEM_BACKOFF.pause_s(earlier_tries)
         while (remaining_s := until - time.monotonic()) > 0:
+            # In small steps, so that an attempt that ends meanwhile ends this pause too.
             pause(min(remaining_s, 0.3))
             check_lease()
     markers = Markers.of(item.staging, item.fan_out)
@@ -90,6 +91,7 @@ def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], o
     )
     try:
         raise_for_exit(exit_status, files)
+    # A full disk concerns every item: it must not count as a reason to skip this one.
     except NotWritable:
         raise
     except ConfigError as error:

@@ -47,10 +47,12 @@ class Collector:
         try:
             self._queue.put_nowait(points)
         except queue.Full:
+            # A collector that falls behind loses measurements rather than delaying the stage.
             self._count(points, sent=False)
 
     def close(self) -> int:
         try:
+            # The end of the queue: the thread sends what is before it, then returns.
             self._queue.put(None, timeout=LINGER_S)
             self._thread.join(LINGER_S)
         except queue.Full:

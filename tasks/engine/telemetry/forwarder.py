@@ -81,6 +81,7 @@ class Forwarder:
                 self._undelivered += sink.close()
             except OSError as error:
                 self._drop(sink, error)
+        # The trackers' threads have been at it since `end` above; all of them share the few seconds from here.
         start = time.monotonic()
         return self._undelivered + sum(tracker.close(start) for tracker in self._trackers)
 

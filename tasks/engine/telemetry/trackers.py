@@ -119,6 +119,7 @@ class Tracker:
         `start`: when the wait for all trackers started, on the monotonic clock.
         """
         patience = SILENT_S if self._client.where in _silent else LINGER_S
+        # A tracker that is not done by then is abandoned: its thread may go on, but leaves the state file alone.
         self._thread.join(max(0.0, start + patience - time.monotonic()))
         self._abandoned = True
         if self._ended:
@@ -157,6 +158,7 @@ class Tracker:
                 self._steps[tag] = max(step, self._steps.get(tag, step))
             self._opened = True
         for points, name, offset in read_points(self._events, dict(self._offsets)):
+            # On a copy: `_steps` moves on only with what was really sent.
             new = _new(points, dict(self._steps))
             while batch := list(islice(new, BATCH)):
                 if self._abandoned:

@@ -26,6 +26,7 @@ class TrackioClient:
 
         self._name, self._config = about.name, {**about.parameters(), **about.tags(), "_Group": about.run}
         self._id = about.execution
+        # An earlier attempt may have written steps; the outcome is logged at the last one.
         self._step = SQLiteStorage.get_last_step(self._project, self._name, run_id=self._id) or 0
         return {}
 

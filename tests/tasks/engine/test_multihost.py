@@ -178,11 +178,6 @@ def test_the_template_is_filled_in_word_by_word():
         "'/shared/a b/request.json'"
     )
     assert f"git checkout {'a' * 40} &&" in words[2]
-    # Outside a checkout there is no commit, and a command that names none needs none.
-    launch = LaunchConfig(processes=2, command="ssh host-{host} 'cd nautile && {member}'")
-    request = {"launch": launch.model_dump(mode="json"), "commit": None}
-    check_commit(request)
-    assert host_command(request, Path("/shared/request.json"), 0)[1] == "host-0"
 
 
 @pytest.mark.parametrize("commit", [None, "a" * 40 + "-dirty", "abc; rm -rf /"])

@@ -136,6 +136,16 @@ def test_each_crash_quotes_the_log_and_the_next_attempt_continues(store, context
     assert [run["state"] for run in runs(store)] == ["failed"] * len(messages) + ["done"]
 
 
+def test_all_attempts_know_when_their_execution_began(store, context):
+    began = []
+    for _ in range(2):
+        with pytest.raises(StageCrash):
+            run_stage(sums, section(faults={"crash": 2}), {}, context)
+        (staging,) = (store.root / "staging").iterdir()
+        began.append(json.loads((staging / "request.json").read_text())["began"])
+    assert began[0] == began[1]
+
+
 @pytest.mark.parametrize(("fault", "name"), [("full", "big.bin"), ("full_replies", "replies/m/a.jsonl")])
 def test_a_full_disk_is_an_operator_s_error(store, context, fault, name):
     with pytest.raises(ConfigError, match=rf"the store .* cannot be written \(No space left on device at .*{name}\)"):

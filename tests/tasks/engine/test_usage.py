@@ -31,6 +31,20 @@ def test_memory_cores_and_disk_are_measured_until_the_work_ends(tmp_path, monkey
     assert all(row["value"] > 0 for row in rows if row["name"] != "system/cpu_cores")
 
 
+def test_steps_are_seconds_since_the_execution_began(tmp_path, monkeypatch):
+    """Not since this attempt did: a resumed stage would otherwise measure the same steps again."""
+    monkeypatch.setattr(usage, "EVERY_S", 0.01)
+    request = request_in(tmp_path) | {"began": time.time() - 1000}
+    (tmp_path / "staging" / "execution.json").write_text("{}", encoding="utf-8")  # written again by each attempt
+    file = tmp_path / "events" / "align-e1-1-usage.jsonl"
+    with usage.usage_reported(request):
+        until = time.monotonic() + 60
+        while not (file.exists() and file.read_text().count("\n") >= 3):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert min(row["step"] for row in rows_of(file)) >= 1000
+
+
 def test_work_that_ends_at_once_leaves_no_file(tmp_path):
     with usage.usage_reported(request_in(tmp_path)):
         pass
