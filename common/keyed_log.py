@@ -110,7 +110,7 @@ class KeyedLog:
     def get(self, digest: bytes) -> bytes | None:
         """The record with `digest` (a line without its newline); None if there is none.
 
-        Raises `OSError` if the file was truncated since it was indexed.
+        If the file was truncated since it was indexed, a record of fixed size is too short, and a line an `OSError`.
         """
         position = self._positions.get(_key(digest))
         if position is None:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ class TrainCheckpoints:
         # The same step can be damaged again after a restart.
         while target.exists():
             target = target.with_name(f"{target.name}-again")
-        os.replace(self._steps / str(step), target)
+        with suppress(FileNotFoundError):  # another process of the run has moved it
+            os.replace(self._steps / str(step), target)
         self._manager.reload()
 
     def _not_written(self, error: Exception) -> Retryable:
@@ -204,8 +206,11 @@ def _fault(folder: Path) -> str | None:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if sha256_of(path) != digest:
-            return f"{name} differs from what was written"
+        try:
+            if sha256_of(path) != digest:
+                return f"{name} differs from what was written"
+        except OSError as error:  # a fault of the disk, or another process is moving the step
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 

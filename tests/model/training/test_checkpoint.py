@@ -1,5 +1,6 @@
 """Weights: the same bytes, faults named. Training checkpoints: identity, retention, damage, failed writes."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from configs.base import OptimizerConfig
 from configs.model import TokenizerConfig
 from model.nautile import shapes
 from model.sharding import make_mesh
+from model.training import checkpoint
 from model.training.checkpoint import TrainCheckpoints
 from model.training.gathered_checkpoint import GatheredCheckpoints
 from model.training.optimizer import build
@@ -183,6 +185,33 @@ def test_a_damaged_newest_step_is_skipped(checkpoints, caplog, harm):
     again.save(2, state_of(5), {})  # the number is free again
     assert again.latest() == 2
     again.close()
+
+
+def test_a_step_that_the_disk_cannot_read_is_skipped(checkpoints, monkeypatch):
+    for step in (1, 2):
+        save_and_wait(checkpoints, step)
+    digest = checkpoint.sha256_of
+
+    def read(path):
+        if "/steps/2/" in str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return digest(path)
+
+    again = reopened(checkpoints)
+    monkeypatch.setattr(checkpoint, "sha256_of", read)
+    assert again.latest() == 1
+    again.close()
+
+
+def test_each_process_skips_a_damaged_step_though_one_alone_can_move_it(checkpoints):
+    for step in (1, 2):
+        save_and_wait(checkpoints, step)
+    flip_byte(biggest(checkpoints.folder / "steps" / "2"))
+    first = reopened(checkpoints)
+    second = TrainCheckpoints(first.folder, keep=2, identity=IDENTITY)
+    assert (first.latest(), second.latest()) == (1, 1)
+    for opened in (first, second):
+        opened.close()
 
 
 @pytest.mark.parametrize("gone", ["damaged", "deleted"])
