@@ -34,6 +34,7 @@ class MistralClient:
     """One Mistral endpoint; `url` with or without /v1. Raises `ConfigError` for request fields that its API lacks."""
 
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
+        # The SDK takes the fields as keyword arguments, so an unknown one would fail at the first request.
         known_fields = inspect.signature(Chat.complete_async).parameters
         if unknown := [name for name in config.extra or () if name not in known_fields]:
             where = f"endpoint for model {config.model!r}: `extra`"
@@ -43,6 +44,7 @@ class MistralClient:
         self._clients = [
             Mistral(
                 api_key=lambda: key_of(config),
+                # The SDK adds /v1 itself.
                 server_url=url.rstrip("/").removesuffix("/v1"),
                 async_client=client,
                 retry_config=None,
@@ -86,6 +88,7 @@ class MistralClient:
             return not_completion
         if isinstance(error, MistralError):
             status = error.status_code
+            # A success whose body the SDK cannot read.
             if status < 400:
                 return not_completion
             return CallError(reason_of(status), error.message, str(status), retry_after(error.headers))

@@ -71,6 +71,7 @@ def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
             if before.st_size > LARGEST_FILE:
                 raise ConfigError(f"{path}: has {before.st_size} bytes; more than {LARGEST_FILE} are not read at once")
             content = file.read()
+        # By name, not by descriptor: a file that was replaced meanwhile has another inode.
         after = path.stat()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -181,6 +182,7 @@ def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]
     rows = []
     for number in range(table.num_rows):
         try:
+            # Value by value, so that an error names the row; `to_pylist` would only say that there is one.
             row = {name: table.column(name)[number].as_py() for name in columns}
         except UnicodeDecodeError:
             raise ConfigError(f"{path}: row {number + 1} has a text that is not UTF-8") from None

@@ -109,6 +109,7 @@ def _check_text(path: Path, file: IO[bytes]) -> None:
 
 def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
     """Non-blank lines; None for a line longer than `MAX_LINE`."""
+    # `readline` with a limit returns a part of a longer line, so a line never takes more memory than that.
     while line := file.readline(MAX_LINE):
         if len(line) < MAX_LINE or line.endswith(b"\n"):
             if line.strip():

@@ -73,8 +73,10 @@ def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | Non
         return None
     people = read_people(survey.respondents, scratch, digests=digests)
     label = f"survey {survey.name}"
+    # Baselines are fitted on these fields, so a respondent who lacks one cannot be in either part.
     require_fields(people, predictors_of(survey), "which the persona or the predictors name", label)
     answers_NQ = np.stack([_answers(survey, question, people) for question in survey.questions], axis=1)
+    # By the survey's own seed: whoever tunes on one part and simulates the other gets the same split.
     order = np.random.default_rng(survey.split_seed).permutation(len(people))
     held_out_count = round(survey.held_out_share * len(people))
     if not 0 < held_out_count < len(people):
@@ -95,6 +97,7 @@ def choose_people(
     there are no people, and for a persona without a field of the template or of `by`.
     """
     label = f"survey {survey.name}"
+    # The survey's own people, or others. Only the former have answers of their own to be compared with.
     if config.personas is None or config.personas == survey.respondents:
         if respondents is None:
             people = declared_groups(survey)
@@ -130,6 +133,7 @@ def _read_personas(
         return [Person(name, fields) for name, fields in saved_people]
     people = read_people(config.personas, scratch, config.n, config.seed, digests)
     if config.personas.reader == "hub":
+        # Only the fields that are used: a persona of the Hub may have pages of text.
         field_names = {*survey.persona_fields, *config.by, *predictors_of(survey)}
         people = [Person(p.id, {name: v for name, v in p.fields.items() if name in field_names}) for p in people]
         write_json(path, [[person.id, person.fields] for person in people])
@@ -163,6 +167,7 @@ def shares(answers: np.ndarray, options: int) -> np.ndarray | None:
 def _answers(survey: SurveyConfig, question: QuestionConfig, people: Sequence[Person]) -> np.ndarray:
     """The option of a question that each person chose, int [people], or MISSING. Raises `ConfigError`."""
     column = question.column or question.name
+    # Compared as text, so that 1, 1.0 and "1" are the same code.
     codes = {text_of(code): i for i, code in enumerate(question.codes or question.options)}
     answers = np.full(len(people), MISSING)
     for i, person in enumerate(people):

@@ -137,6 +137,7 @@ def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
         if fault := _fault(entry, index):
             raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({fault}); {REBUILD}")
     for entry in index.shards if whole else ():
+        # A link could point out of the artifact, to a file that changes.
         size = None if (folder / entry.file).is_symlink() else file_size(folder / entry.file)
         if size != entry.bytes:
             problem = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
@@ -160,6 +161,7 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
     counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
     if any(type(count) is not int or count < 0 for count in counts):
         return f"{entry.file}: counts must be whole numbers of at least 0"
+    # Per row its number of pieces; per piece its length, and in chat records also the length of its prompt.
     stored_counts = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
     size = entry.tokens * token_type(index.tokenizer.vocabulary).itemsize
     size += stored_counts * count_type(index.row_length).itemsize

@@ -117,6 +117,7 @@ def tokenise_file(
                 batch, texts = _reject_contaminated(batch, checks.contamination, hits)
                 rejected += batch.rejected
                 if texts:
+                    # One hash decides three things: exact copies, the validation split, and the sample of exemplars.
                     hashes = np.array([text_hash(text) for text in texts], np.uint64)
                     if checks.bands is not None:
                         # Before the ids of the same documents: `add` counts them.
@@ -132,6 +133,8 @@ def tokenise_file(
                         samples += [_shortened(batch.record(i)) for i in sample_rows]
                     _encode(tokenizer, batch, hashes, writer, threads)
                 progress(rows, writer.tokens, batch.total)
+            hits.flush()
+            os.fsync(hits.fileno())
         write_candidates(writer.partial / CANDIDATES, sample.candidates())
         counts = FileCounts(
             rows,

@@ -89,5 +89,6 @@ def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[s
         arm_runs = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
         return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in arm_runs])
 
+    # All seeds of the chosen method, not only the chosen one, which was chosen for its result.
     model_right = is_right(chosen.arm)
     return [{"over": name, **lead(model_right, is_right(name))} for name in tuner.run.config.baselines]

@@ -70,6 +70,7 @@ class OpinionScorer:
                     for number, orders in enumerate(prompts.orders)
                     for order in range(len(orders))
                 ]
+        # Flat over persons, questions and orders, and read back in the same order below.
         logprobs = iter(self._scorer.logprobs(prompts.beginning, groups) if groups else ())
         return [
             [Opinion(np.stack([softmax(next(logprobs)) for _ in orders]) if fit else None) for orders in prompts.orders]

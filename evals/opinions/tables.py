@@ -113,6 +113,7 @@ def _cell_table(question: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
         heading += "; no human answers: nothing to compare with"
     rows = []
     for i, option in enumerate(question["options"]):
+        # Shares of published groups have no interval, which is then left out of their cells.
         shares = [f"{100 * arm['shares'][i]:.1f}" for arm in arms.values()]
         intervals = [
             f" [{100 * arm['low'][i]:.1f}, {100 * arm['high'][i]:.1f}]" if "low" in arm else "" for arm in arms.values()
@@ -170,6 +171,7 @@ def _method(summary: Mapping[str, Any]) -> str:
 
 def _winners(summary: Mapping[str, Any]) -> str:
     """Which baselines are at least as close to humans as the model."""
+    # The harder comparison where there is one: everybody's shares are easier to meet than those of each group.
     figure = "group_similarity" if summary["scores"]["model"].get("group_similarity") else "similarity"
     model = summary["scores"]["model"][figure]
     if not model:

@@ -178,14 +178,17 @@ def stand_in_note(name: str) -> str | None:
     return None
 
 
-def differences(name: str, asked: int | None) -> list[str]:
-    """Differences from the paper's protocol, and choices where the paper does not specify it."""
+def differences(name: str, count: int | None) -> list[str]:
+    """Differences from the paper's protocol, and choices where the paper does not specify it.
+
+    `count`: number of rows that were asked; None for a composite.
+    """
     benchmark = BENCHMARKS.get(name)
     points = [paper.OPEN_POINTS[name]] if name in paper.OPEN_POINTS else []
     if benchmark and benchmark.kind == "choice" and name not in paper.OPEN_POINTS:
         points.append("options in a seeded order; the paper does not give its prompt")
-    if benchmark and asked is not None and asked != benchmark.size:
-        points.append(f"{asked:,} of the split's {benchmark.size:,} questions")
+    if benchmark and count is not None and count != benchmark.size:
+        points.append(f"{count:,} of the split's {benchmark.size:,} questions")
     return points
 
 

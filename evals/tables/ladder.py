@@ -40,6 +40,7 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
         entry["test"] = _test(rows_by_stage, over, stage, name)
         entries.append(entry)
         measured += [stage] if score else []
+    # With two stages the total would repeat the only gain.
     total = {"stage": measured[-1], "over": measured[0]} if len(measured) > 2 else None
     if total:
         total |= {"test": _test(rows_by_stage, total["over"], total["stage"], name)}

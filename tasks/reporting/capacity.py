@@ -113,6 +113,7 @@ def _reinforcement_row(name: str, needs: Mapping[str, Any], limit: int | None) -
     """A row of the table: memory per chip, resident and at the peaks of rollout and update, or why it was refused."""
     if "refused" in needs:
         return [name, needs["refused"], "", "", "", "no"]
+    # The rollout and the update take turns, so the larger of their peaks is what must fit.
     peaks = [needs["rollout"], *([needs["update"]] if "update" in needs else [])]
     update = "as pretraining"
     if "update" in needs:

@@ -159,12 +159,11 @@ class _Items:
 
     def submit(self, item: WorkItem) -> "_Result":
         """Send the files that the item reads, unless the remote has them, and submit the item."""
-        paths = self.fan_outs[item.fan_out].reads(item.item)
         names = sorted(
             file.relative_to(self.staging).as_posix()
-            for path in paths
-            for file in self._files(path)
-            if not file.name.startswith(".")
+            for path in map(self.staging.joinpath, self.fan_outs[item.fan_out].reads(item.item))
+            for file in ([path] if path.is_file() else path.rglob("*"))
+            if file.is_file() and not file.name.startswith(".")
         )
         changed = [
             name for name in names if name not in self.objects or self.stamps[name] != _stamp(self.staging / name)
@@ -188,10 +187,6 @@ class _Items:
                 for name in filter(is_safe_name, result.removed):
                     (self.staging / name).unlink(missing_ok=True)
         return replace(result, files=(), removed=())
-
-    def _files(self, name: str) -> list[Path]:
-        path = self.staging / name
-        return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
 
     def _send(self, name: str) -> None:
         self.objects[name] = f"{host_files(self.staging.name)}/files/{name}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -196,6 +197,21 @@ def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path
     assert corpus.documents == len(web_records)
     (hit,) = (tmp_path / "out" / "contamination.jsonl").read_text().splitlines()
     assert (json.loads(hit)["example"], json.loads(hit)["begins"][:12]) == ("7", "Once a train")
+
+
+def test_everything_is_on_disk_before_the_folder_has_its_name(small, tmp_path, web_records, monkeypatch):
+    """A machine that loses power right after the rename must not leave a finished folder with half a file."""
+    synced = set()
+
+    def fsync(descriptor):
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    batches = batched(iter(web_records), "web")
+    tokenise_file(batches, CorpusPlan(small, "web", 64, 8, 0.1), DocumentChecks(), tmp_path / "file")
+    atomic = {name.removeprefix(".").partition(".jsonl")[0].partition(".json")[0] for name in synced}
+    for path in (tmp_path / "file").iterdir():
+        assert path.name in synced or path.stem in atomic, path.name
 
 
 def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_path, web_records):
