@@ -82,11 +82,12 @@ def reinforce(config: Reinforcement, params: Params) -> tuple[Params, dict[str, 
     """Run `policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
     With `policy.guard_every` the returned parameters are those of the best guard reading. Raises the `ConfigError` of
-    `check` before anything is compiled or sampled. On SIGTERM it saves the current step and raises `Retryable`.
+    `check` before anything is compiled or sampled.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments. Each process samples its share of the
     completions and receives all of them; all update together; the first one scores, reports and writes. On SIGTERM
-    they agree on the step that they save.
+    they agree on a step, save it and raise `Retryable`. A single process just ends, and a rerun samples the steps since
+    its last checkpoint again.
     """
     with joint_termination() as stop_requested:
         return _Run(config, on_device(params)).run(stop_requested)
