@@ -339,12 +339,14 @@ class MirroredStore(Store):
                 f"{self.remote.url}/store.json: not a store of format {FORMAT}; was it written by a newer nautile?"
             )
 
-    def _local_versions(self) -> Iterator[tuple[VersionId, Path]]:
-        """The versions in the local folder, with their folders.
+    def _local_versions(self, of: VersionId | None = None) -> Iterator[tuple[VersionId, Path]]:
+        """The versions in the local folder, with their folders; `of`: only those of its kind and key.
 
         Marker files are read first: they are smaller than a manifest, and exist even if the manifest is damaged.
         """
-        for kind, key, _, folder in self.folders():
+        for kind, key, _, folder in self.folders(of.kind if of else None):
+            if of is not None and key != of.key:
+                continue
             execution = None
             # In this order: a fetch by another process renames the first marker to the second.
             for marker in (folder / ABSENT, folder / MIRRORED):
@@ -377,7 +379,7 @@ class MirroredStore(Store):
         if version.key != held and not lock.try_acquire():
             return  # a process of this machine is making the key; the next refresh adds this version
         try:
-            if version in dict(self._local_versions()):
+            if version in dict(self._local_versions(version)):
                 return  # another process of this machine has added it
             with writing(self.root):
                 # Built aside and renamed, as at a publication: no reader sees a folder without its manifest.
