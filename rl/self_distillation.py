@@ -77,8 +77,8 @@ class SelfDistillation:
 def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `config.rounds` rounds of self-distillation; returns the new parameters and facts.
 
-    A rerun resumes after the last finished round and the last complete sampling draw. On SIGTERM several processes raise
-    `Retryable` together; a single one just ends.
+    A rerun resumes after the last finished round and the last complete sampling draw. On SIGTERM the processes of a pod
+    raise `Retryable` together; a single process just ends.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments. Each one samples its share; the first
     one scores, reports, writes, and sends the traces to all, which train together.

@@ -25,7 +25,7 @@ from model.layers.common import compute_dtype
 from model.loss import weighted_loss
 from model.nautile import run_blocks, shapes
 
-_BUILD = 1  # version of the cache: increase it when the programs below change
+_BUILD = 2  # version of the cache: increase it when the programs below change
 _MODEL = Path(__file__).parents[1]
 
 
@@ -50,9 +50,8 @@ def compiled_block(
     """Compile one block for `rows` rows on one chip, or read the result from the cache in `folder`.
 
     Returns {"forward": program, "backward": program}. A program has its optimised `text`, `temporaries` in bytes, XLA's
-    `analysis` and the `seconds` of its compilation; the forward pass also has `kept`, the bytes of one block's
-    residuals. A program that does not fit has a message `refused` instead of its text. Raises ConfigError without a
-    compiler.
+    `analysis` and the `seconds` of its compilation; the forward pass also has the block's `residual_bytes`. A program
+    that does not fit has a message `refused` instead of its text. Raises ConfigError without a compiler.
     """
     single = model.model_copy(update={"blocks": 1})
     identity = _identity(single, rows, length, topology)
@@ -66,7 +65,7 @@ def compiled_block(
         ):
             if programs[name] is None:
                 notify(f"compiling for {topology.name}: {Setting.of(single)}, the {name} pass of one block")
-                more = {"kept": traced.residual_bytes} if name == "forward" else {}
+                more = {"residual_bytes": traced.residual_bytes} if name == "forward" else {}
                 programs[name] = _write_cached(folder, {**identity, "part": name}, _compile(function, arguments) | more)
     return programs
 

@@ -155,11 +155,11 @@ def _setting_row(
         rates[f"tokens_per_second_{name}"] = rate
         peak = chip.peak * topology.chips if chip.peak else None
         rates[f"mfu_{name}"] = rate * training_flops(model, length) / peak if rate and peak else None
-    residual_bytes = block["forward"]["kept"] * model.blocks
+    residual_bytes = block["forward"]["residual_bytes"] * model.blocks
     return {
         **row,
         "programs": programs,
-        "kept_by_all_blocks": residual_bytes,
+        "residual_bytes": residual_bytes,
         "step_seconds": step[1] or step[0],
         **rates,
     }
