@@ -136,3 +136,13 @@ def test_a_set_of_the_hub_that_is_too_small_is_refused(monkeypatch):
         refuse_missing_rows(steps)
     counts["creative_writing"] = 272_600
     assert refuse_missing_rows(steps) == ["rows not counted: the Hub did not answer"] * 2
+
+
+def test_a_login_at_the_hub_is_a_token_too(monkeypatch, nothing_answers, tmp_path):
+    """`hf auth login` stores a token in a file, which the Hub's client reads where HF_TOKEN is not set."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    lines = [line for line in missing_settings(pipeline_steps(CONFIG)) if "gated" in line]
+    assert len(lines) == 1
+    (tmp_path / "token").write_text("hf_stored")
+    assert not [line for line in missing_settings(pipeline_steps(CONFIG)) if "gated" in line]
