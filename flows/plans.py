@@ -71,8 +71,8 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
     except Exception as error:
         _close(store, row, state="failed", error=str(error))
         raise
-    # Ctrl-C, SIGTERM, or Prefect's cancellation: none of them is an `Exception`.
     except BaseException:
+        # Ctrl-C, SIGTERM, or Prefect's cancellation: none of them is an `Exception`.
         _close(store, row, state="cancelled")
         raise
     _close(store, row, state="done")

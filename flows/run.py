@@ -57,8 +57,8 @@ class ProgressListener:
         elif update.state == "retrying":
             self.progress.begin(update.label, step.attempt)
             self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
-        # Publishing is quick and still part of running: the line does not change.
         elif update.state != "publishing":
+            # Publishing is quick and still part of running: the line does not change.
             reason = reason_of(update) if self.reasons else ""
             self.progress.end(update.label, update.state, update.outputs.values(), reason)
             self.undelivered[update.label] += update.undelivered
@@ -126,8 +126,8 @@ def run(
             try:
                 with tags(TAG, config.name):
                     outputs = pipeline(argument + selection.options(), name=name or config.name)
-            # The details go into the log; the terminal gets one paragraph per step below.
             except StageFailed as failure:
+                # The details go into the log; the terminal gets one paragraph per step below.
                 log.error("the run failed", exc_info=failure)
                 failures = failure.failures
             else:

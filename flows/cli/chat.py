@@ -160,12 +160,12 @@ def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> No
             continue
         try:
             stream_answer(chat, query, console, show_thinking)
-        # The generator of the reply is dropped half-way, which is all that stopping takes: the next question starts
-        # from an empty state.
         except KeyboardInterrupt:
+            # The generator of the reply is dropped half-way, which is all that stopping takes: the next question starts
+            # from an empty state.
             console.print("\n(stopped)", style="dim")
-        # Such as a question that is too long: the chat goes on.
         except ConfigError as error:
+            # Such as a question that is too long: the chat goes on.
             console.print(str(error), style="red", soft_wrap=True)
 
 

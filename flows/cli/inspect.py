@@ -57,16 +57,16 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             state = "made"
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
-        # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever its
-        # last row says.
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
+            # A lock that another process holds is the only sure sign of work. A killed process releases it, whatever
+            # its last row says.
             state = "running"
-        # Between two attempts the lock is free, and the note says when the next one starts.
         elif note := read_retry_note(staging):
+            # Between two attempts the lock is free, and the note says when the next one starts.
             state, live = "waiting", {"note": note}
-        # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
-        # anything.
         elif staging.is_dir():
+            # Work has begun and nobody does it now. The last attempt recorded a failure, or it had no time to record
+            # anything.
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(
             {

@@ -35,8 +35,8 @@ def run_unless_config(store: Store, name: str | None) -> RunState | None:
         return newest_run(store)
     try:
         locate(name)
-    # A configuration wins over a run of its name, because `nautile run local` calls its runs `local` too.
     except ConfigError as no_config:
+        # A configuration wins over a run of its name, because `nautile run local` calls its runs `local` too.
         with reading(store) as query:
             runs = {row["run"]: row for row in query(RUNS, MOST_SEARCHED)}
             if run_id := run_named(name, {run: row["name"] for run, row in runs.items()}):

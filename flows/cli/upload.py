@@ -43,9 +43,9 @@ def publish_folder(
         note = f"nothing was uploaded: {relative(folder)} holds what would be published"
     elif not plan.to_send:
         note = f"nothing was uploaded: {repository} already has all of these files"
-    # The question comes after the table, so that the operator has seen names, sizes and whether the repository is
-    # public.
     elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):
+        # The question comes after the table, so that the operator has seen names, sizes and whether the repository is
+        # public.
         result |= {"address": uploader.upload(plan, message), "uploaded": True}
         note = f"published: {result['address']}"
     else:

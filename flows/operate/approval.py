@@ -168,9 +168,9 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience:
         time.sleep(POLL_S)
         try:
             state = client.read_flow_run(run_id).state
-        # The server may restart while somebody thinks about the question; only an answer, or the server's own time
-        # limit, ends the wait.
         except httpx.HTTPError as error:
+            # The server may restart while somebody thinks about the question; only an answer, or the server's own time
+            # limit, ends the wait.
             logger.warning("the server did not answer whether %s is approved: %s", label, error)
             continue
         if state is None or state.is_paused():

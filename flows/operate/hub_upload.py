@@ -140,8 +140,8 @@ class HubUploader:
         def compare() -> UploadPlan:
             try:
                 info = self._api.repo_info(repository, repo_type=kind)
-            # A subclass of `RepositoryNotFoundError`, but the repository exists: no reason to plan its creation.
             except GatedRepoError:
+                # A subclass of `RepositoryNotFoundError`, but the repository exists: no reason to plan its creation.
                 raise
             except RepositoryNotFoundError:
                 return UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)

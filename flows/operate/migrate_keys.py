@@ -92,9 +92,9 @@ def apply(store: Store, migrations: list[Migration]) -> int:
             # RL checkpoints contain the key of their step.
             for path in migration.folder.glob("scratch/**/identity.json"):
                 write_text(path, path.read_text(encoding="utf-8").replace(migration.folder.name, migration.key))
-        # Manifest first, then the name of the folder: if the process is killed in between, `former_key` says that only
-        # the renaming is left.
         elif migration.manifest is not None:
+            # Manifest first, then the name of the folder: if the process is killed in between, `former_key` says that
+            # only the renaming is left.
             write_json(migration.folder / MANIFEST, migration.manifest)
         migration.folder.rename(migration.target)
         sync_folder(migration.target.parent)

@@ -70,8 +70,8 @@ class Notifier:
         if update.question:
             # A step may have two questions: before it begins, and at its budget.
             self.send("waiting", update.question, update.label, topic=update.question)
-        # One message per step, however many outages follow: the first says how to look.
         elif update.outage_until is not None:
+            # One message per step, however many outages follow: the first says how to look.
             until = datetime.fromtimestamp(update.outage_until).astimezone()
             text = f"{where} waits for an outage to end, until {until:%Y-%m-%d %H:%M %Z}: {update.reason}"
             self.send("outage", f"{text}\n`nautile logs {self._run_id[:8]}` shows the attempts.", update.label)

@@ -74,9 +74,9 @@ class OwnPageOnly:
         if origin is not None:
             if origin not in {f"http://{host}", f"https://{host}", *self.origins}:
                 return 403, "a page of another origin has no access to this server"
-        # Without `Origin`: a GET. `Sec-Fetch-Site` says whether a page of another site has caused it; older browsers
-        # and programs send neither.
         elif site not in (None, "none", "same-origin"):
+            # Without `Origin`: a GET. `Sec-Fetch-Site` says whether a page of another site has caused it; older
+            # browsers and programs send neither.
             # A link from another site to the server's page is allowed.
             navigation = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
             if not (navigation and scope.get("method") in _READS):

@@ -152,8 +152,8 @@ def prefect_api() -> Iterator[str]:
                 import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
             _wait(process, url, output.name)
-        # Also Ctrl-C: the server has no terminal of its own to receive it.
         except BaseException:
+            # Also Ctrl-C: the server has no terminal of its own to receive it.
             _end(process)
             raise
     log.info("embedded Prefect server at %s", url)

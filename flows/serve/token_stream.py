@@ -55,8 +55,8 @@ class TokenStream:
             added.used += 1
             if token in self._end_ids:
                 self.parts.append(None)
-            # White space that was held back at the end of the reasoning is dropped here: it belongs to no part.
             elif self.part == "thinking" and token == self.tokenizer.think_end:
+                # White space that was held back at the end of the reasoning is dropped here: it belongs to no part.
                 self.parts.append(None)
                 added.add("thinking", self._flush())
                 self.part = "answer"

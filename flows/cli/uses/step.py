@@ -48,8 +48,9 @@ def run_step(
     try:
         with view:
             outputs = run_stage(stage, with_local_files(dict(section), store.digest_memory), dict(inputs), context)
-    # `run_stage` has ended the child process by now; its staging folder stays, and the same command resumes from it.
     except KeyboardInterrupt:
+        # `run_stage` has ended the child process by now; its staging folder stays, and the same command resumes from
+        # it.
         err.print(Text(f"stopped; finished work is kept. Continue with: {command}"), soft_wrap=True)
         raise
     except StageCrash as error:
