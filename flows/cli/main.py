@@ -426,7 +426,7 @@ def distill(
     from flows.cli.uses.label import label_texts
 
     words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
-    command = f"{words} {config_words(config, settings)}"
+    command = f"{words} {config_words(config, settings)}" + " --force" * force
     run_config = load_part(config, LabelRun, settings)
     artifact = label_texts(the_store(), run_config, questions, command, force, as_json)
     if as_json:
@@ -450,7 +450,7 @@ def tune(
     from flows.cli.uses.tune import run_tune, tuning_view
 
     section = load_part(config, TuneRun, settings)
-    command = f"nautile tune {config_words(config, settings)}"
+    command = f"nautile tune {config_words(config, settings)}" + " --force" * force
     result = run_tune(the_store(), section, command, force, as_json)
     show_as(result, as_json, tuning_view)
 

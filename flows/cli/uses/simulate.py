@@ -107,7 +107,7 @@ def simulate(
     for name, value in {"personas": personas, "n": n, "by": by, **settings, "out": out}.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
-    command = f"nautile simulate {shlex.join(words)}"
+    command = f"nautile simulate {shlex.join(words)}" + " --force" * force
     inputs = {"checkpoint": checkpoint_id(store, checkpoint)}
     artifacts = run_step(stage, section, inputs, store, command=command, force=force, as_json=as_json)
     folder = artifacts["opinions"].path

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from common.errors import ConfigError
 from common.processes import free_port
 from flows.cli import main as cli
 from flows.cli.document.outputs import OUTPUTS
@@ -313,3 +314,24 @@ def test_a_message_has_no_terminal_escapes(nautile):
     assert code == 2
     assert "\x1b" not in err
     assert "\N{REPLACEMENT CHARACTER}" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [
+        (("tune", "my.toml", "--force"), "flows.cli.uses.tune.run_tune"),
+        (("distill", "--label", "my.toml", "--force"), "flows.cli.uses.label.label_texts"),
+    ],
+)
+def test_a_forced_step_is_resumed_by_force(nautile, monkeypatch, words, function):
+    """Without it, the command that is printed would reuse the artifact that was to be made again."""
+    given = []
+
+    def run(*arguments):
+        given.extend(arguments)
+        raise ConfigError("stopped")
+
+    monkeypatch.setattr("configs.load.load_part", lambda *_: None)
+    monkeypatch.setattr(function, run)
+    assert nautile(*words)[0] == 2
+    assert f"nautile {' '.join(words)}" in given

@@ -100,8 +100,8 @@ def test_without_humans_there_is_uniform_alone(nautile, survey, people, checkpoi
     assert "no field 'age', which the template of survey parks names; they have year" in err
 
 
-def test_the_resume_command_has_the_output_file(nautile, survey, people, monkeypatch):  # noqa: F811
-    """What an interrupted command was asked to write is written by the one that continues it."""
+def test_the_resume_command_has_the_output_file_and_force(nautile, survey, people, monkeypatch):  # noqa: F811
+    """What an interrupted command was asked to write, and to make again, is done by the one that continues it."""
     commands = []
 
     def run_step(*_, command, **__):
@@ -111,5 +111,5 @@ def test_the_resume_command_has_the_output_file(nautile, survey, people, monkeyp
     monkeypatch.setattr("flows.cli.uses.step.run_step", run_step)
     monkeypatch.setattr("flows.cli.inspect.checkpoint_id", lambda store, name: "checkpoint/1")
     out = survey.with_name("rows.parquet")
-    nautile("simulate", survey, "checkpoint/1", "--personas", people, "--out", out)
-    assert commands == [f"nautile simulate {survey} checkpoint/1 --personas {people} --out {out}"]
+    nautile("simulate", survey, "checkpoint/1", "--personas", people, "--out", out, "--force")
+    assert commands == [f"nautile simulate {survey} checkpoint/1 --personas {people} --out {out} --force"]
