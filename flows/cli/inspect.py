@@ -297,17 +297,19 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
 
 
 def checkpoint_folder(name: str | None) -> Path:
-    """The folder of a checkpoint, given as a folder or an artifact id; None: the newest in the store."""
+    """The folder of a checkpoint or an export, given as a folder or an artifact id; None: the newest checkpoint."""
     if name and (Path(name) / "config.json").is_file():
         return Path(name)
     if name and Path(name).is_dir():
         raise ConfigError(f"{name} is not a checkpoint folder: it must hold config.json and weights.safetensors")
-    return named_or_newest(open_store(), "checkpoint", name).path
+    # Only an id with its kind can be that of an export: digits alone, and no name at all, mean a checkpoint.
+    kind = "export" if name and name.startswith("export/") else "checkpoint"
+    return named_or_newest(open_store(), kind, name).path
 
 
 def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
     """The artifact of a checkpoint or an export (None if its folder is not in the store), and its folder."""
-    folder = named_or_newest(store, "export", name).path if name.startswith("export/") else checkpoint_folder(name)
+    folder = checkpoint_folder(name)
     # The operator may have written the path of an artifact's folder. Then it is that artifact, with its lineage, and
     # not an unknown folder.
     for kind in ("checkpoint", "export"):

@@ -17,7 +17,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.staging import write_retry_note
 from tests.model.conftest import tiny_config
-from tests.support.samples.stage_store import flip_byte
+from tests.support.samples.stage_store import flip_byte, published
 from tests.support.stages.toy_dag import toy_dag
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -168,3 +168,11 @@ def test_the_newest_report_or_the_named_one(made, tmp_path):
         inspect.named_or_newest(Store(tmp_path / "none"), "report")
     with pytest.raises(ConfigError, match=f"{report} is not of kind checkpoint"):
         inspect.named_or_newest(store, "checkpoint", report)
+
+
+def test_an_export_of_the_store_is_a_model_by_its_id_too(store, monkeypatch):
+    """`nautile chat export/ID --runtime onnx`, as `nautile store add --kind export` prints the id."""
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    added = published(store, "export", "onnx")
+    assert inspect.checkpoint_folder(added.id) == added.path
+    assert inspect.checkpoint_artifact(store, added.id) == (added, added.path)
