@@ -27,8 +27,8 @@ from model.exports.onnx.folder import is_onnx_export
 from model.runtimes.load import load_runtime
 from model.weights.files import WEIGHTS
 
-# One stream is a person who chats; 32 is twice the default of `nautile serve --slots`, where decoding is no longer
-# bound by reading the weights.
+# One stream is a person who chats; 32 is twice the default of `nautile serve --slots`. What lies between shows how much
+# of a step's time is reading the weights, which all streams share.
 STREAMS = (1, 8, 32)
 # The lengths at which the sizes of the states are printed: a transformer's grows with each, this model's only by its
 # few attention layers.
