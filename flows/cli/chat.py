@@ -109,8 +109,8 @@ class Chat:
             yield stream.write(new_ids)
         # The stream holds back text that may be the start of a marker or half a character; now no more will come.
         yield stream.finish()
-        # The streamed text was only shown. The parts of the answer are read from the ids once more, by the same function
-        # as in training and evaluation.
+        # The streamed text was only shown. The parts of the answer are read from the ids once more, by the same
+        # function as in training and evaluation.
         reply = parse_completion(self._tokenizer, ids)
         answer.thinking, answer.answer, answer.finished = reply.reasoning, reply.answer, reply.finished
         answer.tokens, answer.seconds = len(ids), time.perf_counter() - started
