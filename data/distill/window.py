@@ -104,14 +104,18 @@ class PromptWindow:
                     # again, not rejected.
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
                     finish(file)
-                # Once the budget is spent, no further prompt is sent. Else send the next block if there is room,
-                # or handle the next result.
+                # Once the budget is spent, no further prompt is sent. Else send the next block if there is room, or
+                # handle the next result. If nothing is in progress there is room: a file may exceed the window.
                 if block is not None and self._budget_spent:
                     self._add_unasked(block.file, block.prompts)
                     for file, prompts in blocks:
                         self._add_unasked(file, prompts)
                     block = None
-                elif block is not None and self._has_room and (block.items.done() or not session.has_result):
+                elif (
+                    block is not None
+                    and (self._has_room or not session.open_count)
+                    and (block.items.done() or not session.has_result)
+                ):
                     current, block = block, self._prepare_next(blocks, lookahead)
                     self._send(session, current.file, current.items.result(), more_follow=block is not None)
                 elif session.open_count:

@@ -35,6 +35,8 @@ AT_END: dict[str, float] = {"most_s": 60.0}
 
 _writers: dict[tuple[Path, int], EventWriter] = {}
 _lock = threading.Lock()
+# Held while replies are uploaded: of two uploads of a file that grows, the earlier and shorter must not end last.
+_uploading = threading.Lock()
 
 
 def write_attempt_row(store: Store, row: dict[str, Any]) -> None:
@@ -157,15 +159,21 @@ class AttemptLog:
         if isinstance(self._store, MirroredStore):
             self._store.push([self._store.get(artifact_id) for artifact_id in (outputs or {}).values()])
             self._store.push_events()
-            self._store.push_replies()
+            with _uploading:
+                self._store.push_replies()
 
     def mirror_replies(self) -> None:
-        """Send the paid replies so far to the store's remote. A failure is only logged: the end sends them again."""
-        if isinstance(self._store, MirroredStore):
+        """Send the paid replies so far to the store's remote, unless another thread does; the end sends them again.
+
+        So a failure is only logged.
+        """
+        if isinstance(self._store, MirroredStore) and _uploading.acquire(blocking=False):
             try:
                 self._store.push_replies()
             except (ConfigError, Retryable, OSError) as error:
                 logger.warning("paid replies are not mirrored: %s", error)
+            finally:
+                _uploading.release()
 
     def _write(self, **fields: Any) -> None:
         self._row |= fields

@@ -301,6 +301,26 @@ def test_an_outage_stops_the_run_and_its_replies_stay(run):
         assert answered == 6
 
 
+def test_files_larger_than_the_window_of_a_resumed_run_are_finished(run, monkeypatch):
+    """`chunk` was lowered after the prompts were collected in files of the larger size."""
+    with FakeOpenAI(faults=always("500")) as server:
+        endpoints = {"t": openai(server, concurrency=2)}
+        with pytest.raises(Retryable):
+            run(endpoints, chunk=20)
+        server.faults = always(None)
+        monkeypatch.setattr(window, "BLOCK", 4)
+        monkeypatch.setattr(window, "FIRST_JUDGED", 2)
+        monkeypatch.setattr(EndpointPool, "window", lambda *_: 2)
+        checks, has_room = iter(range(5000)), window.PromptWindow._has_room.fget
+
+        def counted(self):
+            assert next(checks, None) is not None, "it waits for nothing"
+            return has_room(self)
+
+        monkeypatch.setattr(window.PromptWindow, "_has_room", property(counted))
+        assert len(run(endpoints, chunk=2).kept) == 20
+
+
 def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
     monkeypatch.setattr(EndpointPool, "window", lambda self, names: 8)
     monkeypatch.setattr(window, "FIRST_JUDGED", 8)

@@ -1,9 +1,12 @@
 """The catalog while a stage is at work: a backlog of events takes it in slices, and its failures fail no stage."""
 
+import threading
+
 import pytest
 
 from store.catalog import SLICE, Catalog
 from store.events import EventWriter
+from store.mirror import MirroredStore
 from tasks.engine import attempt, attempt_log
 from tasks.engine.attempt import run_stage
 from tasks.engine.attempt_log import AttemptLog
@@ -59,3 +62,44 @@ def test_what_another_process_has_just_ingested_is_not_read_again(store, monkeyp
     assert len(ingested) == 1
     log.ingest()
     assert len(ingested) == 2
+
+
+class SlowRemote(MirroredStore):
+    """A store whose uploads of replies wait until they are let go on."""
+
+    def __init__(self):
+        self.uploads, self.begun, self.go_on = [], threading.Event(), threading.Event()
+
+    def push_replies(self):
+        self.begun.set()
+        self.go_on.wait(60)
+        self.uploads.append(threading.current_thread().name)
+        return 1
+
+    def push(self, artifacts):
+        pass
+
+    def push_events(self):
+        pass
+
+
+def test_one_upload_of_replies_at_a_time_and_the_last_word_is_the_end_s(store):
+    """A slow upload that ended after the last one would leave the remote with a shorter file."""
+    remote = SlowRemote()
+    logs = [AttemptLog(store, "sums", key * 64, RunContext("r1", str(store.root))) for key in "ab"]
+    for log in logs:
+        log._store = remote
+    slow = threading.Thread(target=logs[0].mirror_replies, name="slow")
+    slow.start()
+    assert remote.begun.wait(60)
+    remote.begun.clear()
+    late = threading.Thread(target=logs[1].mirror_replies, name="late")
+    late.start()
+    late.join(60)
+    assert not late.is_alive(), "it leaves it to the one that is running"
+    last = threading.Thread(target=logs[1].mirror, name="last")
+    last.start()
+    remote.go_on.set()
+    for thread in (slow, last):
+        thread.join(60)
+    assert remote.uploads == ["slow", "last"]
