@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from common.errors import ConfigError
+from common.files import read_json
 from configs.schema import RunConfig
 from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.stand_ins import HELD_OUT, held_out
@@ -55,7 +56,8 @@ def evaluate_folder(
         other, other_rows = _answer(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seed)}
         if runtime == "onnx":
-            add_measurement(folder, _sentence(result, config.name))
+            model = (read_json(against / "config.json") or {}).get("model") or {}
+            add_measurement(folder, _sentence(result, config.name, model.get("compute_dtype", "its own precision")))
     return result
 
 
@@ -84,12 +86,12 @@ def _answer(
         return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seed)
 
 
-def _sentence(result: dict[str, Any], config_name: str) -> str:
-    """The sentence about the comparison in the card of an export."""
+def _sentence(result: dict[str, Any], config_name: str, precision: str) -> str:
+    """The sentence about the comparison in the card of an export. `precision`: in which the checkpoint computes."""
     test = result["comparison"]["benchmarks"][HELD_OUT]
     return (
         f"{test['n']:,} held-out problems of `{config_name}`, greedy, strict: {100 * test['b']:.1f} % right, and "
-        f"{100 * test['a']:.1f} % by {result['against']} in float32 with JAX; a change of {100 * test['lead']:+.1f} "
-        f"points [{100 * test['low']:.1f}, {100 * test['high']:.1f}] (only this one right: {test['only_b']}, only the "
+        f"{100 * test['a']:.1f} % by {result['against']} in {precision} with JAX; a change of "
+        f"{100 * test['lead']:+.1f} points [{100 * test['low']:.1f}, {100 * test['high']:.1f}] (only this one right: {test['only_b']}, only the "
         f"checkpoint: {test['only_a']}; McNemar's exact test, p = {test['p']:.2g})."
     )

@@ -7,6 +7,9 @@ import jax
 import pytest
 from rich.console import Console
 
+from configs.load import load
+from evals.benchmarks.stand_ins import HELD_OUT
+from flows.cli import evaluate as evaluation
 from flows.cli.bench import bench_view, state_sizes
 from model.decoding.slots import empty_slots
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
@@ -69,3 +72,17 @@ def test_the_formula_for_the_state_counts_the_arrays():
     # Attention in every layer: as many times the keys and values as a block has layers.
     own, other = (state_sizes(MODEL, 2)[index] - state_sizes(MODEL, 1)[index] for index in (0, 1))
     assert other == own * (MODEL.sca_per_block + 1)
+
+
+def test_the_card_names_the_precision_in_which_the_checkpoint_was_computed(monkeypatch, tmp_path):
+    """The weights are float32, but a checkpoint computes in the `compute_dtype` of its configuration."""
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"compute_dtype": "bfloat16"}}))
+    test = {"n": 10, "a": 0.5, "b": 0.4, "lead": -0.1, "low": -0.2, "high": 0.0, "p": 0.5, "only_a": 1, "only_b": 0}
+    row = {"left_out": None, "strict": True}
+    measured = []
+    monkeypatch.setattr(evaluation, "held_out", lambda *_: [])
+    monkeypatch.setattr(evaluation, "_answer", lambda folder, *_: (folder.name, [row]))
+    monkeypatch.setattr(evaluation, "compare", lambda *_, **__: {"benchmarks": {HELD_OUT: test}})
+    monkeypatch.setattr(evaluation, "add_measurement", lambda folder, text: measured.append(text))
+    evaluation.evaluate_folder(tmp_path / "export", "onnx", tmp_path, load("local"), None)
+    assert "in bfloat16 with JAX" in measured[0]
