@@ -92,6 +92,6 @@ def _sentence(result: dict[str, Any], config_name: str, precision: str) -> str:
     return (
         f"{test['n']:,} held-out problems of `{config_name}`, greedy, strict: {100 * test['b']:.1f} % right, and "
         f"{100 * test['a']:.1f} % by {result['against']} in {precision} with JAX; a change of "
-        f"{100 * test['lead']:+.1f} points [{100 * test['low']:.1f}, {100 * test['high']:.1f}] (only this one right: {test['only_b']}, only the "
-        f"checkpoint: {test['only_a']}; McNemar's exact test, p = {test['p']:.2g})."
+        f"{100 * test['lead']:+.1f} points [{100 * test['low']:.1f}, {100 * test['high']:.1f}] (only this one right: "
+        f"{test['only_b']}, only the checkpoint: {test['only_a']}; McNemar's exact test, p = {test['p']:.2g})."
     )
