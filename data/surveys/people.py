@@ -214,5 +214,7 @@ def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, An
                 if not isinstance(row, Mapping):
                     raise ConfigError(f"{describe(config, file.path)}: has a row that cannot be read ({row})")
                 yield row
+        except ConfigError as error:  # name the dataset in the message, not the temporary path
+            raise ConfigError(str(error).replace(str(path), describe(config, file.path))) from None
         finally:
             path.unlink(missing_ok=True)

@@ -11,8 +11,10 @@ from common.errors import ConfigError
 from configs.survey import SimulateConfig
 from configs.tune import LabelledDataConfig
 from data.labelled.rows import read_rows
+from data.sources.file_list import SourceFile
+from data.surveys import people, published
 from data.surveys.published import parse_survey
-from data.surveys.reading import choose_people, load_survey, read_respondents
+from data.surveys.reading import choose_people, load_survey, personas_config, read_respondents
 from data.surveys.training import training_rows
 
 RECORD = {
@@ -79,6 +81,27 @@ def test_subpop_becomes_questions_with_groups(tmp_path):
 def test_records_that_are_none_are_refused_by_row(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
         load_survey(subpop(tmp_path, [*RECORDS, RECORD | change]))
+
+
+@pytest.mark.parametrize(
+    ("module", "read"),
+    [
+        (published, lambda name, _folder: load_survey(name)),
+        (people, lambda name, folder: people.read_people(personas_config(name), folder, 3)),
+    ],
+)
+def test_a_damaged_file_of_the_hub_is_named_by_its_data_set(tmp_path, monkeypatch, module, read):
+    def fetch(config, file, folder):
+        path = folder / file.path
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"\x00")
+        return path
+
+    monkeypatch.setattr(module, "list_hub_files", lambda config: [SourceFile(0, "data/train.jsonl")])
+    monkeypatch.setattr(module, "fetch_hub_file", fetch)
+    with pytest.raises(ConfigError, match=r"somebody/people at aaaaaaaaaaaa, data/train\.jsonl: is binary") as caught:
+        read(f"somebody/people@{'a' * 40}", tmp_path)
+    assert str(tmp_path) not in str(caught.value)
 
 
 def wave(tmp_path):
