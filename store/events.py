@@ -259,4 +259,5 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     # Brackets are counted first, which is cheap: only a line with many of them can nest deep.
     deep = line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event)
-    return None if deep or not {"id", "kind", "execution", "time"} <= event.keys() else event
+    complete = {"id", "execution", "time"} <= event.keys() and isinstance(event.get("kind"), str)
+    return event if complete and not deep else None

@@ -21,7 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 import configs
 from common.errors import ConfigError
@@ -40,6 +48,7 @@ RESERVED = frozenset({MANIFEST, MIRRORED, ABSENT})
 
 LARGEST_MANIFEST = 32 * 2**20  # bytes
 LARGEST_EVENT = 32 * 2**20  # bytes of a line
+MOST_BYTES = 2**63 - 1  # of an artifact: sizes are 64-bit integers in the catalog
 DEEPEST = 64  # nesting levels of lists and objects
 
 # These become names of files and objects and parts of URLs: no separators, no dots, nothing that a shell reads.
@@ -49,6 +58,14 @@ RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _storable(text: str) -> str:
+    text.encode()  # JSON can spell half of a surrogate pair, which no database stores; the error is a `ValueError`
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_storable)]
 
 
 def is_safe_name(name: str) -> bool:
@@ -81,7 +98,7 @@ def nests_too_deep(value: Any, limit: int = DEEPEST) -> bool:
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    bytes: NonNegativeInt
+    bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)]
     sha256: _Digest
 
 
@@ -93,35 +110,42 @@ class _Manifest(BaseModel):
     format: Literal[1]
     kind: _Kind
     key: _Digest
-    stage: str
-    version: int
+    stage: _Text
+    version: Annotated[int, Field(ge=0, lt=2**31)]
     config: dict[str, Any]
-    inputs: dict[str, Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}/[0-9a-f]{64}$")]]
-    input_executions: dict[str, str]
+    inputs: dict[_Text, Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}/[0-9a-f]{64}$")]]
+    input_executions: dict[_Text, _Text]
     outputs: list[_Kind]
     files: dict[str, _File]
     digest: _Digest
     facts: dict[str, Any]
-    commit: str | None
+    commit: _Text | None
     created: str
     execution: Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
-    run: str
-    label: str
-    host: str
+    run: _Text
+    label: _Text
+    host: _Text
 
     @field_validator("files")
     @classmethod
-    def _names_stay_inside(cls, files: dict[str, _File]) -> dict[str, _File]:
+    def _files_are_plausible(cls, files: dict[str, _File]) -> dict[str, _File]:
         for name in files:
             if not is_safe_name(name):
                 raise ValueError(f"a file cannot be called {name!r}")
+        if sum(file.bytes for file in files.values()) > MOST_BYTES:
+            raise ValueError("the files have more bytes than any disk")
         return files
 
     @field_validator("created")
     @classmethod
     def _created_has_zone(cls, created: str) -> str:
-        if datetime.fromisoformat(created).tzinfo is None:
+        time = datetime.fromisoformat(created)
+        if time.tzinfo is None:
             raise ValueError("the time has no zone")
+        try:
+            time.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("the time is before the year 1 or after 9999 in UTC") from None
         return created
 
     @model_validator(mode="after")
@@ -235,7 +259,7 @@ def now() -> str:
 @cache
 def host() -> str:
     """The name of this machine."""
-    return socket.gethostname()
+    return socket.gethostname().encode("utf-8", "replace").decode()
 
 
 @cache

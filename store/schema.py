@@ -194,9 +194,10 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     # Microseconds stay integers: as a fraction of seconds they would be rounded.
     seconds, us = divmod(int(event["time"]), 10**6)
     time = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=us)
-    common = {"id": str(event["id"]), "time": time}
+    common = {"id": _text(event["id"]), "time": time}
     if kind not in NAMED_BY_FIELD:
-        common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
+        stage = event.get("stage")
+        common |= {"execution": _text(event["execution"]), "stage": _text(stage) if stage else None}
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
     own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
     values = {name: _CASTS[table.columns[name]](fields[name]) for name in own_columns if fields[name] is not None}

@@ -19,7 +19,7 @@ from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
 from store.schema import TABLES
-from tests.support.samples.stage_store import flip_byte, key_of, published
+from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
 
@@ -177,6 +177,47 @@ def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
     catalog.ingest()
     assert catalog.query("SELECT count(*) AS n FROM samples") == [{"n": count}]
     assert catalog.query("SELECT count(*) AS n FROM calls") == [{"n": count}]
+
+
+STRANGE = "\ud800"  # half of a surrogate pair, which JSON can spell and no database stores
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({name: STRANGE} for name in ("id", "execution", "stage", "kind")),
+        *({name: ["a"]} for name in ("id", "execution", "stage", "kind")),
+        {"time": 10**30},
+    ],
+    ids=str,
+)
+def test_a_strange_event_of_another_machine_harms_no_other(store, catalog, part):
+    event = {"id": "a", "kind": "metric", "execution": "e1", "stage": "toy", "time": 1, "fields": {"value": 1.0}}
+    lines = [json.dumps(line) for line in (event | part, event | {"id": "good"})]
+    (store.root / "events" / "pulled.jsonl").write_text("\n".join(lines) + "\n")
+    catalog.ingest()
+    assert {"id": "good"} in catalog.query("SELECT id FROM metrics")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({name: STRANGE} for name in ("stage", "label", "commit", "host", "run")),
+        {"inputs": {STRANGE: f"tokens/{key_of('y')}"}, "input_executions": {STRANGE: "e"}},
+        {"inputs": {"web": f"tokens/{key_of('y')}"}, "input_executions": {"web": STRANGE}},
+        {"version": 2**31},
+        {"files": {name: {"bytes": 2**62, "sha256": key_of(name)} for name in "ab"}},
+        {"created": "0001-01-01T00:00:00+14:00"},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog, part):
+    manifest = manifest_of(**part)
+    filled(store.root / "artifacts" / "tokens" / manifest["key"], {"manifest.json": json.dumps(manifest)})
+    published(store, "tokens", "good")
+    catalog.ingest()
+    assert catalog.query("SELECT key FROM artifacts") == [{"key": key_of("good")}]
+    assert [artifact.key for artifact in store.list()] == [key_of("good")]
 
 
 def test_queries_and_their_errors_are_explained(store, catalog):
