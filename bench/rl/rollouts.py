@@ -111,7 +111,7 @@ def serve(setting: str, prompts: int) -> None:
     # One step per line: sample, score by the share of even ids, update.
     for _ in sys.stdin:
         clocks = [(time.perf_counter(), time.process_time())]
-        # Sampling, scoring and the update are timed apart; the scoring counts as part of the update, and takes
+        # Sampling and the update are timed apart; the scoring between them counts as part of the update, and takes
         # microseconds.
         groups = engine.sample(learner.params, step_problems, 0)
         clocks.append((time.perf_counter(), time.process_time()))

@@ -75,7 +75,7 @@ _SIDES = ("after", "before")
 async def declare(client: PrefectClient, automation: AutomationCore) -> None:
     """Create the automation, or update the one with its name. Duplicates of the name are removed."""
     known = await client.read_automations_by_name(automation.name)
-    # Two servers that start side by side may each create one; every duplicate would end the same run again.
+    # Two `nautile deploy` that start side by side may each create one; every duplicate would end the same run again.
     for extra in known[1:]:
         await client.delete_automation(extra.id)
     if known:

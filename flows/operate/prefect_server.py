@@ -199,13 +199,18 @@ class _Keeper:
         _end(self._process)
 
     def _keep(self) -> None:
-        for _ in range(RESTARTS):
+        restarts = 0
+        while True:
             while self._process.poll() is None:
                 if self._closed.wait(0.5):
                     return
-            log.warning("the embedded Prefect server ended with %s: started again", self._process.returncode)
+            code = self._process.returncode
+            if restarts == RESTARTS:
+                break
+            log.warning("the embedded Prefect server ended with %s: started again", code)
             self._process = self._start()
-        log.error("the embedded Prefect server ended more than %d times", RESTARTS)
+            restarts += 1
+        log.error("the embedded Prefect server ended more than %d times, the last time with %s", RESTARTS, code)
         self._closed.wait()
 
 

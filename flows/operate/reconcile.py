@@ -229,8 +229,7 @@ def _end_run(client: SyncPrefectClient, run: FlowRun) -> Iterator[Reconciled]:
     if state is not None and not state.is_final():
         end: State[None] = Cancelled(message=GONE) if state.is_cancelling() else Crashed(message=GONE)
         answer = client.set_flow_run_state(run.id, end)
-        # Prefect's rules forbid some transitions, such as from Pending to Crashed. The process is dead, whatever they
-        # say.
+        # Prefect's rules may refuse the transition. The process is dead, whatever they say.
         if answer.status.value != "ACCEPT":
             client.set_flow_run_state(run.id, end, force=True)
         yield Reconciled("Prefect run", f"{run.name} ({str(run.id)[:8]})", f"its process is gone; set {end.name}")

@@ -251,8 +251,7 @@ async def _stream(response: ResponseBuilder, events: RequestEvents, include_usag
     while not response.finished:
         index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
-            # The head with status 200 is sent already, so the error is an event, as in OpenAI's API, and `[DONE]` does
-            # not follow.
+            # The head with status 200 is sent already, so the error is an event, and `[DONE]` does not follow.
             yield _server_sent(ApiError(503, event.message, code="unavailable").body())
             return
         # The index of the first new token, for the log-probabilities of this chunk: `_add_event` appends to the ids.

@@ -87,7 +87,7 @@ def _run_rows(store: Store, record: Record, query: Query) -> list[dict[str, Any]
         for name, amount_of in (("seconds", seconds), ("dollars", dollars)):
             for prefix, step_keys in (("", {step["key"] for step in run["steps"]}), ("own_", own_keys)):
                 amounts = [amount_of.get(executions[key]) for key in step_keys if key in executions]
-                # Nothing known is None and not 0: a step whose calls have no price was not free.
+                # Without any known amount the sum is None and not 0: nobody has measured it.
                 known = [amount for amount in amounts if amount is not None]
                 row[prefix + name] = sum(known) if known else None
         rows.append(row)

@@ -1,5 +1,6 @@
 """The server that a run brings along comes back when it is killed, and is gone after the run."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,20 @@ def test_it_is_started_again_each_time_and_ended_for_good(keeper):
     assert started[-1].poll() is None
     keeper.close()
     assert [process.poll() is not None for process in started] == [True] * 3
+
+
+def test_the_last_one_is_watched_too(keeper, monkeypatch, caplog):
+    """It is given up when it ends, and not when it is started."""
+    keeper, started = keeper
+    monkeypatch.setattr(prefect_env, "RESTARTS", 1)
+    started[0].kill()
+    wait_until(lambda: len(started) == 2)
+    started[1].kill()
+    started[1].wait()
+    wait_until(lambda: "ended more than 1 times" in caplog.text)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert f"ended more than 1 times, the last time with {-signal.SIGKILL}" in caplog.text
+    keeper.close()
 
 
 def test_one_that_never_stays_up_is_given_up(keeper, monkeypatch, caplog):
