@@ -112,5 +112,5 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         if text.strip().replace(".", "", 1).isdigit():
             return float(text)
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # a date may have numbers of any size
         return None

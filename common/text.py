@@ -67,7 +67,7 @@ def amount(value: float) -> str:
         return f"{value / 1e9:.2f} G"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.2f} M"
-    if abs(value) >= 100 or value == int(value):
+    if abs(value) >= 100 or float(value).is_integer():  # which NaN is not
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
 

@@ -139,7 +139,8 @@ def parse(text: str) -> JudgeScore | None:
 
 def _whole(value: Any, least: int, most: int) -> int | None:
     """The whole number of a JSON value, if it is one from `least` to `most`."""
-    if isinstance(value, str) and (match := re.fullmatch(rf"\s*(-?\d+)(?:\.0+)?(?:\s*/\s*{most})?\s*", value)):
+    # Few digits: Python refuses to convert thousands of them, and a mark has three.
+    if isinstance(value, str) and (match := re.fullmatch(rf"\s*(-?\d{{1,4}})(?:\.0+)?(?:\s*/\s*{most})?\s*", value)):
         value = int(match[1])
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -122,6 +122,7 @@ def test_a_coroutine_is_retried_in_the_same_way():
         ({"retry-after": "3"}, 3.0),
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "Mon, 01 Jan 2026 99999999999999999999:00"}, None),
         ({"retry-after": "3", "retry-after-ms": "250"}, 0.25),
         ({"retry-after": email.utils.formatdate(0)}, 0.0),
     ],

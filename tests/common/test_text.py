@@ -46,6 +46,7 @@ def test_durations(seconds, shown):
         (12400, "12,400"),
         (3100000.0, "3.10 M"),
         (600000000000.0, "600.00 G"),
+        (float("nan"), "nan"),
     ],
 )
 def test_amounts(value, shown):

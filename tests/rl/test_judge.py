@@ -142,6 +142,7 @@ def test_a_grammar_is_sent_where_the_endpoint_takes_one(judge_of):
         ('{"reason": 4, "answer": 3, "follow": 5, "overall": 101}', None),
         ('{"reason": 4, "answer": 3, "follow": 5, "overall": -1}', None),
         ('{"reason": 4, "answer": 3, "follow": 5}', None),
+        ('{"reason": "%s", "answer": 3, "follow": 5, "overall": 72}' % ("1" * 5000), None),
         ('{"reason": 4.5, "answer": 3, "follow": 5, "overall": 72}', None),
         ('{"reason": true, "answer": 3, "follow": 5, "overall": 72}', None),
         ('{"reason": null, "answer": 3, "follow": 5, "overall": 72}', None),
