@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
 from common.files import write_json
+from tasks.simulate import CHUNK
 
 SCALE = ("strongly disagree", "disagree", "neither agree nor disagree", "agree", "strongly agree")
 STATEMENTS = (
@@ -61,8 +62,8 @@ def main():
     ]  # fmt: skip
     start = time.time()
     # The first run is killed, the second one resumes; a chunk that was rewritten would have another inode or time.
-    first = run_and_watch(command, work / "first.log", arguments.kill_at * arguments.personas)
-    second = run_and_watch(command, work / "second.log", None)
+    first = run_and_watch(command, work / "first.log", arguments.kill_at * arguments.personas, arguments.personas)
+    second = run_and_watch(command, work / "second.log", None, arguments.personas)
     unchanged_chunks = {name: first["chunks"][name] == second["chunks"].get(name) for name in first["chunks"]}
     summary = json.loads((work / "second.log").read_text(encoding="utf-8"))
     result = {
@@ -103,8 +104,8 @@ def write_survey(work):
     return survey, margins
 
 
-def run_and_watch(command, log, kill_after):
-    """Run a command; kill it once `kill_after` personas are answered, if given. Returns times, memory and chunks."""
+def run_and_watch(command, log, kill_after, people):
+    """Run a command; kill it once `kill_after` of `people` are answered, if given. Returns times, memory and chunks."""
     staging = Path(os.environ["NAUTILE_STORE"]) / "staging"
     start, seconds, peak, chunks = time.time(), {}, 0, {}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
@@ -116,7 +117,7 @@ def run_and_watch(command, log, kill_after):
             for path in staging.glob("*/scratch/chunks/*.parquet"):
                 stat = path.stat()
                 chunks[path.name] = [stat.st_ino, stat.st_mtime_ns]
-            if kill_after is not None and 64 * len(chunks) >= kill_after and job.poll() is None:
+            if kill_after is not None and CHUNK * len(chunks) >= kill_after and job.poll() is None:
                 job.send_signal(signal.SIGKILL)
                 killed = True
                 job.wait()
@@ -127,7 +128,7 @@ def run_and_watch(command, log, kill_after):
         "cpu_s": sum(seconds.values()),
         "peak_MiB": peak / 2**20,
         "killed": killed,
-        "personas": min(64 * len(chunks), 10**9),
+        "personas": min(CHUNK * len(chunks), people),  # the last chunk may be smaller
         "chunks": chunks,
     }
 

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_bench_reads_only_options_that_it_has(path):
 def test_every_question_of_a_round_is_asked_once(monkeypatch):
     from bench.decoding import serving
 
-    asked = []
+    questions = []
 
     class Client:
         def __init__(self, **_):
@@ -60,14 +61,14 @@ def test_every_question_of_a_round_is_asked_once(monkeypatch):
             return []
 
     async def ask(client, question, tokens):
-        asked.append(question)
+        questions.append(question)
         await asyncio.sleep(0)
         return 0.1, 0.2, tokens
 
     monkeypatch.setattr(serving, "AsyncOpenAI", Client)
     monkeypatch.setattr(serving, "ask", ask)
     figures, rate = asyncio.run(serving.round_of("http://127.0.0.1:1", 2, ["a", "b", "c"], 8))
-    assert sorted(asked) == ["a", "b", "c"]
+    assert sorted(questions) == ["a", "b", "c"]
     assert (figures, rate > 0) == ([(0.1, 0.2, 8)] * 3, True)
 
 
@@ -77,3 +78,19 @@ def test_without_idle_figures_the_busy_ones_stay_in_their_columns(capsys):
     print_table({"busy": {"nautile status": [1.0, 2.0]}, "idle": {}})
     head, row = capsys.readouterr().out.splitlines()
     assert row.index("1.50") + len("1.50") == head.index("busy") + len("busy")
+
+
+def test_the_last_chunk_of_a_survey_counts_only_the_people_that_it_has(monkeypatch, tmp_path):
+    from bench.uses import survey_job
+
+    chunks = tmp_path / "store" / "staging" / "key" / "scratch" / "chunks"
+    chunks.mkdir(parents=True)
+    for number in range(2):
+        (chunks / f"{number}.parquet").touch()
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(survey_job, "POLL_S", 0.0)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]  # until it is killed
+    people = survey_job.CHUNK + 10
+    monkeypatch.setattr(survey_job, "measure_processes", lambda pid, seconds: 0)
+    part = survey_job.run_and_watch(command, tmp_path / "job.log", 1, people)
+    assert (part["personas"], part["killed"], len(part["chunks"])) == (people, True, 2)
