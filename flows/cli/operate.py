@@ -16,10 +16,11 @@ def dashboard(
     host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
 ) -> None:
     """Serve the web dashboard of the store: runs, curves, rollouts, evaluations, lineage. Read-only."""
-    from flows.dashboard.command import serve
+    from flows.dashboard.command import arguments, serve
 
+    command = arguments(host, port)  # raises for a port in use, before an address is printed that is another's
     console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (Ctrl-C stops it)")
-    serve(host, port)
+    serve(command)
 
 
 def server(

@@ -41,9 +41,8 @@ def arguments(host: str, port: int) -> list[str]:
     ]
 
 
-def serve(host: str, port: int) -> None:
-    """Replace this process with the Streamlit server; does not return."""
-    command = arguments(host, port)
+def serve(command: list[str]) -> None:
+    """Replace this process with the Streamlit server of `arguments`; does not return."""
     # Replaced and not started: the process that `nautile up` has recorded is then the server itself, and signals reach
     # it.
     os.execv(command[0], command)

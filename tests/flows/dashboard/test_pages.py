@@ -298,13 +298,17 @@ def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
     assert any("because" in str(element.proto) for element in shown.get("html"))
 
 
-def test_a_used_port_is_refused_with_the_option_to_change():
+def test_a_used_port_is_refused_with_the_option_to_change(command_line):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
             arguments("127.0.0.1", port)
+        code, _, err = command_line("dashboard", "--port", str(port))
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in err
+    assert "the dashboard is at" not in err
 
 
 def test_it_listens_on_loopback_and_sends_no_telemetry():
