@@ -56,6 +56,8 @@ def draw(base: np.ndarray, count: int, seed: int, out: np.ndarray) -> None:
     rng = np.random.default_rng(seed)
     near = exact_nearest(base, base[:2000], 2)[:, 1]
     differences = base[:2000] - base[near]
+    # Noise in the directions in which real neighbours differ. Noise in all directions alike would make search easier
+    # than it is.
     spread = np.linalg.cholesky(np.cov(differences.T) + 1e-6 * np.eye(base.shape[1])).astype(np.float32)
     typical = np.sqrt((spread**2).sum())
     for start in range(0, count, SEARCH_BLOCK):

@@ -62,6 +62,7 @@ def main():
                 flush=True,
             )
     # Compare the weights read per second with the memory bandwidth, and the widths with each other.
+    # At one row, decoding reads every weight for each token, so memory bandwidth is its bound.
     for name in [name for name in ("copy", "sum") if {name, "jax 32"} <= set(results)]:
         share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results[name]["bytes_s"]
         print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a {name}")

@@ -43,6 +43,7 @@ def throughput(arguments: argparse.Namespace) -> None:
     items = held_out(ProblemsConfig(tasks=tasks, count=arguments.items), seed=1)
     shape = {"benchmarks": (), "max_tokens": arguments.max_tokens, "prompt_length": arguments.prompt_length}
     # Form -> (rows of the program, prompts at a time, problems).
+    # The last form is the slowest and gets only eight problems: its rate is known after these.
     forms = {
         f"batch {arguments.batch}": (arguments.batch, arguments.batch, items),
         "one prompt at a time, a program of one row": (1, 1, items),

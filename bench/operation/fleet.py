@@ -220,6 +220,7 @@ def measure(
         time.sleep(PAUSE_S + 5.0)  # Prefect's server still writes the last events
         for _ in range(arguments.idle):
             timer.time_all(idle)
+        # Prefect's own count, to be compared with the marker files below: both must know every item.
         states = {
             state: client.post("/task_runs/count", json={"task_runs": {"state": {"type": {"any_": [state]}}}}).json()
             for state in ("COMPLETED", "FAILED", "CRASHED", "RUNNING", "PENDING", "CANCELLED")

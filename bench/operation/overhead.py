@@ -93,6 +93,7 @@ def stage(arguments: argparse.Namespace) -> None:
                 context = RunContext("bench", str(store.root))
                 return [time_call(lambda: as_prefect_task(empty)({"n": uuid.uuid4().hex}, {}, context))]
 
+            # The least that any stage must do: start an interpreter and write a file.
             code = f"open({str(Path(folder) / 'nothing.txt')!r}, 'w').write('nothing')"
             # Form -> a call that returns its wall and processor seconds.
             forms: dict[str, Callable[[], tuple[float, float]]] = {
@@ -145,6 +146,7 @@ def reused(arguments: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory() as home,
         server(Path(home)) as url,
     ):
+        # The second is what a person on a laptop has; the first what a scheduled run finds.
         servers = {"a server is up": {"PREFECT_API_URL": url}, "it brings its own server": {}}
         by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
         for _ in range(arguments.repeats):

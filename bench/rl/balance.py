@@ -62,6 +62,7 @@ def update_and_wait(learner: Learner, batch: list[Group]) -> None:
 
 def main() -> None:
     arguments = argument_parser(__doc__, repeats=7, widths=[128, 512], groups=15, kl=0.0).parse_args()
+    # A constant rate, so that every timed update does the same work.
     policy = PolicyConfig(steps=1000, kl=arguments.kl, micro_rows=ROWS, optimizer=OptimizerConfig(schedule="constant"))
     rollout = RolloutConfig(prompts=arguments.groups, group=8, prompt_length=PROMPT, max_tokens=COMPLETION)
     for width in arguments.widths:

@@ -174,6 +174,7 @@ def _lines(start: Mapping[str, np.ndarray], setting: Setting) -> Iterator[list[s
         leads = ["" if plain is None or arm is plain else str(arm.lead(plain, way)) for way in WAYS]
         logprob_curves = [arm.curve(f"logprob_{side}") for side in ("positive", "negative")]
         logprob_changes = [np.nanmean(curve[:, -ENDS:]) - np.nanmean(curve[:, :ENDS]) for curve in logprob_curves]
+        # Steps without a signal have no norm, and NaN says so: they are left out and do not count as zero.
         medians = [np.nanmedian(values) for values in (arm.norm_ratio, arm.curve("balance_factor"))]
         yield [
             setting.experiment,
@@ -194,6 +195,7 @@ def picture(start: Mapping[str, np.ndarray], results: Sequence[Setting]) -> str:
         for axes, way in zip(figure.subplots(1, 2, sharey=True), WAYS, strict=True):
             for row, setting in enumerate(results):
                 for name, arm in setting.arms.items():
+                    # A fixed place and colour per arm, also in settings that lack other arms.
                     order = ARMS.index(name)
                     gain, y, colour = arm.gain(start, way), row + 0.15 * (order - 2), COLOURS[order]
                     axes.plot((gain.low, gain.high), (y, y), color=colour, linewidth=1.2)
@@ -246,6 +248,8 @@ def by_right(premise: Sequence[dict[str, Any]]) -> str:
         same = [row for row in premise if (row["group"], row["right"]) == (size, right)]
         ratio = np.median([row["norm_negative"] / row["norm_positive"] for row in same])
         cosine = np.median([row["gradient_cosine"] for row in same])
+        # If the gradients of single completions were orthogonal and of equal length, the advantages alone would give
+        # this ratio.
         expected = (right / (size - right)) ** 0.5
         lines.append(f"| {size} | {right} | {len(same)} | {ratio:.2f} | {expected:.2f} | {cosine:.2f} |")
     return "\n".join(lines) + "\n"

@@ -111,6 +111,7 @@ def _score(arm: Arm, before: Arm | None, how: str) -> Score:
     seeds, accuracy, interval = [float(x) for x in right.mean(axis=1)], float(by_problem.mean()), resampled(by_problem)
     if before is None:
         return Score(seeds, accuracy, interval, None, None)
+    # Paired by problem: the start's luck with a problem is taken out of the gain.
     gains = by_problem - before.right(how).mean(axis=0)
     return Score(seeds, accuracy, interval, float(gains.mean()), resampled(gains))
 
@@ -165,6 +166,7 @@ def picture(title: str, arms: Sequence[Arm]) -> str:
         for axes, (name, heading) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
             for number, arm in enumerate(arm for arm in arms if any("norm_positive" in run.curves for run in arm.runs)):
                 series = [dict(thinned(run.curves)[name]) for run in arm.runs if name in run.curves]
+                # Only steps that every seed has, or the mean would jump where one of them ends.
                 steps = sorted(set.intersection(*map(set, series))) if series else []
                 means = [np.mean([points[step] for points in series]) for step in steps]
                 axes.plot(steps, means, color=COLOURS[number], linewidth=1.4, label=arm.title)

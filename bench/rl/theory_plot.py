@@ -55,6 +55,7 @@ def retrieval_error(rng: np.random.Generator, count: int, points: int) -> float:
     for _ in range(TRIALS):
         tokens_TD = distinct_tokens(rng, count, SIDE, DIMENSIONS)
         sampled_FD = theta_FD[rng.choice(len(theta_FD), size=points, replace=False)]
+        # The character of the first token, times i/p: the inversion formula for a token of weight p = 1/count.
         query_F = 1j * count * np.exp(1j * sampled_FD @ tokens_TD[0])
         retrieved_D = readout(gradient(sampled_FD, tokens_TD, np.full(count, 1 / count)), query_F)
         squares.append(np.sum(np.abs(retrieved_D - tokens_TD[0]) ** 2) / np.mean(np.sum(tokens_TD[1:] ** 2, axis=1)))
@@ -78,6 +79,7 @@ def draw(path: Path = FIGURE) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "nautile", "svg.fonttype": "none", "font.size": 9})
     rng = np.random.default_rng(0)
     frequencies = SIDE**DIMENSIONS
+    # Powers of two, and some near N, where the error falls to zero within a few points.
     points = [2**power for power in range(10)] + [768, 960, 1008, 1023]
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     for count, colour in zip(TOKENS, ("tab:blue", "tab:orange", "tab:green"), strict=True):

@@ -106,6 +106,7 @@ class Network:
         run_ip(*inside, "link", "add", "bridge", "type", "bridge")
         run_ip(*inside, "address", "add", f"{SERVER}/24", "dev", "bridge")
         run_ip(*inside, "link", "set", "bridge", "up")
+        # The servers live in a namespace of their own, so that losing a host never takes them along.
         self.start(["ip", "netns", "exec", self.names[0], sys.executable, __file__, "serve"])
         wait_until(lambda: (PIDS / "serving").exists(), "the servers")
 
@@ -114,12 +115,14 @@ class Network:
         full, port, folder = f"{NAMES}-{name}", f"nb{number}{name[-1]}", self.base / name
         self.names.append(full)
         run_ip("netns", "add", full)
+        # A veth pair: one end at the bridge, the other is eth0 of the host.
         run_ip("link", "add", port, "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", full)
         run_ip("netns", "exec", self.names[0], "ip", "link", "set", port, "master", "bridge", "up")
         for settings in (["link", "set", "lo", "up"], ["link", "set", "eth0", "up"]):
             run_ip("netns", "exec", full, "ip", *settings)
         run_ip("netns", "exec", full, "ip", "address", "add", f"10.77.0.1{number}/24", "dev", "eth0")
         folder.mkdir()
+        # A host finds its own name without a name server.
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1{number} {full}\n")
         steps = (
             f"mount --bind {folder} /mnt",
@@ -130,6 +133,7 @@ class Network:
             f"echo $$ >{PIDS / str(number)}",
             "exec sleep 100000",
         )
+        # The first process of the host holds its namespaces open; every command enters through its id.
         self.start(["ip", "netns", "exec", full, "unshare", "--mount", "--uts", "sh", "-c", " && ".join(steps)])
         wait_until(lambda: (PIDS / str(number)).exists(), f"host {name}")
 
@@ -359,6 +363,8 @@ def distillation(teacher: str) -> dict[str, Any]:
 
 def show_pretraining(network: Network, baseline: Store) -> None:
     log("PRETRAINING: two hosts (a, b) train as one; a third machine (c) launches them; b is lost")
+    # Lost only after a checkpoint is at the remote: before that there is nothing to continue from, and the run would
+    # simply begin again.
     launching = network.run(2, "launch_pretraining")
     wait_until(lambda: read_status("finished"), "the first uploaded checkpoint")
     log(f"a checkpoint is uploaded: step {read_status('finished')} of {STEPS}")
@@ -366,6 +372,8 @@ def show_pretraining(network: Network, baseline: Store) -> None:
     log("host b is lost: its processes, its network, its disk; host d takes its place")
     network.add(1, "d")
     launching.wait()
+    # The undisturbed run has two processes as well, on one machine: sums over two shards are rounded differently than
+    # over one.
     launch = LaunchConfig(processes=2)
     run_until_published(pretrain, pretraining(), tokens(baseline), baseline, launch)
     compare("checkpoint", network, baseline)
@@ -376,6 +384,7 @@ def show_distillation(network: Network, baseline: Store) -> None:
     teacher = f"http://{SERVER}:{TEACHER_PORT}/v1"
     network.run(0, "distil", teacher=teacher)
     wait_until(lambda: read_status("answered") > PROMPTS // 4, "the teacher")
+    # It waits for the lease that host a holds, and must not send a single request before it has it.
     waiting = network.run(2, "distil", teacher=teacher)
     wait_until(lambda: read_status("answered") > PROMPTS // 2, "the teacher")
     network.kill(0, "a")
@@ -423,6 +432,7 @@ def show_ray(network: Network, baseline: Store) -> None:
     wait_until(lambda: all((PIDS / name).exists() for name in GATED) or launching.poll() is not None, "the work items")
     network.kill(1, "b")
     log("host b is lost: its processes, its network, its disk")
+    # Opens the gate of the items that were held back, so that some of them were surely at work on the lost host.
     (PIDS / "open").touch()
     if launching.wait():
         raise SystemExit("the fan-out failed")
@@ -450,6 +460,7 @@ def main() -> None:
         baseline = Store(Path(folder) / "undisturbed")
         baseline.prepare()
         for part in parts:
+            # Every part begins with three new hosts: the part before it has lost one.
             for number, name in enumerate("abc"):
                 network.add(number, name)
             PARTS[part](network, baseline)

@@ -59,6 +59,7 @@ def cumsum(keys, gates, decay, phase_scale, grid, weights, q_re, q_im):
     gates = gates * jnp.exp(-decay * jnp.arange(keys.shape[1] - 1, -1, -1)[:, None])
     re, im = encoded(keys, phase_scale, grid)
     wide = gates[..., None, None]
+    # The whole prefix state at every position, which is what makes this form simple and expensive in memory.
     state = MixState(jnp.cumsum(wide * re, 1), jnp.cumsum(wide * im, 1), jnp.cumsum(gates, 1))
     return read_out(state, weights, q_re, q_im)
 

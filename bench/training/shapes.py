@@ -89,9 +89,11 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
     assert held_out_config is not None
     drawn = problems(held_out_config.tasks, config.seed, "held_out")
     held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
+    # Only the evaluation of the study is used: its sampling and its grader.
     solved = Study(params, model, tokenizer_for(tokenizer), [], held_out).solved(params, 0.0)
     grids: dict[str, list[float]] = {}
     for name in sca_names(model):
+        # θ before training follows from the seed, so it need not have been stored.
         initial_block = initialise(model, seed)["blocks"][name]
         initial, trained = (
             np.asarray(spectrum(block_params).grid_KHM) for block_params in (initial_block, params["blocks"][name])

@@ -38,6 +38,7 @@ def main():
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch)
+        # One after the other: 372 M parameters with gradients fill the memory of a small machine once.
         for name in ("write", "jax", "torch"):
             if name == "write" and (folder / EXPORT).exists():
                 continue

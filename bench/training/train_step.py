@@ -78,6 +78,7 @@ def alternatives(config: ModelConfig) -> dict[str, Loss]:
     plain = whole_logits(config.model_copy(update=matrix | unscanned))
     rematerialised = whole_logits(config.model_copy(update=matrix | block))
     return {
+        # Each of the next three undoes one decision of ours, so that its share of the gain can be read off.
         "ours": chunked_loss(config),
         "ours, whole logits": whole_logits(config),
         "ours, unscanned": chunked_loss(config.model_copy(update=unscanned)),
@@ -116,6 +117,7 @@ def products_alone(config: ModelConfig) -> Callable[[], None]:
         first, second = (jnp.asarray(rng.standard_normal(shape, np.float32), config.compute_dtype) for shape in shapes)
         slope = jnp.ones_like(function(first, second))
         steps.append((count, jax.jit(_with_gradients(function)), (first, second, slope)))
+    # The head works on one chunk of positions at a time, as the loss does, so that whole logits are never held.
     hidden_TD = jnp.asarray(rng.standard_normal((BATCH * LOSS_CHUNK, width), np.float32), config.compute_dtype)
     table_VD = jnp.asarray(rng.standard_normal((config.padded_vocabulary, width), np.float32), config.compute_dtype)
     slope_TV = jnp.ones((BATCH * LOSS_CHUNK, config.padded_vocabulary), config.compute_dtype)
@@ -224,6 +226,7 @@ def main() -> None:
     for name, (seconds, processor, gib) in medians.items():
         row = {"step": name, "seconds": round(seconds, 2), "processor_seconds": round(processor, 2)}
         row |= {"tokens_per_second": round(BATCH * LENGTH / seconds, 1), "temporaries_gib": round(gib, 2)}
+        # By wall time and by processor time: on a shared machine only the second is comparable.
         for kind, value, ours_value in zip(("", "_processor"), (seconds, processor), medians["ours"], strict=False):
             row[f"times_ours{kind}"] = round(value / ours_value, 3)
         if peak := peak_of(device):

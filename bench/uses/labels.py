@@ -132,6 +132,7 @@ def arms_of(arguments):
 
 def measure_arm(name, fields, params, model, tokenizer, work, arguments):
     """Scores and speeds of one arm and its baselines, with the load of the machine."""
+    # The load is recorded with each arm: on a shared machine it explains wall times that look odd.
     start = time.time(), time.process_time(), os.getloadavg()[0]
     config = TuneConfig.model_validate(fields)
     splits = read_splits(config, work, {})

@@ -114,6 +114,7 @@ def run_and_watch(command, log, kill_after, people):
         while job.poll() is None:
             time.sleep(POLL_S)
             peak = max(peak, measure_processes(job.pid, seconds))
+            # Inode and time of every chunk: a chunk that was computed again would be a new file.
             for path in staging.glob("*/scratch/chunks/*.parquet"):
                 stat = path.stat()
                 chunks[path.name] = [stat.st_ino, stat.st_mtime_ns]

@@ -77,6 +77,8 @@ def measure_seed(checkpoint, name, seed, people, work):
     start = time.process_time()
     opinions = scorer.opinions(chosen)
     seconds = time.process_time() - start
+    # Kept per order of the options, because the position bias is what differs between the orders; their mean is the
+    # answer.
     by_order = [np.stack([row[number].by_order for row in opinions]) for number in range(len(survey.questions))]
     summary = compare(survey, config, chosen, [orders.mean(axis=1) for orders in by_order], respondents, places)
     bias = [position_bias(values, orders) for values, orders in zip(by_order, scorer.orders, strict=True)]
