@@ -229,10 +229,13 @@ class Store:
         yield lambda: None
 
     @contextmanager
-    def mirrored_staging(self, key: str, *, send: bool = True) -> Iterator[None]:
+    def mirrored_staging(
+        self, key: str, *, send: bool = True, check: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
         """Restore unfinished work of another machine from the remote, and `send` there what the block saves.
 
-        The caller holds the lock and the lease of `key`. Without a remote this does nothing.
+        The caller holds the lock and the lease of `key`; `check` raises `Retryable` once the lease is lost, and then
+        nothing more is sent. Without a remote this does nothing.
         """
         yield
 

@@ -124,9 +124,16 @@ class MirroredStore(Store):
             lease.release()
 
     @contextmanager
-    def mirrored_staging(self, key: str, *, send: bool = True) -> Iterator[None]:
+    def mirrored_staging(
+        self, key: str, *, send: bool = True, check: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
         folder = self.root / "staging" / key
-        mirror = StagingMirror(self.remote, folder, self.push_events)
+
+        def before_snapshot() -> None:
+            self.push_events()
+            check()  # another machine may be sending its own snapshots by now, and these would replace them
+
+        mirror = StagingMirror(self.remote, folder, before_snapshot)
         mirror.pull()
         if send:
             mirror.start()

@@ -104,7 +104,8 @@ class _Attempt:
                     self.store.refresh(held=self.key)
                     if reusable := self._reusable():  # likewise the previous holder of the lease
                         return self._reuse(reusable)
-                with self.store.mirrored_staging(self.key, send=not self._hosts_have_own_disks()):
+                send = not self._hosts_have_own_disks()
+                with self.store.mirrored_staging(self.key, send=send, check=check_lease):
                     return self._produce(check_lease)
         finally:
             lock.release()

@@ -178,6 +178,25 @@ def test_what_has_no_checkpoint_is_not_sent_and_what_is_published_is_removed(pai
     assert a.remote.names("staging") == {}
 
 
+def test_a_machine_that_has_lost_its_lease_leaves_the_work_of_its_successor_alone(pair):
+    a, b = pair
+    begun(a)
+    leased = True
+
+    def check():
+        if not leased:
+            raise Retryable("taken over by b")
+
+    with a.mirrored_staging(KEY, check=check):
+        second = mirror(b)
+        filled(b.root / "staging" / KEY, {f"{STEP}/9/state": "nine"})
+        assert second.push()
+        sent = a.remote.read(f"staging/{KEY}/{SNAPSHOT}", 2**16)
+        leased = False
+    assert a.remote.read(f"staging/{KEY}/{SNAPSHOT}", 2**16) == sent
+    assert f"{STEP}/9/state" in a.remote.names(f"staging/{KEY}")
+
+
 def test_what_could_not_be_sent_stays_at_the_remote_until_it_is_old(pair):
     a, _ = pair
     begun(a)
