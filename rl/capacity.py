@@ -34,7 +34,8 @@ def estimate_memory(
     """
     # All completions of a step are decoded at once; an update takes them in micro-batches.
     rows = rollout.prompts * rollout.group
-    for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
+    micro_rows = policy.micro_rows if policy else rows
+    for name, count in (("rollout.prompts x rollout.group", rows), ("policy.micro_rows", micro_rows)):
         if count % mesh.size:
             raise ConfigError(f"{name}: {count} is not a multiple of the {mesh.size} chips")
     program = LearnerProgram(model, policy, rollout, balance is not None, mesh) if policy else None

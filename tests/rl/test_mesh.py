@@ -63,6 +63,8 @@ def test_what_does_not_divide_is_refused(model):
     mesh = make_mesh(1, 2 * make_mesh(1).devices.ravel().tolist())
     with pytest.raises(ConfigError, match="9 completions at once, which is not a multiple of the 2 devices"):
         RolloutEngine(model, tokenizer_for(TOKENIZER), rollout, 0, mesh)
+    with pytest.raises(ConfigError, match=r"rollout\.prompts x rollout\.group: 9 is not a multiple of the 2 chips"):
+        estimate_memory(model, rollout, None, None, mesh)
     even = rollout.model_copy(update={"group": 4})
     with pytest.raises(ConfigError, match=r"policy\.micro_rows: 3 is not a multiple of the 2 chips"):
         estimate_memory(model, even, policy(micro_rows=3), None, mesh)
