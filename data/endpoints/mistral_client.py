@@ -9,6 +9,7 @@ import httpx2
 from mistralai.client import Mistral
 from mistralai.client.chat import Chat
 from mistralai.client.errors import MistralError, ResponseValidationError
+from mistralai.client.models import UnknownModelListData
 
 from common.errors import ConfigError
 from common.retry import retry_after
@@ -70,7 +71,11 @@ class MistralClient:
     async def models(self) -> list[str] | None:
         """Names of the models this key may use, aliases included."""
         page = await self.send(self.sdk.models.list_async())
-        names = [name for entry in page.data or [] for name in (entry.id, *(getattr(entry, "aliases", None) or []))]
+        names: list[str] = []
+        for entry in page.data or []:
+            # The SDK keeps an entry of a type that it does not know as the JSON object that was sent.
+            fields = entry.raw if isinstance(entry, UnknownModelListData) else entry.model_dump()
+            names += filter(None, (fields.get("id"), *(fields.get("aliases") or ())))
         return names or None
 
     async def send(self, call: Awaitable[Result]) -> Result:

@@ -290,6 +290,17 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
         pool_for(fake=openai(server)).check()
 
 
+@pytest.mark.parametrize("card", [{"type": "base"}, {"type": "new"}, {"type": "new", "aliases": ["newest"]}])
+def test_check_reads_the_models_of_mistral_whatever_their_type(pool_for, monkeypatch, card):
+    monkeypatch.setenv("FAKE_KEY", KEY)
+    with FakeOpenAI(card=card) as server:
+        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": "mistral"})
+        for name in ("fake", *card.get("aliases", ())):
+            pool_for(fake=config.model_copy(update={"model": name})).check()
+        with pytest.raises(ConfigError, match=r"no model 'other'.*fake"):
+            pool_for(fake=config.model_copy(update={"model": "other"})).check()
+
+
 def test_the_window_follows_the_endpoint_that_takes_most(pool_for):
     with FakeOpenAI() as server:
         live, batch = openai(server, concurrency=5000), openai(server, mode="batch")

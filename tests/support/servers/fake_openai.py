@@ -84,6 +84,7 @@ class FakeOpenAI(FakeServer):
     reply: Reply = useful
     faults: Faults = field(default_factory=lambda: always(None))
     models: Sequence[str] = ("fake",)
+    card: dict[str, Any] = field(default_factory=dict)  # more of each entry of the list of models
     key: str | None = None
     delay_s: float = 0.0
     retry_after: str | None = "0.05"
@@ -155,7 +156,7 @@ class FakeOpenAI(FakeServer):
             return json_response({"error": {"message": message, "code": "bad_key"}}, 401)
         if request.method == "GET" and request.path == "/v1/models":
             models = [
-                {"id": name, "object": "model", "created": 0, "owned_by": "fake", "capabilities": {}}
+                {"id": name, "object": "model", "created": 0, "owned_by": "fake", "capabilities": {}, **self.card}
                 for name in self.models
             ]
             return json_response({"object": "list", "data": models})
