@@ -152,7 +152,7 @@ def _number(schema: Schema) -> str:
 def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
     """The shortest array: `minItems` items, each the shortest that its schema allows."""
     prefix_items, item_schema = schema.get("prefixItems", []), schema.get("items", True)
-    items = []
+    items: list[str | None] = []
     for index in range(schema.get("minItems", 0)):
         if index > len(prefix_items) and items:
             items.append(items[-1])  # all items after the prefix have the same schema

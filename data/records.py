@@ -120,7 +120,7 @@ def to_batch(rows: list[Record | Rejected], form: RecordForm) -> RecordBatch:
     """Turn rows that were read one by one into a batch."""
     usable = [row for row in rows if not isinstance(row, Rejected)]
     columns = {name: [getattr(row, name) for row in usable] for name in schema_columns(form)}
-    rejected = Counter(row.reason for row in rows if isinstance(row, Rejected))
+    rejected: Counter[str] = Counter(row.reason for row in rows if isinstance(row, Rejected))
     return RecordBatch(form, len(rows), columns, rejected, lambda i: usable[i])
 
 

@@ -60,8 +60,8 @@ def read_prompt_set(source: PromptSetConfig, seed: int, work: Path, skip: int = 
     Raises `ConfigError` for a set that cannot be read or lacks the columns, `Retryable` if the Hub does not answer.
     """
     if source.source == "wikipedia":
-        for prompt in itertools.islice(article_prompts(seed), skip, None):
-            yield replace(prompt, set=source.name)
+        for article_prompt in itertools.islice(article_prompts(seed), skip, None):
+            yield replace(article_prompt, set=source.name)
         return
     check_prompt_set(source)
     columns: set[str] = set()

@@ -138,7 +138,10 @@ class DistillStats:
         values = {stat.name: data[stat.name] for stat in fields(cls) if stat.name in data}
         if "unasked" not in data:  # an earlier version counted them as rejected
             values["unasked"] = values["rejected"].pop(UNASKED, 0)
-        return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in values.items()})
+        for name, value in values.items():
+            if isinstance(value, dict) and name != "samples":
+                values[name] = Counter(value)
+        return cls(**values)
 
     def _add_cost(self, result: PromptResult, pool: EndpointPool) -> None:
         """Add the tokens and dollars of all replies that were paid for on behalf of a prompt."""
@@ -149,7 +152,8 @@ class DistillStats:
                 continue
             digests.add(reply.digest)
             cost = reply_cost(pool.config(reply.endpoint), reply.tokens_in, reply.tokens_out)
-            self.dollars[paid.purpose] += 0.0 if reply.reused else cost or 0.0
+            dollars = 0.0 if reply.reused else cost or 0.0
+            self.dollars[paid.purpose] += dollars  # type: ignore[assignment]  # typeshed: a Counter counts in int only
             self.reused += reply.reused
             self.uncounted += reply.tokens_in is None or reply.tokens_out is None
             self.tokens_in[reply.endpoint] += reply.tokens_in or 0
@@ -262,7 +266,7 @@ def emit_samples(results: list[PromptResult], first_index: int, emit: Emit) -> N
 def sample_of(result: PromptResult) -> dict[str, Any]:
     """A result as a sample row, to be displayed."""
     document, reply = result.document, result.reply
-    row = {
+    row: dict[str, Any] = {
         "query": result.task.prompt.query[:SAMPLE_CHARACTERS],
         "reasoning": document.reasoning[:SAMPLE_CHARACTERS] if document else None,
         "answer": document.answer[:SAMPLE_CHARACTERS] if document else None,

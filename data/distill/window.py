@@ -20,7 +20,7 @@ from data.distill.prompts import Prompt
 from data.distill.stats import FIRST_JUDGED
 from data.distill.types import PromptResult, TeacherTask
 from data.distill.verdicts import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
-from data.endpoints.chat_types import ChatFailure, ChatReply
+from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import raise_for_outage
 from data.endpoints.session import AskResult, AskSession
 
@@ -142,7 +142,7 @@ class PromptWindow:
     def _send(self, session: AskSession, file: OpenFile, items: Sequence[PreparedPrompt], *, more_follow: bool) -> None:
         """Open the window for a block of prompts: send their probes, or their teachers' requests without probes."""
         self._add(file, len(items))
-        requests = []
+        requests: list[tuple[tuple[_OpenPrompt, int | None], ChatRequest]] = []
         for item in items:
             probes = self._teachers.probe_requests(item)
             open_prompt = _OpenPrompt(file, len(file.results), item, [None] * len(probes))
@@ -166,25 +166,27 @@ class PromptWindow:
                 raise_for_outage([reply])
             self._budget_spent = self._budget_spent or reply.reason == "budget"
         # The next task: the first teacher's after all probes have answered, or another teacher's after a failure.
-        task, probe_replies = None, open_prompt.probe_replies
-        if sample is not None:
+        probe_replies = open_prompt.probe_replies
+        if sample is None:
+            assert open_prompt.task is not None
+            next_task = self._teachers.next_task(open_prompt.task, reply)
+        else:
             probe_replies[sample] = reply
             if None in probe_replies:
                 return
-            task = self._teachers.first_task(open_prompt.item, cast(list[AskResult], probe_replies))
-        else:
-            assert open_prompt.task is not None
-            task = self._teachers.next_task(open_prompt.task, reply)
-        if task is not None:
-            open_prompt.task = task
-            session.submit([((open_prompt, None), task.request)])
+            next_task = self._teachers.first_task(open_prompt.item, cast(list[AskResult], probe_replies))
+        if next_task is not None:
+            open_prompt.task = next_task
+            session.submit([((open_prompt, None), next_task.request)])
             return
+        task = open_prompt.task
+        assert task is not None
         if isinstance(reply, ChatFailure):
             probes = cast(list[AskResult], probe_replies)
-            self._finish(open_prompt, self._teachers.failure_result(open_prompt.task, reply, probes))
+            self._finish(open_prompt, self._teachers.failure_result(task, reply, probes))
             return
         # A teacher's reply: check it here, or in a worker process whose verdict comes back through the session.
-        open_prompt.reply, task = reply, open_prompt.task
+        open_prompt.reply = reply
         if self._processes is None:
             config = self._teachers.config
             verdict = judge_reply(reply.text, reply.finish, task.prompt, task.neighbours, task.template, config)

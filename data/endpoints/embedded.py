@@ -41,6 +41,7 @@ def model_file() -> Path:
 
 
 PROGRAM = ServerProgram(MODEL, lambda: ["data.endpoints.embedded", "--model", str(model_file())], replicated=True)
+_server: object = None  # the server of this process, which runs as long as the object exists
 
 
 def serve(model: Path) -> str:
@@ -58,9 +59,9 @@ def serve(model: Path) -> str:
     parameters.speculative.ngram_simple.size_n, parameters.speculative.ngram_simple.size_m = 2, DRAFT_TOKENS
     parameters.ui = False
     parameters.verbosity = 1
-    global _server  # the server runs as long as the object exists
-    _server = xllamacpp.Server(parameters)
-    return f"{_server.listening_address}/v1"
+    global _server
+    _server = server = xllamacpp.Server(parameters)
+    return f"{server.listening_address}/v1"
 
 
 def main() -> None:

@@ -152,10 +152,10 @@ class EndpointPool:
                 self._run_in_loop(endpoint.check_reachable())
             except Retryable as error:
                 unreachable[name] = error
-        for name, error in unreachable.items():
+        for name, retryable in unreachable.items():
             if set(self._configs[name].fallback) <= unreachable.keys():
-                raise error
-            logger.warning("%s; continuing, because a fallback answers", error)
+                raise retryable
+            logger.warning("%s; continuing, because a fallback answers", retryable)
 
     def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[AskResult]:
         """Send requests and return their results in order; `on_reply(index, result)` is called as each arrives.
@@ -276,7 +276,7 @@ class EndpointPool:
                 return result
             # The reply is in the cache now: the next iteration reads it, and records that it cost nothing.
         in_flight = self._in_flight[digest] = asyncio.get_running_loop().create_future()
-        result: AskResult = ChatFailure("outage", "cancelled", 0)  # what waiters get if this task is cancelled
+        result = ChatFailure("outage", "cancelled", 0)  # what waiters get if this task is cancelled
         cache, batch_queue = self._cache(name), self._batch_queues.get(name)
         try:
             # Wait for a request of the same digest in another process, then look for its reply.

@@ -239,7 +239,7 @@ def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
         return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()
     try:
         row = json.loads(line)
-        digest = None if "unknown" in row else bytes.fromhex(row["digest"])
-        return digest, row.get("endpoint", ""), _usage(row), row.get("execution", "")
+        row_digest = None if "unknown" in row else bytes.fromhex(row["digest"])
+        return row_digest, row.get("endpoint", ""), _usage(row), row.get("execution", "")
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a reply: {error}") from None

@@ -118,8 +118,8 @@ class AskSession:
         for key, request in items:
             self._waiting[request.endpoint].append((key, request))
         for name in {request.endpoint for _, request in items}:
-            batch_queue = self._batch_queues.get(name)
-            capacity = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
+            is_batch = name in self._batch_queues
+            capacity = self._batch_queues[name].capacity if is_batch else self._endpoints[name].concurrency
             for _ in range(min(capacity - len(self._workers[name]), len(self._waiting[name]))):
                 task = self._loop.create_task(self._work(name))
                 self._workers[name].add(task)

@@ -43,7 +43,7 @@ class Splits:
 def read_splits(config: TuneConfig, work: Path, files: Mapping[str, str]) -> Splits:
     """Read and split the configured data. `work`, `files`: see `read_rows`. Raises as `read_rows` and `split_rows`."""
     sections = (config.validation, config.test)
-    validation, test = (section and read_rows(section, config.form, work, files) for section in sections)
+    validation, test = (read_rows(section, config.form, work, files) if section else None for section in sections)
     rows = read_rows(config.data, config.form, work, files)
     return split_rows(
         rows, validation, test, validation_share=config.validation_share, test_share=config.test_share,

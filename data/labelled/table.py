@@ -117,9 +117,13 @@ def _lines(path: Path, content: bytes) -> Iterator[str]:
 def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """(columns, rows) of a CSV; the first row is the header if `header` is empty. Blank lines are ignored."""
     csv.field_size_limit(LONGEST_LINE)
-    quoting = csv.QUOTE_NONE if path.suffix.lower() == ".txt" else csv.QUOTE_MINIMAL
     # Strict: an opening quotation mark without its end would otherwise make one value of the rest of the file.
-    reader = csv.reader(_lines(path, content), delimiter=delimiter, quoting=quoting, strict=True)
+    reader = csv.reader(
+        _lines(path, content),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if path.suffix.lower() == ".txt" else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
     rows: list[dict[str, Any]] = []
     columns = header
     try:

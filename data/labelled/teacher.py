@@ -118,8 +118,8 @@ def label_request(config: LabelConfig, row: LabelledRow) -> ChatRequest:
 def label_of(config: LabelConfig, row: LabelledRow, result: AskResult) -> TeacherLabel:
     """Turn the answer to a request into a label, or the reason why there is none."""
     if isinstance(result, ChatFailure):
-        reason = UNASKED if result.reason in UNPAID else f"failed_{result.reason}"
-        return TeacherLabel(row, None, reason, result.message, "", config.teacher, False, ())
+        failure_reason = UNASKED if result.reason in UNPAID else f"failed_{result.reason}"
+        return TeacherLabel(row, None, failure_reason, result.message, "", config.teacher, False, ())
     label, reason = parse_label(result, config.labels)
     texts = {"text": row.text, "reply": result.text}
     signs = tuple(f"{sign}/{where}" for where, text in texts.items() for sign in hostile_signs(text))

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from configs.distill import IndexConfig
 from data.records import SynthRecord, from_dict, to_dict
 from data.retrieval.embedders import Encoder
 from data.sources.local_files import read_jsonl
+
+if TYPE_CHECKING:
+    import faiss
 
 FORMAT = "nautile-retrieval-1"
 EXEMPLARS, VECTORS, INDEX, FACTS = "exemplars.jsonl", "vectors.f4", "index.faiss", "retrieval.json"
@@ -237,7 +240,7 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
     index = faiss.IndexFlatIP(vectors.shape[1]) if kind == "exact" else _train_ivf_pq(vectors, config)
     for start in range(0, len(vectors), SEARCH_BLOCK):
         index.add(np.ascontiguousarray(vectors[start : start + SEARCH_BLOCK], np.float32))
-    if kind == "exact":
+    if isinstance(index, faiss.IndexFlatIP):
         return index, IndexFit(kind, None, 1.0)
     # Measure the recall for vectors spread over the set. Each finds itself too, hence one more neighbour.
     sample = np.unique(np.linspace(0, len(vectors) - 1, RECALL_SAMPLE).astype(np.int64))
@@ -259,7 +262,7 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
         probes *= 2
 
 
-def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> Any:
+def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> "faiss.IndexIVFPQ":
     """Train an IVF-PQ index on vectors spread over the set; no vector is added yet."""
     import faiss
 

@@ -119,7 +119,7 @@ def publish_signatures(folders: Sequence[Path], out: Path) -> int:
     """
     files = [_open_signatures(folder) for folder in folders]
     bands = min((signatures.bands for signatures in files if signatures.documents), default=0)
-    names = {None: HASHES, **{band: band_file(band) for band in range(bands)}}
+    names: dict[int | None, str] = {None: HASHES, **{band: band_file(band) for band in range(bands)}}
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         out_files = {band: stack.enter_context((out / f".{name}.tmp").open("wb")) for band, name in names.items()}
@@ -171,6 +171,7 @@ class _CopySearch:
                 self._pass(band, mark_copies)
                 verdicts.flush()
             else:
+                assert parents is not None  # there is a band
                 self._pass(band, lambda earlier, later: _join(parents, earlier, later))
                 parents.flush()
             write_atomically(marker, b"")

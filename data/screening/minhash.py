@@ -32,7 +32,7 @@ def minhash_bands(texts: Sequence[str]) -> np.ndarray:
         counts = np.diff(block.first)
         signatures[begin : begin + len(counts)] = _block_bands(block)
         for wordless in begin + np.flatnonzero(counts == 0):  # a text without words matches only exact copies
-            signatures[wordless] = text_hash(texts[wordless])
+            signatures[wordless] = text_hash(texts[int(wordless)])
         begin += len(counts)
     return signatures
 

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow
 from pyarrow.parquet import ParquetFile
@@ -95,7 +96,7 @@ def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _check_text(path: Path, file: IO[bytes]) -> None:
+def _check_text(path: Path, file: BufferedIOBase) -> None:
     """Raise `ConfigError` if the first bytes of a file show that it is not JSON lines."""
     head = file.read(8192)
     if not head.strip():
@@ -107,7 +108,7 @@ def _check_text(path: Path, file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
+def _lines(file: BufferedIOBase) -> Iterator[bytes | None]:
     """Non-blank lines; None for a line longer than `MAX_LINE`."""
     # `readline` with a limit returns a part of a longer line, so a line never takes more memory than that.
     while line := file.readline(MAX_LINE):

@@ -117,6 +117,8 @@ def _factory() -> ModuleType:
         try:
             for name in packages:
                 spec = importlib.util.find_spec(name)
+                if spec is None or spec.submodule_search_locations is None:
+                    raise ModuleNotFoundError(f"the package {name!r} is not installed", name=name)
                 sys.modules[name] = ModuleType(name)
                 sys.modules[name].__path__ = spec.submodule_search_locations
             for module in _MODULES:

@@ -172,8 +172,8 @@ def _pack(file: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> 
     limit = plan.validation_share * HASH_RANGE
     held_out = file.hashes < np.uint64(math.ceil(limit)) if limit < HASH_RANGE else np.ones(len(verdicts), bool)
     writer = _ShardWriter(file, number, plan, private)
-    for split, in_split in (("train", ~held_out), ("validation", held_out)):
-        writer.write(split, np.flatnonzero((verdicts == KEPT) & in_split))
+    writer.write("train", np.flatnonzero((verdicts == KEPT) & ~held_out))
+    writer.write("validation", np.flatnonzero((verdicts == KEPT) & held_out))
     return PackedFile(writer.text_bytes, dropped, writer.shards)
 
 
@@ -236,8 +236,8 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
     for reasons in (*(file.rejected for file in counts), *(file.dropped for file in packed)):
         rejected.update(reasons)
     if not any(entry.split == "train" for entry in shards):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "it is empty"
-        raise ConfigError(f"no usable record for training in the source ({reasons})")
+        listed = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "it is empty"
+        raise ConfigError(f"no usable record for training in the source ({listed})")
     names = {entry.file for entry in shards}
     for path in (out / "shards").iterdir():
         if f"shards/{path.name}" not in names:  # written by a process that was believed dead and came back

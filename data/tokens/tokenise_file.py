@@ -107,7 +107,8 @@ def tokenise_file(
     start_time = time.monotonic()
     chat = plan.form == "synth"
     tokenizer = tokenizer_for(plan.tokenizer)
-    rows, rejected, samples = 0, Counter[str](), []
+    rows, rejected = 0, Counter[str]()
+    samples: list[dict[str, Any]] = []
     candidates = candidates if chat else 0  # exemplars are exercises
     sample = ExemplarSample(candidates)
     with _FolderWriter(folder, plan.tokenizer.vocabulary, chat=chat) as writer:

@@ -28,6 +28,7 @@ from data.endpoints.chat_types import (
     ChatFailure,
     ChatReply,
     ChatRequest,
+    FailureReason,
     actual_usage,
     call_row,
     max_usage,
@@ -92,6 +93,7 @@ class BatchQueue:
                 break
             if result.reason == "rate_limited":
                 await asyncio.sleep(min(LONGEST_REST_S, self._batch.poll_s * 2**attempt))
+        assert isinstance(result, CallError)  # any other result was returned above
         return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
 
     def has_in_job(self, digest: str) -> bool:
@@ -324,7 +326,7 @@ class BatchQueue:
         """Download the results of a job that has ended, and record them all."""
         bodies: dict[str, dict[str, Any] | CallError] = {}
         for file in status.files:
-            content = await self._call(lambda file=file: self._client.download(file))
+            content = await self._call(lambda: self._client.download(file))  # noqa: B023 (awaited in this iteration)
             for line in content.splitlines():
                 try:
                     digest, body = parse_result_line(line)
@@ -338,7 +340,7 @@ class BatchQueue:
         if status.failed:
             # `token_limit_exceeded`: too much is queued at the vendor's for now. Another job may be accepted later,
             # while a file that was refused will be refused again.
-            reason = "rate_limited" if "limit" in status.message else "refused"
+            reason: FailureReason = "rate_limited" if "limit" in status.message else "refused"
             default_error = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
         results = dict[str, JobResult]()
         digests = list(job.requests)
@@ -353,7 +355,7 @@ class BatchQueue:
     async def _record_result(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> JobResult:
         """Record the reply or error of one request, and add its cost to the job's."""
         request, name, config = job.requests[digest], self._endpoint.name, self._config
-        row = {"attempt": job.attempts.get(digest, 1), "latency_s": None, "job": job.id}
+        attempt = job.attempts.get(digest, 1)
         if (cached := self._cache.reply(digest)) is not None:
             return cached  # recorded and counted by an earlier process, or before a failure
         try:
@@ -366,7 +368,10 @@ class BatchQueue:
             error = self._endpoint.judge_refusal(error)
             unknown = max_usage(config, request) if error.reason in UNKNOWN_COST else NO_USAGE
             await self._cache.record(
-                call_row(request, digest, name, config, error, unknown=unknown, **row), spent=unknown
+                call_row(
+                    request, digest, name, config, error, attempt=attempt, latency_s=None, unknown=unknown, job=job.id
+                ),
+                spent=unknown,
             )
             job.unknown += unknown
             return error
@@ -374,7 +379,8 @@ class BatchQueue:
         reply = reply_of(raw, digest, name, None)
         cost = reply_cost(config, raw.tokens_in, raw.tokens_out)
         spent = actual_usage(reply, cost, max_usage(config, request))
-        await self._cache.record(call_row(request, digest, name, config, reply, cost=cost, **row), reply, spent)
+        row = call_row(request, digest, name, config, reply, attempt=attempt, latency_s=None, cost=cost, job=job.id)
+        await self._cache.record(row, reply, spent)
         job.spent += spent
         return reply
 

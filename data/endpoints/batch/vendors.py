@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from data.endpoints.openai_client import OpenAIClient
 
 LABEL = "nautile_job"  # key in a job's metadata, by which a job is found whose id was lost
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 FILE_TIMEOUT_FACTOR = 5  # times the timeout of a chat request, for uploads and downloads
 FILE_CONNECTIONS = 8
 CLOCK_SKEW_S = 86_400.0  # maximum difference between the vendor's clock and ours
