@@ -177,6 +177,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def url_host(host: str) -> str:
+    """`host` as a URL has it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket that child processes may inherit. Raises `ConfigError` if the address cannot be used."""
     try:

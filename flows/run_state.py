@@ -85,8 +85,9 @@ STORED_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_
 class StepState:
     """The state of a step of a run.
 
-    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, or "left out" (the run ended before
-    it). `row`: the last attempt of `STEPS`, empty before the first. Times are in seconds, None while unknown.
+    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, or "not started" (the run
+    ended before it). `row`: the last attempt of `STEPS`, empty before the first. Times are in seconds, None while
+    unknown.
     """
 
     label: str
@@ -221,7 +222,7 @@ def run_state(
         # This start of the run will retry a step that an earlier start did not finish.
         to_retry = row and plan and live and row["state"] not in FINISHED and row["started"] < plan["started"]
         if row is None or to_retry:
-            step_state = "coming" if live else "left out"
+            step_state = "coming" if live else "not started"
         else:
             step_state, attempt_fields = _attempt_state(store, row, state, time_left)
             fields |= attempt_fields

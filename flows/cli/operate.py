@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
-from common.processes import collector_paused
+from common.processes import collector_paused, is_loopback, url_host
 from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
 
 
@@ -19,7 +19,10 @@ def dashboard(
     from flows.dashboard.command import arguments, serve
 
     command = arguments(host, port)  # raises for a port in use, before an address is printed that is another's
-    console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (Ctrl-C stops it)")
+    console = console_for(stderr=True)
+    console.print(f"the dashboard is at http://{url_host(host)}:{port} (Ctrl-C stops it)", soft_wrap=True)
+    if not is_loopback(host):
+        console.print(f"it has no login: anyone who can reach {host} can read the store", soft_wrap=True)
     serve(command)
 
 
@@ -33,7 +36,8 @@ def server(
     from flows.operate import prefect_server
 
     prefect_server.prepare_to_serve(the_store(), host, port)
-    console_for(stderr=True).print(f"Prefect's server is at http://{host}:{port} (Ctrl-C stops it)", soft_wrap=True)
+    address = f"http://{url_host(host)}:{port}"
+    console_for(stderr=True).print(f"Prefect's server is at {address} (Ctrl-C stops it)", soft_wrap=True)
     prefect_server.serve(port)
 
 

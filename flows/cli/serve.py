@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
-from common.processes import ExitCode, collector_paused, is_loopback, listen
+from common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
 from flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
 
 
@@ -79,8 +79,7 @@ def serve(
     )
     raise_descriptor_limit()
     console = console_for()
-    url_host = f"[{address}]" if ":" in address else address
-    where = f"at http://{url_host}:{port}/v1 ({slots} slots, {queue} may wait)"
+    where = f"at http://{url_host(address)}:{port}/v1 ({slots} slots, {queue} may wait)"
     console.print(f"compiling {name}, to be served {where}", soft_wrap=True)
     if key is None and not is_loopback(host):
         console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)

@@ -24,7 +24,7 @@ STATES = {
     "cancelled": "yellow",
     "done": "green",
     "coming": "dim",
-    "left out": "dim",
+    "not started": "dim",
     "interrupted": "yellow",
     "failed": "bold red",
     "not made": "dim",

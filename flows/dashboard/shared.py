@@ -42,7 +42,7 @@ LOOKS = {
     "cancelled": ("■", "cancelled", "#57434a", "#efe6ea"),
     "interrupted": ("■", "interrupted", "#57434a", "#efe6ea"),
     "coming": ("○", "to come", "#5c6370", "#f6f7f8"),
-    "left out": ("○", "left out", "#5c6370", "#f6f7f8"),
+    "not started": ("○", "not started", "#5c6370", "#f6f7f8"),
 }
 STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 

@@ -68,7 +68,11 @@ class OwnPageOnly:
         host, origin, site = (headers.get(name) for name in ("host", "origin", "sec-fetch-site"))
         # DNS rebinding: a foreign page's own name suddenly resolves to 127.0.0.1. To the browser that is the same
         # origin, so no other header gives it away.
-        if self.local and not is_loopback(urlsplit(f"//{host or ''}").hostname or ""):
+        try:
+            name = urlsplit(f"//{host or ''}").hostname or ""
+        except ValueError:  # an unclosed bracket
+            name = ""
+        if self.local and not is_loopback(name):
             return 403, "this server answers to names of this machine only, such as 127.0.0.1"
         # Browsers send `Origin` with every POST and every WebSocket, and pages cannot change it.
         if origin is not None:

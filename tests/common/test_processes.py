@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.processes import ExitCode, free_port, give_session_way, give_way
+from common.processes import ExitCode, free_port, give_session_way, give_way, url_host
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, time; from common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
@@ -78,3 +78,7 @@ def test_a_thread_that_gives_way_takes_what_it_starts_along_and_no_other():
     thread.join()
     assert seen == [own + 3] * 3
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_an_ipv6_address_has_brackets_in_a_url():
+    assert (url_host("::1"), url_host("127.0.0.1"), url_host("gpu-box")) == ("[::1]", "127.0.0.1", "gpu-box")

@@ -117,7 +117,11 @@ def test_a_step_between_two_attempts_waits(at_work):
 
 @pytest.mark.parametrize(
     ("ended", "state", "left"),
-    [("cancelled", "cancelled", "left out"), ("failed", "failed", "left out"), ("running", "interrupted", "left out")],
+    [
+        ("cancelled", "cancelled", "not started"),
+        ("failed", "failed", "not started"),
+        ("running", "interrupted", "not started"),
+    ],
 )
 def test_a_run_whose_process_is_gone_has_no_steps_to_come(store, ended, state, left):
     plan(store, state=ended, ended=None if ended == "running" else at(9))

@@ -62,7 +62,7 @@ class StepOutput(Output):
     seconds: float | None  # of the last attempt; of all attempts if the step of a run has ended
     error: str | None
     # Only of the steps of a run:
-    outcome: str | None = None  # done, reused, running, waiting, failed, cancelled, interrupted, coming, left out
+    outcome: str | None = None  # done, reused, running, waiting, failed, cancelled, interrupted, coming, not started
     attempts: int | None = None
     calls: int | None = None
     cached_calls: int | None = None  # calls answered from the store

@@ -122,7 +122,7 @@ def _warn_of_stand_in_judge(executions: Sequence[str]) -> None:
         judge = facts.get("judge") or {}
         if row["kind"] == "checkpoint" and judge.get("stand_in"):
             auc = (facts.get("calibration") or {}).get("auc", {}).get("overall")
-            accuracy = f" It prefers a right answer to a wrong one with probability {auc:.2f}." if auc else ""
+            accuracy = "" if auc is None else f" It prefers a right answer to a wrong one with probability {auc:.2f}."
             st.warning(f"Stand-in: {shared.escaped(str(judge.get('model')))} is the judge, not the paper's.{accuracy}")
 
 

@@ -223,5 +223,5 @@ def test_b20_a_run_that_was_stopped_shows_how_to_go_on(store, state):
     text = shown(store)
     assert text.startswith(f"run r1 (toy): {'interrupted' if state == 'running' else state}\n")
     assert f"\nContinue with: nautile run {'folder/' * 20}my.toml\n" in text
-    assert "left out" in text  # what it never came to
+    assert "not started" in text  # what it never came to
     assert Store(store.root).lost_runs() == []

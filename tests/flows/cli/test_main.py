@@ -101,6 +101,18 @@ def test_help_groups_the_commands_in_the_order_of_their_use():
     assert listed == [name for commands in cli.PANELS.values() for name in commands]
 
 
+def test_a_dashboard_for_other_machines_says_that_it_has_no_login(monkeypatch):
+    monkeypatch.setattr("flows.dashboard.command.serve", lambda _command: None)
+    port = str(free_port())
+    messages = {
+        host: CliRunner().invoke(cli.app, ["dashboard", "--host", host, "--port", port]).stderr
+        for host in ("127.0.0.1", "0.0.0.0")
+    }
+    assert "anyone who can reach 0.0.0.0 can read the store" in messages["0.0.0.0"]
+    assert f"http://127.0.0.1:{port}" in messages["127.0.0.1"]
+    assert "login" not in messages["127.0.0.1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

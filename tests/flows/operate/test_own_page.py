@@ -68,6 +68,7 @@ def test_programs_and_the_servers_own_page_get_in(method, headers, body):
             {"host": "elsewhere.example:4200"},
             "",
         ),  # a name that points here: its page is then of this origin
+        ("GET", {"host": "["}, ""),  # no address at all
         ("POST", {"host": "elsewhere.example:4200", "origin": "http://elsewhere.example:4200", **JSON}, "{}"),
     ],
 )
