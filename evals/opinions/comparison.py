@@ -98,7 +98,8 @@ def compare(
     constants = _constants(survey, respondents)
     fitted = _fitted(survey, config, respondents, respondent_indices)
     cells = list(sample.members)
-    questions, scored = [], {name: [] for name in ARMS}
+    questions: list[dict[str, Any]] = []
+    scored: dict[str, list[ScoredCell]] = {name: [] for name in ARMS}
     for number, question in enumerate(survey.questions):
         options = len(question.options)
         model_rows = probabilities[number]
@@ -111,20 +112,24 @@ def compare(
             human = _human_distribution(survey, config, number, cell, humans, rows)
             for name, value in {"uniform": uniform(options), **constants[number]}.items():
                 arms[name] = Distribution(value, np.broadcast_to(value, (config.draws, options)), None)
-            for name in fitted[number] if humans is not None else ():
-                predicted = np.where(np.isnan(rows[number][:, :1]), np.nan, fitted[number][name])
-                arms[name] = humans.distribution(predicted, cell)
+            if humans is not None:
+                for name, value in fitted[number].items():
+                    predicted = np.where(np.isnan(rows[number][:, :1]), np.nan, value)
+                    arms[name] = humans.distribution(predicted, cell)
             arms["humans"] = human
             fields = {name: arm.fields(config.interval) for name, arm in arms.items() if arm is not None}
             cell_results.append({"by": cell[0], "group": cell[1], "arms": fields})
             # Score every arm against the humans of this cell, if there are enough of them.
-            is_scored = human is not None and (human.people is None or human.people >= SMALLEST_GROUP)
-            if is_scored and arms["model"] is not None:
+            if (
+                human is not None
+                and (human.people is None or human.people >= SMALLEST_GROUP)
+                and arms["model"] is not None
+            ):
                 # If the number of people is not published, all draws of the humans are equal and give no bound.
                 has_bound = np.ptp(np.nan_to_num(human.draws), axis=0).max() > 0
                 for name in ARMS:
-                    if arms.get(name) is not None and (name != "humans" or has_bound):
-                        arm = arms[name]
+                    arm = arms.get(name)
+                    if arm is not None and (name != "humans" or has_bound):
                         scored[name].append(ScoredCell(number, cell, arm.shares, arm.draws, human.shares, human.draws))
         questions.append(
             {"name": question.name, "text": question.text, "options": list(question.options),
@@ -184,9 +189,10 @@ def _constants(survey: SurveyConfig, respondents: Respondents | None) -> list[di
             overall = shares(respondents.answers_NQ[respondents.train, number], len(question.options))
         else:
             overall = _published(question.humans)
-            if overall is None and question.groups:
-                groups = [_published(group) for named in question.groups.values() for group in named.values()]
-                overall = np.mean(groups, axis=0)
+            groups = [_published(group) for named in question.groups.values() for group in named.values()]
+            known_groups = [group for group in groups if group is not None]
+            if overall is None and known_groups:
+                overall = np.mean(known_groups, axis=0)
         constants.append({} if overall is None else {"majority": majority(overall), "overall": overall})
     return constants
 

@@ -173,6 +173,15 @@ def test_groups_as_personas_are_no_sample_and_all_are_scored():
     assert "humans" not in scores
 
 
+def test_a_field_without_groups_is_as_if_nothing_were_published():
+    personas = [Person("0", {"side": "left"}), Person("1", {"side": "right"})]
+    asked = CONFIG.model_copy(update={"personas": personas_config("people.csv")})
+    questions = [{**QUESTIONS[0], "groups": {"side": {}}}]
+    summary = compare(survey(questions=questions), asked, personas, [np.tile([0.5, 0.3, 0.2], (2, 1))], None)
+    assert not summary["compared"]
+    assert summary["questions"][0]["cells"][0]["arms"].keys() == {"model", "uniform"}
+
+
 def test_a_draw_without_anybody_of_a_small_group_has_the_mean_of_the_others():
     questions = [{**QUESTIONS[0], "humans": [0.5, 0.3, 0.2], "groups": {
         "side": {"left": [0.6, 0.3, 0.1], "right": [0.4, 0.3, 0.3], "far": [0.2, 0.3, 0.5]}}}]  # fmt: skip
