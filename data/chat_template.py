@@ -7,7 +7,7 @@ prompt ends with `<|think_start|>`, so the model's completion begins with its re
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,7 +98,7 @@ def encode_turns(
     return pieces, lengths, prompts
 
 
-def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
+def parse_completion(tokenizer: Tokenizer, ids: Iterable[int]) -> ParsedReply:
     """Split ids sampled after a prompt into reasoning and answer. Only marker ids count, not text that spells one.
 
     Other marker ids are dropped from both parts: decoded to text, they could be read as markers by another model.

@@ -129,11 +129,11 @@ def parse(text: str) -> JudgeScore | None:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            marks = [_whole(value.get(name), 1, 5) for name in CRITERIA]
+            reason, answer, follow = (_whole(value.get(name), 1, 5) for name in CRITERIA)
             overall = _whole(value.get("overall"), 0, 100)
-            if overall is None or None in marks:
+            if reason is None or answer is None or follow is None or overall is None:
                 return None
-            return JudgeScore(*marks, overall)
+            return JudgeScore(reason, answer, follow, overall)
     return None
 
 

@@ -150,13 +150,14 @@ class Learner:
                 group_norms.append(norms)
         self.trained, self.state, measured = self._apply(self.trained, self.state, plus, minus, shared.get("kl"))
         # The only place that waits for the device: until here all micro-batches are dispatched asynchronously.
-        counts, group_norms, measured = jax.device_get((shared["counts"], group_norms, measured))
+        counts, host_norms, measured = jax.device_get((shared["counts"], group_norms, measured))
         self.skipped.record(self.steps + 1, measured, self.trained)
         values = means_of(counts)
         values |= {name: value for name, value in measured.items() if name not in ("applied", "not_finite")}
         # Norms of balanced groups: the mean over the groups in which they are finite.
-        for name in group_norms[0] if group_norms else ():
-            values[name] = np.mean([norms[name] for norms in group_norms if np.isfinite(norms[name])] or [np.nan])
+        for name in host_norms[0] if host_norms else ():
+            finite_norms = [norms[name] for norms in host_norms if np.isfinite(norms[name])]
+            values[name] = float(np.mean(finite_norms or [np.nan]))
         finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
         return finite | {"skipped_updates": float(self.skipped.total)}
 

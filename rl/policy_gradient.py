@@ -29,7 +29,6 @@ from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_sharding
 from model.training import optimizer
 from rl.objectives import kl_to_reference, surrogate
 from rl.parameter_subset import ParameterSubset
-from rl.training_rows import RowBatch
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more
@@ -182,7 +181,7 @@ def completion_gradients(
     reference: Params | None,
     reference_states: PrefixStates | None,
     lengths_U: Array,
-    batch: RowBatch | Mapping[str, Array],
+    batch: Mapping[str, Array],
 ) -> tuple[Pair, Pair | None, dict[str, Array]]:
     """Gradients of the weighted token losses of one micro-batch: (policy, KL, counts).
 

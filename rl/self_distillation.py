@@ -10,7 +10,7 @@ import itertools
 import json
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from rl.finite_updates import SkippedUpdates
 from rl.rewards import advantages, verifiable
 from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
 from rl.stage_inputs import StageInputs, on_device
-from rl.training_rows import RowBatch, TrainingRow, batches
+from rl.training_rows import TrainingRow, batches
 
 logger = logging.getLogger(__name__)
 SAMPLES = "samples-{}.jsonl"  # the sampled completions of a round, by its number
@@ -266,7 +266,7 @@ def update(
     tx_of: Callable[[Callable[[Any], Array]], optax.GradientTransformation],
     params: Params,
     state: Any,
-    batch: RowBatch,
+    batch: Mapping[str, Array],
     rate: Array,
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
     """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): mean over all tokens of A_i * CE.

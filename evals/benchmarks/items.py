@@ -86,7 +86,7 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
             details["instructions"] = [asdict(result) for result in results]
     # The generator's scorer raises on None, and knows nothing of unfinished thinking.
     if item.own_check is not None:
-        details["own_scorer"] = reply.finished_thinking and bool(reply.answer) and item.own_check(reply.answer)
+        details["own_scorer"] = item.own_check(reply.answer) if reply.finished_thinking and reply.answer else False
     return GradedReply(verdict, details)
 
 

@@ -69,7 +69,7 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
     by_topic = defaultdict(list)
     for article in _described(seed):
         by_topic[article.topic].append(article.title)
-    items = []
+    items: list[BenchmarkItem] = []
     for article in _described(seed):
         # Seeded by the article, so that a question is the same however many are built before it.
         rng = random.Random(f"wiki_choice/{seed}/{article.title}")

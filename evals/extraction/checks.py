@@ -64,9 +64,10 @@ class ReplyChecker:
             value = json.loads(reply, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             return Extraction(None, reason="not_json", detail=first_line(error)[:200])
-        error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
-        if error is not None:
-            return Extraction(None, reason="schema", detail=f"{_pointer(error) or '/'}: {error.message[:200]}")
+        violation = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+        if violation is not None:
+            detail = f"{_pointer(violation) or '/'}: {violation.message[:200]}"
+            return Extraction(None, reason="schema", detail=detail)
         # Every marked string must occur in the text; an empty one has no span.
         spans = []
         # A set, because several branches of the schema may mark the same string.

@@ -70,6 +70,8 @@ class Equivalence:
         if process is not None:
             process.kill()
             process.wait()
+            assert process.stdin is not None  # both are pipes, see `_start`
+            assert process.stdout is not None
             process.stdin.close()
             process.stdout.close()
 
@@ -77,40 +79,43 @@ class Equivalence:
         """Send a request to the process, started if need be; None if it did not reply in time and was killed."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
-        if self._process is None and not self._start():
+        process = self._process or self._start()
+        if process is None:
             return None
+        assert process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
         except OSError:
             self.close()
             return None
-        line = self._line(self.limit_s)
+        line = self._line(process, self.limit_s)
         if line is None:  # killing the process is the only way to stop a comparison that takes too long
             self.close()
             return None
         return bool(json.loads(line))
 
-    def _start(self) -> bool:
-        self._process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        process = self._process = subprocess.Popen(
             [sys.executable, "-m", "evals.graders.equivalence", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
-        if self._line(START_S) is None:
+        if self._line(process, START_S) is None:
             self.close()
-            return False
-        return True
+            return None
+        return process
 
-    def _line(self, limit_s: float) -> bytes | None:
+    def _line(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
         """Read the next line; None on time-out or end of file. Replies are a few bytes, so they arrive at once."""
+        assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(process.stdout, selectors.EVENT_READ)
             if not selector.select(limit_s):
                 return None
-        return self._process.stdout.readline() or None
+        return process.stdout.readline() or None
 
 
 @cache

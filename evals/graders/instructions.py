@@ -111,6 +111,8 @@ def _registry() -> dict[str, Any]:
 
     # Register an empty package, so that its __init__ does not run: it imports `datasets` (2 s, and network access).
     spec = importlib.util.find_spec("if_verifiable")
+    if spec is None:
+        raise ModuleNotFoundError("the package 'if_verifiable' is not installed", name="if_verifiable")
     sys.modules.setdefault("if_verifiable", importlib.util.module_from_spec(spec))
     from if_verifiable.ifeval import instructions, instructions_util
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT

@@ -1,6 +1,6 @@
 """Baselines of text classification, fitted on the same rows as the model: majority, TF-IDF, MiniLM's vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,4 +70,9 @@ class SentenceVectors:
 
 def baseline(name: str, cache: Path | None) -> Baseline:
     """The baseline called `name`, one of `BASELINES`."""
-    return {"majority": Majority, "tfidf": Tfidf, "minilm": lambda: SentenceVectors(cache)}[name]()
+    makers: dict[str, Callable[[], Baseline]] = {
+        "majority": Majority,
+        "tfidf": Tfidf,
+        "minilm": lambda: SentenceVectors(cache),
+    }
+    return makers[name]()

@@ -1,6 +1,6 @@
 """Calibration of label probabilities: a temperature fitted on the validation split, and the calibration error."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -31,7 +31,8 @@ def probabilities(logits_NC: np.ndarray, temperature: float | None) -> np.ndarra
     return softmax(np.asarray(logits_NC, np.float64) / (temperature or 1.0), axis=1)
 
 
-class ReliabilityBin(NamedTuple):
+@dataclass(frozen=True)
+class ReliabilityBin:
     """The predictions with a confidence in [low, high): their number, mean confidence and accuracy."""
 
     low: float

@@ -16,7 +16,7 @@ from model.decoding.shared_prefix import SharedPrefixScorer
 from model.exports.onnx.folder import is_onnx_export
 from model.layers.common import Params
 from model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
-from model.tuning.features import pooled_states
+from model.tuning.features import Pooling, pooled_states
 from model.tuning.head import load_head
 from model.weights.files import CONFIG, load_weights, read_config
 
@@ -41,6 +41,7 @@ class LabelPredictor:
         )
         # A head needs pooled features, other methods a scorer of the labels' likelihoods.
         self._scorer: ContinuationScorer | None = None
+        self._pooled: Callable[[Sequence[Sequence[int]], Pooling], np.ndarray]
         if is_onnx_export(folder):
             runtime = OnnxRuntime(folder)
             self._model, tokenizer = runtime.config, runtime.tokenizer

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     `ConfigError` for a row longer than the model's context.
     """
     config, tokenizer = run.config, tokenizer_for(run.tokenizer)
-    loss = "options" if config.form == "opinions" else "reply"
+    loss: Literal["reply", "options"] = "options" if config.form == "opinions" else "reply"
     # The kinds of entities in the training rows; other forms have none.
     kinds = (
         sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})

@@ -18,9 +18,11 @@ LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outco
 
 def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:
     """(columns, rows) of the arms of a report; rates are in percent."""
+    rows: list[tuple[str, ...]] = []
     # Forms other than labels have a loss before tuning, losses of baselines, and for entities the F1 of spans.
     if report["form"] != "label":
-        rows = [(f"before tuning ({report['unit']})", MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING)]
+        before = f"before tuning ({report['unit']})"
+        rows.append((before, MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING))
         for name, value in report.get("baselines", {}).items():
             if name != "covered":
                 loss = MISSING if value is None else f"{value:.3f}"
@@ -32,7 +34,6 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
             spread = f"{arm['low']:.3f} to {arm['high']:.3f}"
             rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, mean_f1))
         return ["Arm", "Shots", "Test loss", "Over the seeds", "Span F1"], rows
-    rows = []
     for arm in report["arms"]:
         covered = MISSING if arm["accuracy_covered"] is None else f"{100 * arm['accuracy_covered']:.1f}"
         rows.append(

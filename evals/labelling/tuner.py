@@ -270,10 +270,10 @@ class LabelTuner:
             for row in rows
         ]
 
-        def emit(event: str, **fields: Any) -> None:
-            if event == "metric":
+        def emit(kind: str, **fields: Any) -> None:
+            if kind == "metric":
                 fields["name"] = f"loss, {shots or 'all'} shots, seed {seed}"
-            run.emit(event, **fields)
+            run.emit(kind, **fields)
 
         params, _ = fine_tune(
             run.params, run.model, examples, settings, seed, run.work / states,

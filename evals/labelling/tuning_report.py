@@ -59,7 +59,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
         predicted_T = probabilities_TC.argmax(axis=1)
         report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
-        report["reliability"] = [part._asdict() for part in reliability(probabilities_TC, tuner.targets_T)]
+        report["reliability"] = [asdict(part) for part in reliability(probabilities_TC, tuner.targets_T)]
         rows = {
             "text": [row.text for row in tuner.test],
             "label": [row.target for row in tuner.test],

@@ -40,7 +40,7 @@ def predictions(
     those of `train`; MISSING ones are left out. An option that nobody in training chose has probability 0.
     """
     answered = np.flatnonzero(answers != MISSING)
-    table = _table([train[i] for i in answered], fields)
+    table = _table([train[i] for i in answered.tolist()], fields)
     # A column is numeric if it is in all of training; a single "unknown" makes it one of words.
     numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
     words = [i for i in range(len(fields)) if i not in numbers]
@@ -72,7 +72,7 @@ def _pipeline(numbers: Sequence[int], words: Sequence[int], classifier: Any) -> 
 
 def _table(people: Sequence[Person], fields: Sequence[str]) -> list[list[Any]]:
     """The fields of each person; numeric values as floats, others as text."""
-    rows = [[person.fields.get(field) for field in fields] for person in people]
+    rows: list[list[Any]] = [[person.fields.get(field) for field in fields] for person in people]
     return [[float(value) if _is_number(value) else text_of(value) for value in row] for row in rows]
 
 

@@ -1,6 +1,8 @@
 """The scores of one arm: its distances from humans over all questions and groups, each with a bootstrap interval."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,15 +76,13 @@ def figures(
             return None
         # If a draw has nobody of a small group, its mean is over the other groups.
         stacked = np.ma.masked_invalid(np.stack([value for value, _ in chosen]))
-        return np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]).filled(np.nan)
+        return np.ma.filled(np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]), np.nan)
 
     # The gap of a field is the difference between its best and its worst group.
     groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
     gaps = []
     for field in dict.fromkeys(by for by, _ in groups):
-        by_group: list[Any] = [
-            mean(similarities, lambda cell, group=group: cell == group) for group in groups if group[0] == field
-        ]
+        by_group: list[Any] = [mean(similarities, partial(operator.eq, group)) for group in groups if group[0] == field]
         if len(by_group) > 1:
             gaps.append(np.fmax.reduce(by_group) - np.fmin.reduce(by_group))
     steered = _each_draw(_shifts(survey, cells), steerability)

@@ -40,9 +40,10 @@ def evaluate(
         answers = answerer.answer([item.prompt for item in batch], seeds)
         rows: list[TimedRow] = []
         for item, answer in zip(batch, answers, strict=True):
-            skipped = isinstance(answer, SkippedQuestion)
-            row = row_of(item, answerer.name, answer, None if skipped else grade(item, answer.reply))
-            rows.append((row, None if skipped else answer.latency_s))
+            if isinstance(answer, SkippedQuestion):
+                rows.append((row_of(item, answerer.name, answer, None), None))
+            else:
+                rows.append((row_of(item, answerer.name, answer, grade(item, answer.reply)), answer.latency_s))
         return rows
 
     return _evaluate_missing(

@@ -106,5 +106,5 @@ def paired_bootstrap(
         lead += weight * (gains - losses) / n
         leads += weight * (counts[:, 0] - counts[:, 1]) / n
     low, high = np.quantile(leads, [0.025, 0.975])
-    reversed_share = min(np.mean(leads <= 0), np.mean(leads >= 0))
+    reversed_share = min(float(np.mean(leads <= 0)), float(np.mean(leads >= 0)))
     return lead, float(low), float(high), float(min(1.0, max(2 * reversed_share, 1 / draws)))

@@ -92,9 +92,9 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0
         "title": title_of(name),
         "parts": list(parts),
         "n": sum(map(len, strict)),
-        "accuracy": _mean([_mean(group) for group in strict]),
+        "accuracy": _mean([sum(votes) / len(votes) for votes in strict]),
         "interval": list(bootstrap_mean(strict, seed)),
-        "accuracy_lenient": _mean([_mean(group) for group in lenient]),
+        "accuracy_lenient": _mean([sum(votes) / len(votes) for votes in lenient]),
         "paper": dict(paper_row) if paper_row else None,
         "differs": differences(name, None),
     }

@@ -41,7 +41,7 @@ def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
         entries.append(entry)
         measured += [stage] if score else []
     # With two stages the total would repeat the only gain.
-    total = {"stage": measured[-1], "over": measured[0]} if len(measured) > 2 else None
+    total: dict[str, Any] | None = {"stage": measured[-1], "over": measured[0]} if len(measured) > 2 else None
     if total:
         total |= {"test": _test(rows_by_stage, total["over"], total["stage"], name)}
     about = {"benchmark": name, "title": title_of(name), "stand_in": stand_in_note(name)}

@@ -89,15 +89,16 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     name = benchmark or table_1_benchmark(stages) or "gsm8k"
     is_same = name == "gsm8k"
     base = _score_of(stages.get("pretrain"), name)
+    if base is not None and base["accuracy"] is None:
+        base = None  # all its questions were left out
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
         # Our gain needs this stage and the first; the difference from the paper needs the same benchmark.
         ours = _score_of(stages.get(stage), name)
-        measured = ours is not None and ours["accuracy"] is not None
-        has_gain = measured and base is not None and base["accuracy"] is not None
-        gain = 100 * (ours["accuracy"] - base["accuracy"]) if has_gain else None
-        difference = 100 * ours["accuracy"] - figure if measured and is_same else None
+        measured = ours if ours is not None and ours["accuracy"] is not None else None
+        gain = 100 * (measured["accuracy"] - base["accuracy"]) if measured and base else None
+        difference = 100 * measured["accuracy"] - figure if measured and is_same else None
         paper_gain = figure - paper.TABLE_1["pretrain"]
         first = stage == "pretrain"
         rows.append(
@@ -108,9 +109,9 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 f"{figure:.2f}",
                 MISSING if first else signed(paper_gain, 2),
                 signed(difference, 2),
-                f"{ours['n']:,}" if measured else MISSING,
-                f"{100 * ours['accuracy_lenient']:.2f}" if measured else MISSING,
-                "; ".join(ours["differs"]) if measured and is_same else MISSING,
+                f"{measured['n']:,}" if measured else MISSING,
+                f"{100 * measured['accuracy_lenient']:.2f}" if measured else MISSING,
+                "; ".join(measured["differs"]) if measured and is_same else MISSING,
             )
         )
         data.append(
@@ -122,7 +123,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 "paper": figure,
                 "paper_gain": paper_gain,
                 "difference": difference,
-                "differs": list(ours["differs"]) if measured else [],
+                "differs": list(measured["differs"]) if measured else [],
             }
         )
     notes = ["Strict accuracy in percent with the 95 % Wilson interval; each row builds on the one above."]
