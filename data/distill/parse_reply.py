@@ -146,7 +146,10 @@ def _from_object(value: dict) -> ParsedDocument | None:
 
 def _text(value: Any) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:  # a Python literal "0xff…" of more than the 4,300 decimal digits that str() writes
+            return None
     return value if isinstance(value, str) else None
 
 

@@ -93,6 +93,10 @@ def test_no_text_breaks_the_parser(text):
     assert parse_reply(text) is None or isinstance(parse_reply(text), ParsedDocument)
 
 
+def test_a_number_python_refuses_to_write_in_decimal_is_no_answer():
+    assert parse_reply("{'reasoning': 'r', 'answer': 0x" + "f" * 5000 + "}") is None
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_was_written_is_read(reasoning, answer):
     text = json.dumps({"reasoning": reasoning, "answer": answer})
