@@ -29,7 +29,7 @@ def extract(job: Job) -> None:
     write_rows(out / REFUSED, refused)
     summary = summary_of(rows)
     write_json(out / "summary.json", summary)
-    write_text(out / "card.md", card_of(summary, config, rows, extractor.unheld))
+    write_text(out / "card.md", card_of(summary, config, rows, extractor.unconstrained))
     for name in ("rows", "extracted", "spans", "tokens"):
         job.emit("metric", name=f"extract/{name}", step=0, value=summary[name])
     job.describe("extracted", **summary)

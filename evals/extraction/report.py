@@ -24,9 +24,9 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def card_of(
-    summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]], unheld: Sequence[str] = ()
+    summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]], unconstrained: Sequence[str] = ()
 ) -> str:
-    """The card as Markdown. `unheld`: places in the schema whose strings are only checked, not constrained."""
+    """The card as Markdown. `unconstrained`: places in the schema whose strings are only checked, not constrained."""
     outcomes = [("extracted", summary["extracted"])]
     outcomes += [(REASONS[reason], count) for reason, count in summary["refused"].items()]
     shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
@@ -35,9 +35,9 @@ def card_of(
     parts = [
         "# Extraction",
         f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
-        f"Strings that are parts of the text: {config.spans}. {_held(unheld)} A document is as good as the model that "
-        "wrote it: it is valid by the schema and its spans occur in the text, but whether it states what the text "
-        "states is not known.",
+        f"Strings that are parts of the text: {config.spans}. {_constraint_note(unconstrained)} A document is as good "
+        "as the model that wrote it: it is valid by the schema and its spans occur in the text, but whether it states "
+        "what the text states is not known.",
         markdown_table(("outcome", "rows", "share"), shares),
         "## Schema",
         f"```json\n{config.json_schema}\n```",
@@ -47,10 +47,10 @@ def card_of(
     return "\n\n".join(parts) + "\n"
 
 
-def _held(unheld: Sequence[str]) -> str:
-    if not unheld:
+def _constraint_note(unconstrained: Sequence[str]) -> str:
+    if not unconstrained:
         return "Decoding is constrained to parts of the text there."
-    places = ", ".join(f"`{markdown_text(place)}`" for place in unheld)
+    places = ", ".join(f"`{markdown_text(place)}`" for place in unconstrained)
     return (
         f"Decoding is constrained to parts of the text there, except at {places} of the schema, which is only checked."
     )

@@ -47,7 +47,7 @@ class Extractor:
         self._model, self._tokenizer = self._runtime.config, tokenizer_for(self._runtime.tokenizer)
         marked = schema if config.spans == "marked" else with_spans(schema)
         self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
-        self.unheld = self._constraint.unconstrained
+        self.unconstrained = self._constraint.unconstrained
         self._checker = ReplyChecker(self._constraint.validator, schema, config.spans)
         # The prompt's fixed part and the shortest reply must leave room for a text.
         instructions = instructions_of(config, read_label_set(folder), schema)
