@@ -116,7 +116,8 @@ def _argument_shapes(argument: Any, parameters: Any, rows: int | None, mesh: Mes
     An argument with the structure of `parameters` becomes `parameters`; of the others, arrays of `rows` rows are split
     over the chips and the rest is replicated.
     """
-    if jax.tree.structure(argument) == jax.tree.structure(parameters):  # type: ignore[operator]  # jax's stub has no ==
+    structure = jax.tree.structure(parameters)
+    if jax.tree.structure(argument) == structure:  # type: ignore[operator]  # mypy cannot resolve jax's alias
         return parameters
 
     def place(leaf: Any) -> Any:
