@@ -23,7 +23,7 @@ def argument_parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
         if default is False:
             parser.add_argument(option, action="store_true")
         else:
-            list_options = {"nargs": "*"} if isinstance(default, list) else {}
+            list_options: dict[str, Any] = {"nargs": "*"} if isinstance(default, list) else {}
             parser.add_argument(
                 option, type=Path if example is None else type(example), default=default, **list_options
             )

@@ -85,7 +85,7 @@ class LocalChaos(Chaos):
             plain = self.plain()
             run = self._new_run()
             try:
-                rows = self._run_with_faults(run)
+                rows = self._run_all_faults(run)
                 problems = self._find_problems(run, plain) + self._ledger(run, rows)
                 self._write(rows, problems, plain)
             finally:
@@ -137,7 +137,7 @@ class LocalChaos(Chaos):
         if os.path.ismount(folder):
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
-    def _run_with_faults(self, run: LocalChaosRun) -> list[dict[str, Any]]:
+    def _run_all_faults(self, run: LocalChaosRun) -> list[dict[str, Any]]:
         """Run to the end with all faults. Each fault from which the run recovered is a line of a file."""
         rows = self._finished_rows()
         self.started = time.monotonic() - max((row["at_s"] for row in rows), default=0.0)

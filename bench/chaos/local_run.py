@@ -97,7 +97,7 @@ class LocalChaosRun(ChaosRun):
         result = []
         for path in (self.store / "staging").glob("*/execution.json"):
             with suppress(OSError, ValueError, TypeError, KeyError):
-                record = read_json(path)
+                record = read_json(path) or {}
                 live = read_json(path.with_name("live.json")) or {}
                 steps = [int(p.name) for p in path.parent.glob("**/checkpoints/steps/*") if p.name.isdigit()]
                 result.append(

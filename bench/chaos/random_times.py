@@ -217,7 +217,7 @@ class Chaos:
         code = run.flow.wait()
         if code == 0:
             return self._repair_damage(run, rows)
-        last_row = rows[-1] if rows else {"fault": "none", "commands": 0}
+        last_row: dict[str, Any] = rows[-1] if rows else {"fault": "none", "commands": 0}
         lines = [
             line for line in run.output().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
         ]

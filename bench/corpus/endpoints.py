@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -48,8 +49,8 @@ def prompts(count: int) -> list[str]:
     return [f"Say something of the number {i}. {WORDS}" for i in range(count)]
 
 
-def endpoint_config(url: str, **fields: object) -> EndpointConfig:
-    settings = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
+def endpoint_config(url: str, **fields: Any) -> EndpointConfig:
+    settings: dict[str, Any] = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
     settings |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
     return EndpointConfig(kind="openai", model="fake", url=url, **{**settings, **fields})
 
@@ -58,7 +59,7 @@ def requests(count: int) -> list[ChatRequest]:
     return [ChatRequest("fake", ({"role": "user", "content": text},), 64) for text in prompts(count)]
 
 
-def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
+def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, Any]:
     """Send all requests through a pool, with replies and events in `folder`."""
     writer = EventWriter(folder / "events.jsonl", "bench")
     # The whole way of a request is timed: cache, rate limit, ledger, event file. That is what a plain loop does not
@@ -75,7 +76,7 @@ def ask_pool(server: OwnProcess, count: int, folder: Path, emit: Emit | None = N
     return {**row, "refused_share": rates.get("refused_share")}
 
 
-def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, object]:
+def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, Any]:
     """Send the same requests by a loop over the openai client, without cache, rate limit or ledger."""
 
     async def run() -> int:
@@ -103,10 +104,10 @@ def ask_in_plain_loop(server: OwnProcess, count: int, retries: int = ATTEMPTS) -
     return {"per_s": count / seconds, "answered": answered, "cpu_ms": 1000 * (time.process_time() - cpu) / count}
 
 
-def capacity(count: int, rounds: int) -> list[dict[str, object]]:
+def capacity(count: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for faults in (FAULTS, {}):
-        by_name: dict[str, list[dict[str, object]]] = {"pool": [], "plain openai loop": []}
+        by_name: dict[str, list[dict[str, Any]]] = {"pool": [], "plain openai loop": []}
         for _ in range(rounds):
             for name in by_name:
                 with (
@@ -140,7 +141,7 @@ def capacity(count: int, rounds: int) -> list[dict[str, object]]:
     return rows
 
 
-def kill(count: int) -> list[dict[str, object]]:
+def kill(count: int) -> list[dict[str, Any]]:
     """Kill a process half-way through its requests, and let another one send the same requests."""
     with (
         own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server,
@@ -173,7 +174,7 @@ def kill(count: int) -> list[dict[str, object]]:
     ]
 
 
-def limits(seconds: int) -> list[dict[str, object]]:
+def limits(seconds: int) -> list[dict[str, Any]]:
     rows = []
     for states, retry_after in (("openai", "1"), ("mistral", "1"), ("", "1"), ("", None)):
         # With and without headers that state the limit: without them the pool must find the rate from refusals alone.
@@ -189,12 +190,12 @@ def limits(seconds: int) -> list[dict[str, object]]:
     return rows
 
 
-def _limit_row(what: str, counts: dict) -> dict[str, object]:
+def _limit_row(what: str, counts: dict) -> dict[str, Any]:
     refused = counts["statuses"].get("429", 0) / counts["arrived"]
     return {"what": what, "held": counts["steady_per_s"] / 50, "refused_share": refused}
 
 
-def ledger(count: int) -> list[dict[str, object]]:
+def ledger(count: int) -> list[dict[str, Any]]:
     """Open a file of `count` replies of 1 kB; then parse it line by line, whose memory is measured in addition."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fake" / "host-0.jsonl"

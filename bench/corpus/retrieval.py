@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import faiss
 import numpy as np
@@ -68,7 +69,14 @@ def draw(base: np.ndarray, count: int, seed: int, out: np.ndarray) -> None:
 
 
 def measure(
-    path: Path, count: int, kind: str, queries: np.ndarray, truth: np.ndarray, repeats: int, threads: int, pipe
+    path: Path,
+    count: int,
+    kind: Literal["exact", "ivf_pq"],
+    queries: np.ndarray,
+    truth: np.ndarray,
+    repeats: int,
+    threads: int,
+    pipe,
 ) -> None:
     """Build an index and search it, in a separate process; send the row of results through `pipe`."""
     vectors = np.memmap(path, "<f4", "r", 0, (count, queries.shape[1]))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 
@@ -28,6 +29,7 @@ from store.events import EventWriter
 from tasks.engine.attempt_log import WATCHING
 
 BATCH = 10_000
+Result = TypeVar("Result")
 SUM = "SELECT endpoint, count(*) AS n, sum(dollars) AS dollars, sum(tokens_out) AS tokens FROM {calls} GROUP BY ALL"
 OF_FILES = "(SELECT unnest(fields) FROM read_ndjson('{files}', columns = {columns}))"
 COLUMNS = """{id: 'VARCHAR', execution: 'VARCHAR', stage: 'VARCHAR', time: 'BIGINT', fields: 'STRUCT(endpoint VARCHAR,
@@ -48,12 +50,17 @@ def write_calls(store: Store, calls: int, executions: int) -> None:
 
 
 def _call(execution: int, index: int) -> dict[str, object]:
-    fields = {"endpoint": f"teacher{index % 4}", "model": "bench", "purpose": "teacher", "tag": f"{index:08d}"}
+    fields: dict[str, object] = {
+        "endpoint": f"teacher{index % 4}",
+        "model": "bench",
+        "purpose": "teacher",
+        "tag": f"{index:08d}",
+    }
     fields |= {"digest": f"{execution:08x}{index:056x}", "attempt": 1, "status": "200" if index % 50 else "429"}
     return fields | {"cached": False, "tokens_in": 900, "tokens_out": 300, "latency_s": 2.5, "dollars": 3e-4}
 
 
-def time_call(work: Callable[[], object]) -> tuple[float, object]:
+def time_call(work: Callable[[], Result]) -> tuple[float, Result]:
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result

@@ -87,7 +87,13 @@ def main() -> None:
         together = commit_concurrently(root, names, arguments.commits)
         seconds = time.perf_counter() - start
         lost, double = lost_and_double(root, names, arguments.commits)
-    results = {"commits": len(together), "lost": lost, "double": double, "seconds": seconds, **wait_quantiles(together)}
+    results: dict[str, Any] = {
+        "commits": len(together),
+        "lost": lost,
+        "double": double,
+        "seconds": seconds,
+        **wait_quantiles(together),
+    }
     alone_ms = wait_quantiles(alone)
     results |= {
         "a_second": len(together) / seconds,

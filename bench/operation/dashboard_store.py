@@ -21,7 +21,7 @@ from configs.load import load
 from configs.survey import SimulateConfig
 from data.labelled.texts import write_rows
 from data.surveys.people import Person
-from data.surveys.reading import parse_survey
+from data.surveys.reading import parse_survey, personas_config
 from evals.benchmarks.items import BenchmarkItem
 from evals.labelling.classifier import classification_examples, classification_summary
 from evals.opinions.comparison import compare
@@ -40,8 +40,10 @@ from tests.evals.conftest import Known
 Outputs = dict[str, Artifact]  # label of a step -> what it published
 TRAINED = ("pretrain", "align", "reason", "self_distill")
 STEPS = ("ingest", "distill", *itertools.chain.from_iterable((stage, f"evaluate:{stage}") for stage in TRAINED))
-PRETRAINING = ("loss", "bits_per_byte", "learning_rate", "gradient_norm", "update_norm", "skipped_updates")
-PRETRAINING += ("step_seconds", "tokens_per_second", "memory_bytes", "validation_loss", "validation_bits_per_byte")
+PRETRAINING: tuple[str, ...] = (
+    "loss", "bits_per_byte", "learning_rate", "gradient_norm", "update_norm", "skipped_updates",
+    "step_seconds", "tokens_per_second", "memory_bytes", "validation_loss", "validation_bits_per_byte",
+)  # fmt: skip
 REINFORCING = tuple(dict.fromkeys(itertools.chain(*(names for group in HEALTH.values() for names in group.values()))))
 SYSTEM = ("system/cpu_cores", "system/memory_bytes", "system/store_free_bytes")
 # Shares of a run's rows: metrics by stage, samples by stage, and calls of the distillation.
@@ -72,14 +74,21 @@ def _run(
 ) -> None:
     run, outputs = str(uuid.UUID(int=rng.getrandbits(128))), dict[str, Artifact]()
     dependencies: dict[str, list[str]] = {label: [] for label in STEPS}
-    steps = []
+    steps: list[dict[str, Any]] = []
     for place, label in enumerate(STEPS):
         stage, _, of = label.partition(":")
         earlier_steps = [other for other in STEPS[:place] if not other.startswith("evaluate")]
         dependencies[label] = [of] if of else earlier_steps[-1:]
         key = f"{rng.getrandbits(256):064x}"
         steps.append({"label": label, "stage": stage, "key": key, "after": dependencies[label]})
-    plan = {"id": run, "run": run, "config": "local", "name": f"{when:%b}-{when.day}", "steps": steps, "host": host()}
+    plan: dict[str, Any] = {
+        "id": run,
+        "run": run,
+        "config": "local",
+        "name": f"{when:%b}-{when.day}",
+        "steps": steps,
+        "host": host(),
+    }
     plan |= {"settings": settings, "changes": [{"field": "seed", "before": 1, "after": when.day}]}
     write_row(store, "plan", plan | {"state": "running", "started": when.isoformat()})
     for place, step in enumerate(steps):
@@ -248,7 +257,7 @@ def _survey() -> dict[str, Any]:
     question |= {"humans": [0.2, 0.3, 0.5], "respondents": 500, "groups": {"side": {"left": [0.1, 0.3, 0.6]}}}
     survey = parse_survey({"name": "p", "title": "Public", "persona": "{side}", "questions": [question]}, "bench")
     people = [Person(str(i), {"side": ("left", "right")[i % 2]}) for i in range(200)]
-    config = SimulateConfig(personas="people.csv", by=("side",), draws=50)
+    config = SimulateConfig(personas=personas_config("people.csv"), by=("side",), draws=50)
     summary = compare(survey, config, people, [np.random.default_rng(0).dirichlet([2, 2, 2], len(people))], None)
     return summary | {"title": "Public", "model": "bench", "personas": 200, "personas_source": "bench", "left_out": 0}
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ Times = dict[str, list[float]]
 @contextmanager
 def server(folder: Path, database: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Start a Prefect server; yields the API's address and the settings of its database."""
-    choice = postgres() if database == "postgres" else nullcontext({})
+    choice: AbstractContextManager[dict[str, str]] = postgres() if database == "postgres" else nullcontext({})
     with choice as settings, running_server(folder / "prefect", settings=settings) as url:
         yield url, settings
 
@@ -176,7 +176,8 @@ def wait(process: "subprocess.Popen[bytes]", used: Counter[str]) -> int:
     # `wait4` and not `Popen.wait`: it gives the processor time of the process with all that it has waited for.
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    used["runs"] += usage.ru_utime + usage.ru_stime
+    seconds = usage.ru_utime + usage.ru_stime
+    used["runs"] += seconds  # type: ignore[assignment]  # typeshed: a Counter counts in int only
     return process.returncode
 
 

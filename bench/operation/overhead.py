@@ -153,8 +153,12 @@ def reused(arguments: argparse.Namespace) -> None:
             for name, server_settings in servers.items():
 
                 def run_again(server_settings: dict[str, str] = server_settings) -> None:
-                    quietly = {"stdout": subprocess.DEVNULL, "check": True}
-                    subprocess.run([*command, "run", config], env=environment | server_settings, **quietly)
+                    subprocess.run(
+                        [*command, "run", config],
+                        env=environment | server_settings,
+                        stdout=subprocess.DEVNULL,
+                        check=True,
+                    )
 
                 by_name[name].append(time_call(run_again))
     print(f"a second run of {Path(config).stem}, all of it reused (aim: under 10 s with a server up)")

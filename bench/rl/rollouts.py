@@ -56,7 +56,7 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
 
     for name in ("generate", "lane"):
         try:
-            module = importlib.import_module(f"model.decoding.{name}")
+            module: Any = importlib.import_module(f"model.decoding.{name}")
         except ModuleNotFoundError:  # an older checkout without lanes
             continue
         if hasattr(module, "draw"):
@@ -80,7 +80,7 @@ def serve(setting: str, prompts: int) -> None:
     try:
         from rl.problems.load import load as load_problems
     except ModuleNotFoundError:  # an older checkout, where the problems are one file
-        from rl.problems import load as load_problems
+        from rl.problems import load as load_problems  # type: ignore[assignment]  # a function there, a module here
 
     config = load(ROOT / "bench" / "rl" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
@@ -106,7 +106,7 @@ def serve(setting: str, prompts: int) -> None:
     if "rollout" in inspect.signature(Learner).parameters:
         learner = Learner(model, policy, rollout, params, objectives.Balance.of(config.reason), mesh)
     else:  # an older checkout, whose learner does not share prompts
-        learner = Learner(model, policy, params, length, balance, mesh)
+        learner = Learner(model, policy, params, length, balance, mesh)  # type: ignore[arg-type]  # as it was there
     step_problems = list(enumerate(problem_list[:prompts]))
     # One step per line: sample, score by the share of even ids, update.
     for _ in sys.stdin:
@@ -123,7 +123,7 @@ def serve(setting: str, prompts: int) -> None:
         jax.block_until_ready(learner.trained)
         clocks.append((time.perf_counter(), time.process_time()))
         tokens = [len(completion.ids) for group in groups for completion in group.rollouts]
-        row = {"tokens": sum(tokens), "longest": max(tokens)}
+        row: dict[str, float] = {"tokens": sum(tokens), "longest": max(tokens)}
         for index, clock in enumerate(("clock", "cpu")):
             begin, after_rollout, end = (moment[index] for moment in clocks)
             row |= {
@@ -152,6 +152,7 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
             for name, worker in workers.items():
                 # One step of one process at a time: while this one works, the other waits for its line.
                 print(file=worker.stdin, flush=True)
+                assert worker.stdout is not None
                 row = json.loads(worker.stdout.readline())
                 rounded = {key: round(value, 2) for key, value in row.items()}
                 print(setting, name, f"step {number}" if number else "compiling", rounded, flush=True)

@@ -201,7 +201,7 @@ def run(study: Study, cells: Iterable[Cell], folder: Path) -> None:
         start = time.perf_counter()
         params, curves = study.train(cell)
         trained_at = time.perf_counter()
-        row = {"name": cell.name, "cell": asdict(cell), **study.outcomes(params), "curves": curves}
+        row: dict[str, Any] = {"name": cell.name, "cell": asdict(cell), **study.outcomes(params), "curves": curves}
         seconds = [round(trained_at - start, 1), round(time.perf_counter() - trained_at, 1)]
         write_json(file, row | {"seconds": seconds})
         share = {way: int(row[way], 16).bit_count() / len(study.held_out) for way in ("greedy", "sampled")}

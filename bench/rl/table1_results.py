@@ -97,7 +97,8 @@ def summary(arms: Sequence[Arm]) -> list[Row]:
             arm.title,
             arm.before,
             len(arm.runs[0].greedy),
-            *(_score(arm, arms_by_name.get(arm.before or ""), how) for how in ("greedy", "sampled")),
+            _score(arm, arms_by_name.get(arm.before or ""), "greedy"),
+            _score(arm, arms_by_name.get(arm.before or ""), "sampled"),
             PAPER.get(arm.name),
         )
         for arm in arms

@@ -29,7 +29,7 @@ from configs.training import PhaseConfig, PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
 from data.tokens.packing import ConcatPacker
-from data.tokens.shards import ShardIndex, write_index, write_shard
+from data.tokens.shards import ShardIndex, Split, write_index, write_shard
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows
 from model.training.checkpoint import TrainCheckpoints
@@ -47,7 +47,8 @@ def median(run: Callable[[], Any], repeats: int) -> float:
 def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> Path:
     """A tokens artifact of random documents, half a row long on average."""
     text_tokenizer, rng, entries = tokenizer_for(tokenizer), np.random.default_rng(0), []
-    for split, count in (("train", rows), ("validation", 8)):
+    counts: dict[Split, int] = {"train": rows, "validation": 8}
+    for split, count in counts.items():
         packer = ConcatPacker(length)
         for _ in range(2 * count):
             ids = rng.integers(0, text_tokenizer.end_of_text, rng.integers(8, length), dtype=np.uint32)

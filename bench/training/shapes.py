@@ -184,7 +184,7 @@ def main() -> None:
                 row = train(arm, seed, config, sources, work)
                 write_json(work / "row.json", row)
                 print(f"{arm.name}, seed {seed}: {row['bits_per_byte']}, {100 * row['share']:.1f} % solved", flush=True)
-    rows = [row for path in sorted(arguments.work.glob("*/row.json")) if (row := read_json(path))]
+    rows = [plain for path in sorted(arguments.work.glob("*/row.json")) if (plain := read_json(path))]
     rows.sort(key=lambda row: (row["seed"], row["arm"]))
     if rows:
         (ROOT / "docs" / "results" / "shapes.md").write_text(report(rows, names), encoding="utf-8")

@@ -192,6 +192,7 @@ def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, t
     def ask(name: str) -> tuple[float, ...]:
         process = workers[name.endswith(DEFAULT)]
         print(name, file=process.stdin, flush=True)
+        assert process.stdout is not None
         return tuple(map(float, process.stdout.readline().split()))
 
     try:
