@@ -45,15 +45,23 @@ class PendingJob:
 
     @classmethod
     def write(
-        cls, folder: Path, endpoint: str, requests: dict[str, ChatRequest], reserved: Usage, attempts: dict[str, int]
+        cls,
+        folder: Path,
+        endpoint: str,
+        requests: dict[str, ChatRequest],
+        reserved: Usage,
+        attempts: dict[str, int],
+        acquire: Callable[[str], bool],
     ) -> "PendingJob":
-        """Create a job and write it to disk. Raises `OSError`."""
+        """Create a job and write it to disk. `acquire` takes the lock of its label. Raises `OSError`."""
         job = cls(folder, endpoint, uuid.uuid4().hex, requests, reserved, time.time(), attempts)
         rows = (
             {"digest": digest, "attempt": attempts.get(digest, 1), "request": asdict(request)}
             for digest, request in requests.items()
         )
         write_atomically(job._path(REQUESTS), b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        # Locked before it exists: a process that starts now would take it for a dead one's, and both would send it.
+        acquire(job.label)
         job.save()
         return job
 

@@ -70,11 +70,7 @@ class BatchQueue:
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
-        # Resume the jobs of earlier processes; their reservations may exceed the limit, as they have been sent.
-        for job in pending_jobs(self._folder, endpoint.name, cache.locks.acquire):
-            self._register(job)
-            endpoint.budget.hold(job.reserved)
-            logger.info("endpoint %r: resuming batch job %s", endpoint.name, job.id or job.label)
+        self._take_over_jobs()
 
     @property
     def capacity(self) -> int:
@@ -181,6 +177,11 @@ class BatchQueue:
 
         Returns None if the budget allows none of the requests in the queue.
         """
+        # A process that shared the replies may have died with requests of this queue in a job. Its vendor answers them,
+        # and charges for them, so they are not sent again: `_finish_job` passes its results to those who wait.
+        if self._take_over_jobs():
+            self._queue = deque(entry for entry in self._queue if entry[0] not in self._digests_in_jobs)
+            self.resume()
         budget, entries, size, reserved = self._endpoint.budget, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
         while self._queue and len(entries) < self._batch.requests_per_job:
             digest, request, _ = self._queue[0]
@@ -209,13 +210,28 @@ class BatchQueue:
         attempts = {digest: attempt for digest, _, attempt in entries}
         try:
             return await asyncio.to_thread(
-                PendingJob.write, self._folder, self._endpoint.name, requests, reserved, attempts
+                PendingJob.write,
+                *(self._folder, self._endpoint.name, requests, reserved, attempts, self._cache.locks.acquire),
             )
         except Exception as error:
             await budget.settle(reserved, NO_USAGE)
             for digest in requests:
                 self._set_result(digest, error)
             raise
+
+    def _take_over_jobs(self) -> bool:
+        """Register the jobs of processes that have died, before this one began or since.
+
+        Their reservations may exceed the limit, as they have been sent. Returns whether there were any.
+        """
+        name, locks = self._endpoint.name, self._cache.locks
+        # This process has the locks of its own jobs, and would get them again.
+        jobs = pending_jobs(self._folder, name, lambda label: label not in self._jobs and locks.acquire(label))
+        for job in jobs:
+            self._register(job)
+            self._endpoint.budget.hold(job.reserved)
+            logger.info("endpoint %r: resuming batch job %s", name, job.id or job.label)
+        return bool(jobs)
 
     def _register(self, job: PendingJob) -> None:
         for name in (job.label, *job.requests):

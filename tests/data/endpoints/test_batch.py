@@ -13,10 +13,11 @@ from common.retry import Backoff
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.batch import queue
-from data.endpoints.batch.jobs import PendingJob
+from data.endpoints.batch.jobs import PendingJob, pending_jobs
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import raise_for_outage
+from data.endpoints.request_locks import RequestLocks
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI
@@ -159,7 +160,7 @@ def test_jobs_of_an_endpoint_whose_mode_is_live_now_are_not_forgotten(pool_for, 
     with FakeOpenAI() as server:
         (request,) = requests(1)
         digest = request_digest(request, endpoint(server, kind))
-        job = PendingJob.write(tmp_path / "replies" / "fake" / "batches", "fake", {digest: request}, Usage(), {})
+        job = PendingJob.write(tmp_path / "replies" / "fake" / "batches", "fake", {digest: request}, Usage(), {}, bool)
         with pytest.raises(ConfigError, match=f"batch job {job.label} in progress"):
             pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
         (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))
@@ -195,6 +196,39 @@ def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path
     assert pool.spent == pytest.approx(server.batch_dollars)
     assert sorted(row["digest"] for row in reply_rows(tmp_path / "replies")) == sorted(r.digest for r in replies)
     assert not jobs_on_disk(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_of_a_process_that_dies_beside_this_one_is_continued(pool_for, tmp_path, kind):
+    """Both share the replies; the other process is killed when the vendor has its job."""
+    root = str(Path(__file__).parents[3])
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        config = endpoint(server, kind)
+        pool = pool_for(fake=config)
+        command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(tmp_path / "replies")]
+        killed = subprocess.run([*command, "8", "after create"], env={**os.environ, "PYTHONPATH": root}, timeout=600)
+        assert killed.returncode == -9
+        replies = pool.ask([ChatRequest("fake", r.messages, r.max_tokens) for r in asking_process.requests(9)])
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert server.batches.submitted == {str(i): 1 for i in range(9)}
+    assert pool.spent == pytest.approx(server.batch_dollars)
+    assert not jobs_on_disk(tmp_path)
+
+
+def test_a_job_is_locked_before_another_process_can_find_it(tmp_path):
+    locks, others = (RequestLocks(tmp_path / "locks") for _ in range(2))
+    (request,) = requests(1)
+    early_jobs = []
+
+    def acquire(label):
+        early_jobs.extend(pending_jobs(tmp_path, "fake", others.acquire))  # as a process that starts at this moment
+        return locks.acquire(label)
+
+    PendingJob.write(tmp_path, "fake", {"d1": request}, Usage(), {}, acquire)
+    assert not early_jobs
+    assert not pending_jobs(tmp_path, "fake", others.acquire)
+    locks.close()
+    assert [job.requests for job in pending_jobs(tmp_path, "fake", others.acquire)] == [{"d1": request}]
 
 
 @pytest.fixture
