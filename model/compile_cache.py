@@ -45,11 +45,16 @@ def keep_on_every_process() -> None:
         compiler._cache_write = _write  # JAX has no option for this
 
 
-def _write(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+def _write(
+    cache_key: str, compile_time_secs: float, module_name: str, backend: Any, executable: Any, host_callbacks: Any
+) -> None:
     # As JAX does: a program that calls back into Python holds addresses of this process.
-    if callbacks or seconds < jax.config.jax_persistent_cache_min_compile_time_secs:
+    least_s = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]  # added at run time
+    if host_callbacks or compile_time_secs < least_s:
         return
     try:
-        executables.put_executable_and_time(key, name, executable, backend, int(seconds))
+        executables.put_executable_and_time(cache_key, module_name, executable, backend, int(compile_time_secs))
     except Exception as error:
-        logger.warning("the compiled program %s cannot be cached (%s); the next start compiles it again", name, error)
+        logger.warning(
+            "the compiled program %s cannot be cached (%s); the next start compiles it again", module_name, error
+        )

@@ -38,12 +38,12 @@ def counted_for_caller(function: Callable[..., Result]) -> Callable[..., Result]
     return call
 
 
-def _record(event: str, start: float, end: float, **_: str | int) -> None:
+def _record(event: str, start_time: float, end_time: float, **_: str | int) -> None:
     if event.startswith(COMPILING):
         # Traces nest, and JAX reports the inner span first: the outer one replaces it.
-        while _spans.all and _spans.all[-1][0] >= start:
+        while _spans.all and _spans.all[-1][0] >= start_time:
             _spans.all.pop()
-        _spans.all.append((start, end))
+        _spans.all.append((start_time, end_time))
 
 
 jax.monitoring.register_event_time_span_listener(_record)

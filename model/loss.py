@@ -236,7 +236,7 @@ def _cross_entropy_backward(
     d_table_VD, d_hidden_BLD = residuals
     table = d_loss * d_table_VD
     hidden = d_loss.astype(d_hidden_BLD.dtype) * d_hidden_BLD
-    return (_LossInputs(table, hidden, None, None),)
+    return (_LossInputs._make((table, hidden, None, None)),)
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

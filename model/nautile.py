@@ -101,8 +101,8 @@ def run_prefixes(params: Params, config: ModelConfig, tokens_UP: Array, lengths_
     segments_UP, positions_UP = _right_aligned(tokens_UP.shape[1], lengths_U)
     x_UPD, blocks = embed(params, config, tokens_UP), params["blocks"]
     hidden_UPD, states = run_blocks(blocks, config, x_UPD, segments_UP, positions_UP, with_states=True)
-    sca_states, keys_values = states
-    return PrefixStates(sca_states, *keys_values, hidden_UPD[None, :, -1])
+    sca_states, (keys, values) = states
+    return PrefixStates(sca_states, keys, values, hidden_UPD[None, :, -1])
 
 
 def continue_from(

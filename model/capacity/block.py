@@ -92,6 +92,7 @@ def compiled_head(
 
 def _identity(model: ModelConfig, rows: int, length: int, topology: Topology) -> dict[str, Any]:
     """The cache key: everything that determines a compilation."""
+    assert topology.chip is not None  # checked by `model.capacity.speed.compare`
     package, target = compiler_of(topology.chip)
     sources = [*sorted((_MODEL / "layers").rglob("*.py")), _MODEL / "nautile.py", _MODEL / "loss.py"]
     return {
@@ -199,10 +200,12 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[s
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return {"refused": str(error).splitlines()[0], "seconds": time.perf_counter() - started}
-    analysis = executable.cost_analysis() or {}
+    analysis, memory = executable.cost_analysis() or {}, executable.memory_analysis()
+    if memory is None:
+        raise RuntimeError("the compiler does not tell how much memory the program needs")
     return {
         "text": executable.as_text(),
-        "temporaries": executable.memory_analysis().temp_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
         "analysis": {name: float(value) for name, value in analysis.items() if "{" not in name},
         "seconds": time.perf_counter() - started,
     }

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import jax
-from jaxlib import _hlo, _jax
+from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # jaxlib has no stubs of `_hlo`
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LOOP = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
@@ -114,5 +114,5 @@ class _Program:
             return int(annotation[1])
         lines = self.computations[condition]
         bound = next((match[1] for match in map(_BOUND.search, lines) if match), None)
-        constants = dict(match.groups() for match in map(_CONSTANT.search, lines) if match)
+        constants = {match[1]: match[2] for match in map(_CONSTANT.search, lines) if match}
         return int(constants[bound]) if bound in constants else None

@@ -124,7 +124,7 @@ def _setting_row(
     if refused:
         return {**row, "refused": "; ".join(f"{name}: {text}" for name, text in refused.items())}
     costs = {name: program_cost(part["text"]) for name, part in parts.items()}
-    kernels = {
+    kernels: dict[str, dict[Direction, float]] = {
         "forward": {"forward": costs["forward"].kernels},
         "backward": {
             # A backward pass has one kernel for each SCA layer; any more are forward kernels that it runs again.
@@ -134,6 +134,7 @@ def _setting_row(
         "head": {},
     }
     chip = topology.chip
+    assert chip is not None  # checked by `compare`
     work = {name: add_kernels(costs[name], kernels[name], model, tokens, chip) for name in parts}
     step = whole_step({name: times for name, (_, times) in work.items()}, model, config, topology)
     programs = {
@@ -166,7 +167,7 @@ def _setting_row(
 
 
 def add_kernels(
-    cost: ProgramCost, kernels: Mapping[str, float], model: ModelConfig, tokens: int, chip: Chip
+    cost: ProgramCost, kernels: Mapping[Direction, float], model: ModelConfig, tokens: int, chip: Chip
 ) -> tuple[ProgramCost, Seconds]:
     """Add the work of `kernels` (counts by direction) to a program's cost, by formula; return its time as well."""
     chunk = min(model.chunk, model.context)
@@ -205,11 +206,14 @@ def whole_step(
     to move one chip's part of parameters, gradients and moments.
     """
     state = _UPDATE_BYTES * sum(parameter_counts(model).values()) / config.fsdp
+    assert topology.chip is not None  # checked by `compare`
     update = state / topology.chip.bandwidth * rows_at_once(config, topology.chips) / config.batch_rows
     parts = (times["forward"], times["backward"], times["head"])
-    totals = []
+    totals: list[float | None] = []
     for values in zip(*((part.bound, part.estimate) for part in parts), strict=True):
         forward, backward, head = values
         complete = None not in values
         totals.append(model.blocks * (forward + backward) + head + update if complete else None)
-    return totals[0], totals[1]
+    bound, estimate = totals
+    assert bound is not None  # only estimates may be missing
+    return bound, estimate

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from common.errors import ConfigError
 from model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
@@ -186,7 +187,8 @@ class Engine:
         A group has at most `ROWS` distinct prompts, either all scored or none. The number of groups is limited, so that
         a long queue does not delay the samples being decoded.
         """
-        free, groups = self._active.count(None), []
+        free = self._active.count(None)
+        groups: list[list[Handle]] = []
         # As many as fill all slots once.
         limit = max(1, self.capacity // ROWS)
         while self._waiting and len(groups) < limit:
@@ -321,7 +323,7 @@ def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> P
     return PromptScores(scores.logprobs[row, first:].tolist(), likeliest)
 
 
-def _pairs(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:
+def _pairs(ids_TN: Array | np.ndarray, logprobs_TN: Array | np.ndarray) -> list[list[tuple[int, float]]]:
     """(id, log p) of the alternatives at each position, without those excluded by a mask."""
     rows = zip(ids_TN.tolist(), logprobs_TN.tolist(), strict=True)
     return [[(token, value) for token, value in zip(*row, strict=True) if value > -math.inf] for row in rows]

@@ -227,7 +227,7 @@ def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, ke
     first = (cache.filled - columns) % cache.columns  # index in the ring of the prompts' first column
     within_S = (jnp.arange(cache.columns) - first) % cache.columns < columns
 
-    def select_fresh(new: Array, cached: Array) -> Array:
+    def select_fresh(new: Array | int, cached: Array) -> Array:
         return jnp.where(fresh_B.reshape(-1, *[1] * (cached.ndim - 1)), new, cached)
 
     def into_ring(part: Array, cached: Array, axis: int) -> Array:
@@ -262,7 +262,7 @@ def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, ke
 @partial(jax.jit, static_argnames="capacity")
 def resize_lane(state: LaneState, source_B: Array, real_B: Array, capacity: int) -> LaneState:
     """A lane with a ring of `capacity` columns, whose slot b is slot `source_B[b]`, idle unless `real_B[b]`."""
-    rows = jax.tree.map(lambda part: part[source_B], state._replace(cache=()))
+    rows = LaneState(state.cache, *jax.tree.map(lambda part: part[source_B], state[1:]))
     return _by_rows(rows._replace(cache=repack(state.cache, source_B, capacity), active_B=rows.active_B & real_B))
 
 
@@ -311,6 +311,7 @@ def _one_token(
     ids_B = draw(logits_BV, uniform_B, sampling)
     thinking_B, forced_B = state.thinking_B, state.forced_B
     if sampling.thinking_budget is not None:
+        assert sampling.think_end is not None  # `Sampling` requires it with a budget
         # A sample that still thinks when its budget is spent gets `think_end` instead of the sampled token.
         force_B = thinking_B & (state.index_B >= sampling.thinking_budget) & (ids_B != sampling.think_end)
         ids_B = jnp.where(force_B, sampling.think_end, ids_B)

@@ -50,7 +50,9 @@ class SharedGenerator:
 
 def _to_arrays(completions: Sequence[Completion], rows: int, width: int) -> dict[str, np.ndarray]:
     """Completions as arrays of `rows` rows, where `used` is 0 for padding rows."""
-    arrays = {name: np.zeros((rows, width), kind) for name, kind in (("ids", np.int32), ("logprobs", np.float32))}
+    arrays: dict[str, np.ndarray] = {
+        name: np.zeros((rows, width), kind) for name, kind in (("ids", np.int32), ("logprobs", np.float32))
+    }
     arrays |= {name: np.zeros(rows, np.int32) for name in ("used", "length", "truncated", "forced")}
     for row, completion in enumerate(completions):
         length = len(completion.ids)

@@ -219,7 +219,9 @@ def _hidden(
     # The last hidden state of an empty run is that of its parent.
     ends_BTD = jnp.concatenate([last.hidden_UD[source_B][:, None], hidden_BTD], axis=1)
     final_BD = jnp.take_along_axis(ends_BTD, lengths_B[:, None, None], axis=1)[:, 0]
-    return hidden_BTD, PrefixBatch(*states, segments_BT, source_B, last.length_U[source_B] + lengths_B, final_BD)
+    sca_states, keys, values = states
+    length_B = last.length_U[source_B] + lengths_B
+    return hidden_BTD, PrefixBatch(sca_states, keys, values, segments_BT, source_B, length_B, final_BD)
 
 
 @partial(jax.jit, static_argnames="config")

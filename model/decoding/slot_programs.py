@@ -35,7 +35,9 @@ class SlotPrograms(Protocol):
     config: ModelConfig
     count: int
     stops: tuple[int, ...]
-    lengths: Sequence[int]
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
 
     def start(self) -> None:
         """Allocate the slots. Called once, in the thread that calls the other methods."""

@@ -89,9 +89,9 @@ class PrefilledPrompts(NamedTuple):
 class PrefillScores(NamedTuple):
     """log p of each prompt token after the first, right-aligned [B, P-1], and the likeliest tokens [B, P-1, N]."""
 
-    logprobs: Array
-    top_ids: Array
-    top_logprobs: Array
+    logprobs: Array | np.ndarray
+    top_ids: Array | np.ndarray
+    top_logprobs: Array | np.ndarray
 
 
 def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSettings:
@@ -99,14 +99,17 @@ def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSetting
     rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
     # Integers only in a compiled program: -1 stands for no budget.
     budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
-    return SlotSettings(
-        sample_keys([request.seed for request in rows]),
-        np.array([request.temperature for request in rows], np.float32),
-        np.array([request.top_k for request in rows], np.int32),
-        np.array([request.top_p for request in rows], np.float32),
-        np.array([request.max_tokens for request in rows], np.int32),
-        np.array(budgets, np.int32),
-        np.array([request.alternatives > 0 for request in rows]),
+    # The compiled programs take these arrays of the host as theirs.
+    return SlotSettings._make(
+        (
+            sample_keys([request.seed for request in rows]),
+            np.array([request.temperature for request in rows], np.float32),
+            np.array([request.top_k for request in rows], np.int32),
+            np.array([request.top_p for request in rows], np.float32),
+            np.array([request.max_tokens for request in rows], np.int32),
+            np.array(budgets, np.int32),
+            np.array([request.alternatives > 0 for request in rows]),
+        )
     )
 
 

@@ -59,7 +59,7 @@ def attention(
     `prefix`: keys, values and segments [B, P, ...] of the columns before the row, to which it also attends.
     """
     q, k, v = project(params, config, x_BLD, positions_BL)
-    context = (k, v, segments_BL)
+    context: tuple[Array, ...] = (k, v, segments_BL)
     if prefix is not None:
         context = tuple(jnp.concatenate(parts, axis=1) for parts in zip(prefix, context, strict=True))
     mixed_BLD = attend(q, *context).reshape(x_BLD.shape)

@@ -8,8 +8,9 @@ context and clipped, are multiplied into the gates, and the operator applies no 
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,9 +133,10 @@ def sca(
     history_BTC = None if initial is None else initial.history_BTC
     branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL, history_BTC))
     # Steps 2 to 5. XLA cannot partition a kernel, so each device runs it on its own rows.
-    mixing = partial(mix, chunk=config.chunk, form=config.mixing)
+    mixing: Callable[..., Any] = partial(mix, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
-        mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS, ROWS))
+        specs = Operands._make((ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS))
+        mixing = on_each_device(mixing, (specs, ROWS, ROWS))
     operands = _operands(params, config, spectrum(params), branches_BLC, positions_BL)
     re_BLKH, im_BLKH, mix_state = mixing(operands, segments_BL, None if initial is None else initial.mix)
     # The convolution's last inputs; zero where they do not belong to the row's last document.

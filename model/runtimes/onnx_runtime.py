@@ -129,7 +129,8 @@ class OnnxSlots:
             self._caches[name] = np.zeros(
                 _concrete_shape(shapes[name], B=self.count, S=self.config.context), np.float32
             )
-        self._rows, self._bound_steps = 0, []
+        self._rows = 0
+        self._bound_steps: list[_BoundStep] = []
         self._bind_rows(1)
 
     def _bind_rows(self, rows: int) -> None:
@@ -205,7 +206,8 @@ class OnnxSlots:
 
     def advance(self, occupied_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         slots = self._slots._replace(active_B=self._slots.active_B & occupied_B)
-        steps, counts = [], np.zeros(self.count, np.int32)
+        steps: list[tuple[np.ndarray, ...]] = []
+        counts = np.zeros(self.count, np.int32)
         while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
             positions_B = np.asarray(slots.positions_B)
             logits_BV = self._logits_BV if allowed_BW is None else only_allowed(self._logits_BV, allowed_BW)
@@ -217,8 +219,11 @@ class OnnxSlots:
                 self.run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
         self._slots = slots
         if not steps:
-            return SlotOutput(counts, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
-        return SlotOutput(counts, np.asarray(slots.active_B), *(np.stack(part) for part in zip(*steps, strict=True)))
+            return SlotOutput._make(
+                (counts, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
+            )
+        stacked = (np.stack(part) for part in zip(*steps, strict=True))
+        return SlotOutput._make((counts, np.asarray(slots.active_B), *stacked))
 
     def run(self, ids_B: np.ndarray, positions_B: np.ndarray, rows: int) -> np.ndarray:
         """Run one token of each of the first `rows` slots; return the logits after it, float32 [slots, V]."""
@@ -314,14 +319,17 @@ class OnnxSampler:
         while waiting or any(member is not None for member in members):
             # Fill free slots, the shortest prompts first.
             for slot in [slot for slot, member in enumerate(members) if member is None][: len(waiting)]:
-                members[slot] = index = waiting.pop()
-                self._fill(slots, slot, prompts[index], seeds[index])
+                members[slot] = chosen = waiting.pop()
+                self._fill(slots, slot, prompts[chosen], seeds[chosen])
             output = slots.advance(np.array([member is not None for member in members]), STREAM_STRIDE)
             for slot, index in enumerate(members):
                 if index is None:
                     continue
                 written = output.count_B[slot]
-                ids, logprobs = output.ids_TB[:written, slot], output.logprobs_TB[:written, slot]
+                ids, logprobs = (
+                    np.asarray(output.ids_TB[:written, slot]),
+                    np.asarray(output.logprobs_TB[:written, slot]),
+                )
                 if index in samples:
                     ids = np.concatenate([samples[index].ids, ids])
                     logprobs = np.concatenate([samples[index].logprobs, logprobs])

@@ -236,6 +236,7 @@ class _Run:
         batch = self.loader.batch(first) if first < self.steps else None
         self.metrics.start_clock()
         for step in range(first, self.steps):
+            assert batch is not None  # loaded before each of the steps
             state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
             started = step, metrics, batch
             # While the device computes: load the next batch, and record the previous step.

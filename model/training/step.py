@@ -55,7 +55,8 @@ def state_like(model: ModelConfig, optimizer: OptimizerConfig) -> TrainState:
     """The shapes of a state on the first device, for reading a checkpoint that was saved on any mesh."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = shapes(model)
-    state = TrainState(params, jax.eval_shape(build(optimizer, 1).init, params), jax.ShapeDtypeStruct((), jnp.int32))
+    opt_state, step = jax.eval_shape(build(optimizer, 1).init, params), jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState._make((params, opt_state, step))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), state)
 
 
@@ -86,7 +87,7 @@ class Program:
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)
         params = parameter_shardings(abstract, mesh)
-        self.shardings = TrainState(params, optimizer_shardings(tx, abstract, params, mesh), replicated(mesh))
+        self.shardings = TrainState._make((params, optimizer_shardings(tx, abstract, params, mesh), replicated(mesh)))
         whole, rows = replicated(mesh), row_sharding(mesh)
 
         # Compiled with the shardings of the state, so no device ever has all of it.

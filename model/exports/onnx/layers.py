@@ -237,7 +237,7 @@ class Layers:
         z = graph.op("Add", graph.op("Mul", z, retention), graph.constant(TINY))
         parts = [graph.split(value, [1] * count, axis=0) for value in (sums, z)]
         if not history:
-            return [StepPast(*values, "") for values in zip(*parts, strict=True)]
+            return [StepPast(layer_sums, layer_z, "") for layer_sums, layer_z in zip(*parts, strict=True)]
         convolved = ""
         for tap, inputs in enumerate(history):
             product = graph.op("Mul", inputs, stacked(f"conv.{tap}", 1, projection_width(config)))
@@ -286,8 +286,8 @@ class Layers:
         read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=1)
         both = graph.op("Div", read, z)
         fused = self._gated_norm(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        read = self._readout_token(graph.reshape(fused, 0, heads, 2 * head_dim), name)
-        return Stream(x, self._project_heads(read, 1, name)), StepValues(sums, z, inputs)
+        readout = self._readout_token(graph.reshape(fused, 0, heads, 2 * head_dim), name)
+        return Stream(x, self._project_heads(readout, 1, name)), StepValues(sums, z, inputs)
 
     @property
     def _columns(self) -> list[int]:

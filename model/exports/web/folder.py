@@ -15,7 +15,6 @@ from pathlib import Path
 
 from common.errors import ConfigError, Retryable
 from common.files import write_text
-from common.text import first_line
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer, tokenizer_for
 from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
@@ -80,7 +79,9 @@ def fetch_runtime() -> Path:
             raise Retryable(f"--format web: npm did not fetch {PACKAGE} {VERSION} within {FETCH_S} s") from None
         fetched = Path(scratch) / path.name
         if process.returncode or not fetched.is_file():
-            cause = first_line(process.stderr) if process.stderr.strip() else f"exit code {process.returncode}"
+            cause = (
+                process.stderr.strip().splitlines()[0] if process.stderr.strip() else f"exit code {process.returncode}"
+            )
             raise Retryable(f"--format web: npm could not fetch {PACKAGE} {VERSION} ({cause})")
         if _digest(fetched) != INTEGRITY:
             raise ConfigError(

@@ -128,10 +128,12 @@ def _backward(chunk: int, residuals: tuple, cotangents: tuple) -> tuple[JoinedOp
     # Gradients of the parameters accumulate in float32 (phase scale [K, H] until the end); those of the inputs are
     # written chunk by chunk, in the type of the input.
     gradient = JoinedOperands(
-        *(jnp.zeros(large.shape, large.dtype) for large in operands[:2]),
+        jnp.zeros(operands.keys_BLKH.shape, operands.keys_BLKH.dtype),
+        jnp.zeros(operands.gates_BLK.shape, operands.gates_BLK.dtype),
         jnp.zeros_like(parameters.decay_K), jnp.zeros((*operands.keys_BLKH.shape[2:],), jnp.float32),
         jnp.zeros_like(parameters.grid_KJ), jnp.zeros_like(parameters.weights_KJ),
-        *(jnp.zeros(large.shape, large.dtype) for large in operands[6:]),
+        jnp.zeros(operands.q_re_BLQJ.shape, operands.q_re_BLQJ.dtype),
+        jnp.zeros(operands.q_im_BLQJ.shape, operands.q_im_BLQJ.dtype),
     )  # fmt: skip
     carry = (gradient, d_state)
     if length % chunk:
@@ -313,7 +315,9 @@ def _repeat(array_H: Array, width: int) -> Array:
 def _over_samples(array_J: Array, head_dim: int) -> Array:
     """Sum over M, [..., J] to [..., H]. Strided slices are 4 times as fast as XLA's reduction of an axis this short."""
     samples = array_J.shape[-1] // head_dim
-    return sum(array_J[..., m::samples] for m in range(samples))
+    total = sum(array_J[..., m::samples] for m in range(samples))
+    assert not isinstance(total, int)  # M is at least 1
+    return total
 
 
 def _queries(start: Array | int, size: int, operands: JoinedOperands) -> tuple[Array, Array]:

@@ -127,7 +127,8 @@ def sine_cosine(turns: Array) -> tuple[Array, Array]:
     """
     fraction = turns - jnp.floor(turns + 0.5)
     square = fraction * fraction
-    sine, cosine = _SINE[-1], _COSINE[-1]
+    sine: Array | float = _SINE[-1]
+    cosine: Array | float = _COSINE[-1]
     for s, c in zip(_SINE[-2::-1], _COSINE[-2::-1], strict=True):
         sine, cosine = sine * square + s, cosine * square + c
     sine = sine * fraction

@@ -45,7 +45,7 @@ def run_forward(
     batch, length, heads, _ = keys.shape
     joined = operands.grid_KJ.shape[-1]
     chunks = length // chunk
-    outs = [(_ALONG, keys.shape, keys.dtype)] * 2
+    outs: list[tuple] = [(_ALONG, keys.shape, keys.dtype)] * 2
     outs += [(_EACH, (batch, heads, width), jnp.float32) for width in (joined, joined, 1)]
     outs += [(_BEFORE, (batch, heads, chunks, width), jnp.float32) for width in (joined, joined, 1)]
     inputs = [*_arrange(operands, times_BL3), *_sums_in(state)]

@@ -7,7 +7,7 @@ and ones, exact at the highest precision: strides across lanes are slow on a TPU
 Letters, in addition to those of `tile`: N chunks, G groups of heads, P heads in a group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -269,7 +269,7 @@ def _head_at(layout: _Layout, inputs: tuple, p: int) -> tuple[HeadParameters, Ti
     return head, TileInputs(*(part.astype(jnp.float32) for part in parts))
 
 
-def _copy_initial_state(start: tuple, carried: tuple) -> None:
+def _copy_initial_state(start: Sequence[Any], carried: Sequence[Any]) -> None:
     """At the first step of a row, copy the initial state into the output block, which stays in VMEM for all steps."""
 
     @pl.when(pl.program_id(2) == 0)
@@ -278,12 +278,12 @@ def _copy_initial_state(start: tuple, carried: tuple) -> None:
             own[...] = ref[...]
 
 
-def _load_sums(layout: _Layout, refs: tuple, p: int) -> TileState:
+def _load_sums(layout: _Layout, refs: Sequence[Any], p: int) -> TileState:
     wide = _span(p, layout.joined)
     return TileState(refs[0][:, wide], refs[1][:, wide], refs[2][:, p : p + 1])
 
 
-def _store_sums(layout: _Layout, refs: tuple, p: int, state: TileState) -> None:
+def _store_sums(layout: _Layout, refs: Sequence[Any], p: int, state: TileState) -> None:
     wide = _span(p, layout.joined)
     refs[0][:, wide], refs[1][:, wide], refs[2][:, p : p + 1] = state
 
