@@ -125,7 +125,9 @@ def run(
             token = prepared_run.set((config, prepared))
             try:
                 with tags(TAG, config.name):
-                    outputs = pipeline(argument + selection.options(), name=name or config.name)
+                    outputs: dict[str, dict[str, str]] = pipeline(  # type: ignore[assignment]  # no State is asked for
+                        argument + selection.options(), name=name or config.name
+                    )
             except StageFailed as failure:
                 # The details go into the log; the terminal gets one paragraph per step below.
                 log.error("the run failed", exc_info=failure)
@@ -145,8 +147,8 @@ def run(
         if missing := listener.undelivered.total():
             err.print(Text(undelivered_line(missing, config.telemetry)), soft_wrap=True)
     if failures:
-        for label, error in failures.items():
-            print_failure(err, label, error, prepared, log_file)
+        for label, cause in failures.items():
+            print_failure(err, label, cause, prepared, log_file)
         if left := [step.label for step in progress.steps.values() if step.state == "waiting"]:
             err.print(Text(f"not started, because they need a failed step: {', '.join(left)}"), soft_wrap=True)
         return min(map(exit_code, failures.values()))

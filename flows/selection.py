@@ -13,6 +13,7 @@ from configs.base import Section
 from configs.changes import Change, changed_settings
 from configs.operation import LaunchConfig
 from configs.schema import RunConfig
+from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
 from rl.problems.files import check_files
@@ -95,7 +96,11 @@ def prepare_run(
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
     # Files of problems are read now: a typing error in one should not show after days of pretraining.
-    reinforced = {"align": config.align, "reason": config.reason, "self_distill": config.self_distill}
+    reinforced: dict[str, AlignConfig | ReasonConfig | SelfDistillConfig] = {
+        "align": config.align,
+        "reason": config.reason,
+        "self_distill": config.self_distill,
+    }
     for step in steps:
         if step.label in reinforced:
             check_files(reinforced[step.label].problems, step.label)

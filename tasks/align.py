@@ -81,8 +81,11 @@ def align(job: Job) -> None:
     # Only process 0 calls judges. If a judge is unreachable, all processes end with its error (`on_first`).
     with EndpointPool(job.endpoints, job.reply_source, job.emit) if job.process == 0 else nullcontext() as pool:
         # The first judge gives the rewards; the others are only calibrated, for comparison.
-        endpoints = config.judge.endpoints if pool else ()
-        judges = [Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in endpoints]
+        judges: list[Judge] = []
+        if pool:
+            judges += [
+                Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in config.judge.endpoints
+            ]
 
         def measure() -> dict[str, Any]:
             assert pool is not None

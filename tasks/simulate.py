@@ -149,7 +149,7 @@ def _rows(
         }
         for question, opinion in zip(survey.questions, opinions, strict=True):
             by_order = None if opinion.by_order is None else opinion.by_order.tolist()
-            row = {"persona": person.id, "question": question.name, **groups}
+            row: dict[str, Any] = {"persona": person.id, "question": question.name, **groups}
             row |= {"left_out": None if by_order else "too_long", "probabilities": opinion.mean, "by_order": by_order}
             rows.append(row)
     return rows

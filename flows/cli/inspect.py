@@ -86,7 +86,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
 
 def _approval_notes(store: Store) -> dict[str, str]:
     """Key of each step that waits for an approval -> a note with the command that approves it."""
-    notes = {}
+    notes: dict[str, str] = {}
     for note in waiting(store):
         run = note["run"]
         # A question names its run and step. The key is in the plan of the run's newest start, because a restart may
@@ -166,8 +166,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         checked = {}
         for kind, key, number, folder in store.folders():
             name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
-            artifact = readable.get(folder)
-            checked[name] = store.verify(artifact, remote=remote) if artifact else ["manifest.json"]
+            listed = readable.get(folder)
+            checked[name] = store.verify(listed, remote=remote) if listed else ["manifest.json"]
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}

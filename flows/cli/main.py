@@ -12,8 +12,9 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -456,7 +457,7 @@ def tune(
 
 
 # The panels of `nautile --help`, and the commands in their order.
-PANELS = {
+PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Run": {"run": run, "sweep": sweep, "plan": plan, "status": status},
     "Look": {
         "runs": runs,

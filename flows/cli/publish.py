@@ -74,10 +74,13 @@ def publish(
     if uploader:
         uploader.user()  # detects an invalid token before minutes of work
     main = out or Path(FOLDER) / repository.replace("/", "--")
-    about = {"onnx_bits": onnx, "license_": license_, "dataset": dataset}
     # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that links
     # to it.
-    folders = [write_model(store, artifact, folder, main, repository, format_, **about)]
+    folders = [
+        write_model(
+            store, artifact, folder, main, repository, format_, onnx_bits=onnx, license_=license_, dataset=dataset
+        )
+    ]
     if documents and dataset:
         second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")
         folders.append(write_dataset(store, documents, second, dataset, license_=dataset_license))

@@ -106,7 +106,8 @@ def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[
     from rich.live import Live
     from rich.text import Text
 
-    console, rows = console_for(), []
+    console = console_for()
+    rows: list[dict[str, Any]] = []
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while True:

@@ -125,7 +125,7 @@ def ask(
     state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
     # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
-    state.state_details.run_input_keyset = dict(keyset)
+    state.state_details.run_input_keyset = dict(keyset.items())
     note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
         # First the state, then the note: a note without a paused run would invite an answer that no server accepts.
@@ -140,11 +140,11 @@ def ask(
         form = Approval.with_initial_data(description=message)
         form.save(keyset, flow_run_id=UUID(run_id))
         logger.warning("paused: %s", message)
-        texts = {"note": f"waits for {command}", "question": message}
-        notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, **texts))
+        stage, wait = label.partition(":")[0], f"waits for {command}"
+        notify(StageUpdate(stage, label, "waiting", run_id=run_id, note=wait, question=message))
         _create_artifact(label, message)
         note.parent.mkdir(parents=True, exist_ok=True)
-        fields = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
+        fields: dict[str, Any] = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
         fields |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
         write_json(note, fields)
         # Ends this process. A new one comes here when the run is resumed, and the server rejects its pause key as used:

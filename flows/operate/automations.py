@@ -46,7 +46,7 @@ def silent_runs() -> AutomationCore:
             within=timedelta(seconds=SILENT_S),
         ),
         actions=[
-            ChangeFlowRunState(
+            ChangeFlowRunState(  # type: ignore[call-arg]  # its fields have positional defaults, which mypy cannot see
                 state=StateType.CRASHED,
                 message=f"No heartbeat for {SILENT_S} s: its process is gone. Finished work is kept.",
             )

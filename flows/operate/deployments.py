@@ -97,7 +97,7 @@ def register(config: RunConfig, argument: str, pool_type: str, limit: int | None
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
     settings = deploy_settings(config)
     entries = [
-        (entry, settings.get(entry.flow_name) or config.deployment(entry.flow_name))
+        (entry, settings.get(entry.flow_name or "") or config.deployment(entry.flow_name))
         for entry in deployments(config, argument)
     ]
     worker = {WORKER: _served_text(config, argument)}
@@ -179,7 +179,7 @@ async def _remove_old_names(client: PrefectClient, config: str) -> list[str]:
 
 
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
-    return flow.to_deployment(
+    return flow.to_deployment(  # type: ignore[return-value]  # a coroutine only in an event loop
         name=deployment_name(flow.name, config.name),
         parameters=parameters,
         tags=[TAG, config.name],

@@ -161,8 +161,8 @@ class HubUploader:
 
         where = f"{plan.repository}: nothing was published"
         if plan.head is None:
-            create = {"repo_type": plan.kind, "private": plan.private, "exist_ok": True}
-            self._call(where, lambda: self._api.create_repo(plan.repository, **create))
+            repository, kind, private = plan.repository, plan.kind, plan.private
+            self._call(where, lambda: self._api.create_repo(repository, repo_type=kind, private=private, exist_ok=True))
 
         def commit() -> str:
             # Made anew for each attempt: the library keeps the state of an upload in these objects.

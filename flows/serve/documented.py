@@ -158,7 +158,10 @@ def documented(response: type[BaseModel], *errors: int, streams: bool = False) -
     body: dict[str, Any] = {"model": response, "description": "Done"}
     if streams:
         body["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {200: body} | {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in sorted(errors)}
+    failures: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in sorted(errors)
+    }
+    return {200: body, **failures}
 
 
 def described(app: FastAPI) -> dict[str, Any]:

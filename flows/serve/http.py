@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class EventStream(StreamingResponse):
 class SizedRequest(Request):
     """A request that raises `ApiError` 413 once more than `MAX_BODY_BYTES` of its body have arrived."""
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         size = 0
         async for part in super().stream():
             size += len(part)
@@ -195,7 +195,7 @@ def application(served: ServedModel) -> FastAPI:
 
     # Routes that do not require the API key.
 
-    state = {
+    state: dict[int | str, dict[str, Any]] = {
         200: {"model": bodies.ServerState},
         503: {"model": bodies.ServerState, "description": "Not yet, or failed"},
     }
@@ -246,8 +246,8 @@ async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
 
 async def _stream(response: ResponseBuilder, events: RequestEvents, include_usage: bool) -> AsyncIterator[bytes]:
     """Yield the server-sent events of a streamed response."""
-    for chunk in response.opening_chunks():
-        yield _server_sent(chunk)
+    for opening in response.opening_chunks():
+        yield _server_sent(opening)
     while not response.finished:
         index, event = await events.queue.get()
         if isinstance(event, RequestFailed):

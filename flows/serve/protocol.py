@@ -6,7 +6,7 @@ Unknown and unsupported fields are errors that name the field, because a client 
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -119,7 +119,8 @@ class CompletionRequest(SamplingRequest):
     def prompts(self) -> list[str] | list[list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        return [self.prompt] if self.prompt and isinstance(self.prompt[0], int) else self.prompt
+        token_ids = bool(self.prompt) and isinstance(self.prompt[0], int)
+        return cast("list[str] | list[list[int]]", [self.prompt] if token_ids else self.prompt)
 
     @model_validator(mode="after")
     def _not_empty(self) -> "CompletionRequest":

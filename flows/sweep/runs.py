@@ -96,7 +96,7 @@ def _scores(
             return [], f"run {side.upper()} has no answers in the mode {way!r}"
         paths.append(artifact.path / WAYS[way])
     try:
-        comparison = compare(*map(read_rows, paths), verdict)
+        comparison = compare(read_rows(paths[0]), read_rows(paths[1]), verdict)
     except ConfigError as error:
         return [], str(error)
     same = paths[0] == paths[1]
@@ -123,7 +123,8 @@ def _curves(query: Query, labels: list[str], steps: Mapping[str, Mapping[str, Ca
             pair = [values.get((execution or "", name)) for execution in sides]
             if not all(pair):
                 continue
-            best = {True: ("high", "high_step"), False: ("low", "low_step")}.get(BEST.get(name))
+            highest = BEST.get(name)
+            best = None if highest is None else ("high", "high_step") if highest else ("low", "low_step")
             a, b = (
                 {"last": row["last"], "step": row["step"]}
                 | dict(zip(("best", "best_step"), (row[end] for end in best) if best else (None, None), strict=True))

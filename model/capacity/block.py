@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 def compiled_block(
-    model: ModelConfig, rows: int, length: int, topology: Topology, folder: Path, notify: Callable[[str], None]
+    model: ModelConfig, rows: int, length: int, topology: Topology, folder: Path, notify: Callable[[str], object]
 ) -> dict[str, Any]:
     """Compile one block for `rows` rows on one chip, or read the result from the cache in `folder`.
 
@@ -77,7 +77,7 @@ def compiled_head(
     chunk: int,
     topology: Topology,
     folder: Path,
-    notify: Callable[[str], None],
+    notify: Callable[[str], object],
 ) -> dict[str, Any]:
     """Compile embedding, head and loss with their gradients, `chunk` columns at a time, as `compiled_block` does."""
     # The settings of the blocks do not matter here, so one cached program serves all of them.

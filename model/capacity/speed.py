@@ -58,7 +58,7 @@ def compare(
     topology: Topology,
     settings: Sequence[Setting],
     folder: Path,
-    notify: Callable[[str], None],
+    notify: Callable[[str], object],
 ) -> dict[str, Any]:
     """Compile one block per setting, and the head once; return their costs and estimated tokens/s as JSON data.
 

@@ -39,7 +39,7 @@ STRIDE = 4  # tokens per program; the queue is read in between. Starting one cos
 ROWS = 4  # prompts prefilled by one program, and slots filled by one program
 
 
-Listener = Callable[[list[tuple[Handle, EngineEvent]]], None]
+Listener = Callable[[list[tuple[Handle, EngineEvent]]], object]
 
 
 class Engine:

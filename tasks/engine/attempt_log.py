@@ -122,6 +122,7 @@ class AttemptLog:
         """Record failure or cancellation. Problems in this method are logged, so that they never hide `error`."""
         # Anything but an `Exception` is a cancellation: `StageCancelled`, `KeyboardInterrupt`, `SystemExit`.
         failure = ""
+        state: State
         if isinstance(error, Exception):
             state, text, short_text = "failed", str(error), reason(error)
             failure = self._write_failure_page(staging, error)

@@ -189,15 +189,23 @@ def _join_hosts(rank: int, silent_s: float) -> None:
     """Join `jax.distributed`. JAX ends all processes when one has sent no heartbeat for `silent_s` seconds."""
     import jax
 
-    timeouts = {"heartbeat_timeout_seconds": max(1, round(silent_s)), "initialization_timeout": JOIN_S}
+    heartbeat_s = max(1, round(silent_s))
     coordinator = os.environ.get("NAUTILE_COORDINATOR")
     if not coordinator:
-        jax.distributed.initialize(**timeouts)  # JAX detects the hosts of a TPU slice
+        # JAX detects the hosts of a TPU slice.
+        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_s, initialization_timeout=JOIN_S)
         return
     count = int(os.environ["NAUTILE_PROCESSES"])
     # Without a bind address the coordination service listens on every interface.
     bind = coordinator if coordinator.startswith("127.") else None
-    jax.distributed.initialize(coordinator, count, rank, coordinator_bind_address=bind, **timeouts)
+    jax.distributed.initialize(
+        coordinator,
+        count,
+        rank,
+        coordinator_bind_address=bind,
+        heartbeat_timeout_seconds=heartbeat_s,
+        initialization_timeout=JOIN_S,
+    )
 
 
 def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_files: RemoteFiles | None = None) -> Job:

@@ -101,7 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     hosts: list[Host] = []
     launch = LaunchConfig.model_validate(request["launch"])
-    signal.signal(signal.SIGTERM, lambda _number, _frame: [host.stop() for host in hosts])
+
+    def stop_all(_number: int, _frame: object) -> None:
+        for host in hosts:
+            host.stop()
+
+    signal.signal(signal.SIGTERM, stop_all)
     message: str | None
     store, ended = None, threading.Event()
     with ExitStack() as stack:

@@ -96,8 +96,8 @@ def _short_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         inner = fact.items() if isinstance(fact, dict) else [("", fact)]
         for part, value in inner:
             if isinstance(value, (int, float, str)) and value != "" and len(str(value)) <= LONGEST_FACT:
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                rows.append((f"{name}.{part}".rstrip("."), amount(value) if is_number else str(value)))
+                shown = str(value) if isinstance(value, (bool, str)) else amount(value)
+                rows.append((f"{name}.{part}".rstrip("."), shown))
     return rows
 
 

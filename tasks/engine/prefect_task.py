@@ -57,7 +57,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
 
     @task(
         name=stage.name,
-        task_run_name=run_name,
+        task_run_name=run_name,  # type: ignore[arg-type]  # Prefect's protocol has a method that no function has
         retries=MAX_RETRIES,
         retry_delay_seconds=0,  # `pause` below waits instead: Prefect's own delay would not end on cancellation
         retry_condition_fn=should_retry,
@@ -171,6 +171,7 @@ class _TaskRunPage:
             if self._last and self._last.key:
                 note_giving_up(Path(self._context.store_root) / "staging" / self._last.key, self._context)
             return False
+        assert isinstance(error, Exception)  # nothing else is retried
         self.pause_s = self._policy.pause_s()
         now = datetime.now().astimezone()
         note = f"trying again at {now + timedelta(seconds=self.pause_s):%H:%M:%S}"
@@ -188,7 +189,7 @@ class _TaskRunPage:
             attempt=attempt,
             error=str(error),
             reason=reason(error),
-            outage_until=until and until.timestamp(),
+            outage_until=until.timestamp() if until else None,
         )
         notify(update)
         share = (self._last.share if self._last else None) or 0.0
@@ -220,13 +221,15 @@ class _TaskRunPage:
     def _show(self, percent: float, text: str) -> None:
         def send() -> None:
             if self._progress is None:
-                self._progress = create_progress_artifact(percent, key=f"progress-{self._slug}", description=text)
+                key = f"progress-{self._slug}"
+                created = create_progress_artifact(percent, key=key, description=text)
+                self._progress = created  # type: ignore[assignment]  # a coroutine only in an event loop
             else:
                 update_progress_artifact(self._progress, percent, description=text)
 
         self._send(send)
 
-    def _send(self, send: Callable[[], None]) -> None:
+    def _send(self, send: Callable[[], object]) -> None:
         try:
             send()
         except Exception as error:

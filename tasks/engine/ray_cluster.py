@@ -4,6 +4,7 @@ Two effects of `ray.init` are prevented: it would start a local cluster if there
 handler of the process.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -42,7 +43,9 @@ def connected(launch: LaunchConfig) -> Iterator[None]:
     # Kept for `tasks.engine.multihost`, whose handler asks the hosts to save.
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
     try:
-        ray.init(address, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        ray.init(
+            address, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level=logging.ERROR
+        )
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(_unreachable(address, connection_problem(error))) from error
     finally:

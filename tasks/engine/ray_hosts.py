@@ -263,7 +263,8 @@ def reserve(launch: LaunchConfig) -> list[tuple[Any, Node]]:
         for index in range(launch.processes)
     ]
     # The actors start only where their bundle is; each then reports its node, and a port that is free there.
-    pairs = list(zip(actors, ray.get([actor.node.remote() for actor in actors], timeout=PLACE_S), strict=True))
+    nodes = [actor.node.remote() for actor in actors]  # type: ignore[attr-defined]  # Ray declares no remote methods
+    pairs = list(zip(actors, ray.get(nodes, timeout=PLACE_S), strict=True))
     if launch.tpu_slice:
         # JAX's ranks must follow the numbers that the slice gives its hosts.
         worker_ids = {node["NodeID"]: int(node["Labels"].get(_WORKER_ID, 0)) for node in ray.nodes()}

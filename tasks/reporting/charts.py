@@ -183,7 +183,7 @@ def _(block: Pipeline) -> str:
             x2, y2 = corners[target][0], corners[target][1] + _BOX_HEIGHT / 2
             bend = x2 - _GAP_X / 2  # horizontal until just before its end, so that long arrows pass between the rows
             curve = Path([(x1, y1), (bend, y1), (bend, y2), (x2, y2)], [Path.MOVETO, *[Path.CURVE4] * 3])
-            style = {"arrowstyle": "-|>", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
+            style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
             axes.add_patch(FancyArrowPatch(path=curve, color="#888888", linewidth=0.75, fill=False, **style))
         for label, second_line in block.boxes:
             x, y = corners[label]

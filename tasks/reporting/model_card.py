@@ -3,7 +3,7 @@
 All figures come from `tasks.reporting.model_facts`; the wording is in model_card.md.j2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_
 from tasks.reporting.data import stand_ins_by_note
 from tasks.reporting.model_facts import own_scores
 
-Facts = Mapping[str, Any]
+Facts = dict[str, Any]
 
 UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
 

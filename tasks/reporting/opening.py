@@ -1,6 +1,6 @@
 """The first sections of the report: the ladder as a chart, a few problems after each stage, the cost, the stand-ins."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.text import amount, dollars, duration
@@ -8,7 +8,7 @@ from evals.tables.ladder import gains_in_words, ladder_table, verdict
 from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
 from tasks.reporting.data import stand_ins_by_note
 
-Facts = Mapping[str, Any]
+Facts = dict[str, Any]
 COST, STAND_INS = "Cost", "Stand-ins"  # titles of the detailed sections
 
 

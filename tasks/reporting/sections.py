@@ -26,7 +26,7 @@ from tasks.reporting.blocks import (
 from tasks.reporting.data import stand_ins_by_note
 from tasks.reporting.opening import COST, STAND_INS, opening
 
-Facts = Mapping[str, Any]
+Facts = dict[str, Any]
 
 LONGEST_OVERLAP = 160  # characters of an overlapping text
 

@@ -79,7 +79,10 @@ def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence
         {row["label"]: json.loads(row["config"] or "{}") for row in shared.query(queries.CONFIGURATIONS, ids)}
         for ids in sides
     ]
-    rows = [(change.field, json.dumps(change.before), json.dumps(change.after)) for change in differences(*settings)]
+    rows = [
+        (change.field, json.dumps(change.before), json.dumps(change.after))
+        for change in differences(settings[0], settings[1])
+    ]
     if rows:
         cards.show([cards.table(("step and setting", picked, other), rows)])
     else:

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from common.text import visible
-from evals.extraction.checks import REASONS
+from evals.extraction.checks import REASONS, Reason
 from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
@@ -34,7 +34,7 @@ def page(chosen: ChosenRun | None) -> None:
     _rows(picked, list(facts["refused"]))
 
 
-def _reasons(refused: dict[str, int]) -> None:
+def _reasons(refused: dict[Reason, int]) -> None:
     st.subheader("Refused, by reason")
     counts = pd.DataFrame([{"reason": REASONS[reason], "rows": count} for reason, count in refused.items()])
     reason = nominal("reason", sort="-x", axis={"title": None, "labelLimit": 400})

@@ -78,7 +78,7 @@ def _question(summary: dict[str, Any]) -> None:
     default_arms = [name for name in ("model", "humans", "overall", "uniform") if name in known]
     # The default arms cannot be deselected, so that figures of the model are never shown without a baseline.
     extra = st.multiselect(
-        "Also show", [name for name in known if name not in default_arms], format_func=ARMS.get, key="arms"
+        "Also show", [name for name in known if name not in default_arms], format_func=ARMS.__getitem__, key="arms"
     )
     columns = st.columns(2, gap="large")
     for index, cell in enumerate(question["cells"]):

@@ -111,7 +111,7 @@ def picture(run_ladder: Ladder) -> Chart:
     span = layer(
         {"type": "rule", "strokeWidth": 2, "color": "#0b4fa8"}, **base, y=quantitative("low"), y2={"field": "high"}
     )
-    text = layer(
+    labels = layer(
         {"type": "text", "dy": -7, "fontWeight": "bold", "fontSize": 12},
         x=x,
         y=quantitative("high"),
@@ -121,7 +121,7 @@ def picture(run_ladder: Ladder) -> Chart:
         layer({"type": "bar", "color": "#9cc2f0", "size": 44}, **base, y=quantitative("accuracy", axis=share)),
         {**span, **measured},
         layer({"type": "tick", "color": "#7a4b00", "thickness": 2, "width": 44}, **base, y=quantitative("paper")),
-        {**text, **measured},
+        {**labels, **measured},
     ]
     return Chart(table, {"layer": layers, "height": 150})
 

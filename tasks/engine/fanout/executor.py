@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from common.errors import ConfigError
@@ -49,4 +48,4 @@ def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
     workers = local_workers(launch)
     with ThreadPoolExecutor(workers, "work-item") as pool:
         # Leaving the block waits for the running items; they end as soon as their lease is gone.
-        yield Executor(partial(pool.submit, run_item), lambda: workers)
+        yield Executor(lambda item: pool.submit(run_item, item), lambda: workers)

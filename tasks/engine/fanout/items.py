@@ -65,7 +65,10 @@ class Markers:
     @property
     def skippable(self) -> float:
         """The share of the items that may be skipped."""
-        return read_json(self.folder / "list.json")["tolerated"]
+        listing = read_json(self.folder / "list.json")
+        if listing is None:
+            raise RuntimeError(f"{self.folder / 'list.json'} is missing or damaged")
+        return listing["tolerated"]
 
     @property
     def skipped(self) -> dict[str, str] | None:

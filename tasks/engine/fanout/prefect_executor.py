@@ -77,7 +77,7 @@ def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executo
 
     def submit(item: WorkItem) -> PrefectFuture[Any]:
         # Outside the stage's transaction, in which a failed item would roll back all finished ones.
-        BaseTransaction.__var__.set(None)
+        BaseTransaction.__var__.set(None)  # type: ignore[arg-type]  # Prefect declares no way to leave a transaction
         return runner.submit(item_task, asdict(item))
 
     return Executor(lambda item: copy_context().run(submit, item), capacity)
@@ -87,5 +87,6 @@ def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executo
 def prefect_executor(launch: LaunchConfig) -> Iterator[Executor]:
     """Run items as task runs on threads of this process, each with a child process."""
     workers = local_workers(launch)
+    runner: ThreadPoolTaskRunner[Any]
     with ThreadPoolTaskRunner(max_workers=workers) as runner:
         yield executor_of(runner, lambda: workers)

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,7 +123,7 @@ def _clients(config: TelemetryConfig) -> Mapping[str, Callable[[], Any]]:
         if folder and importlib.util.find_spec(name) is None:
             raise ConfigError(f"telemetry: {name} is not installed: pip install 'nautile[{name}]'")
         if folder:
-            makers[name] = lambda kind=kind, folder=folder: kind(Path(folder), config.project)
+            makers[name] = partial(kind, Path(folder), config.project)
     return makers
 
 

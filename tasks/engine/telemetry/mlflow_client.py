@@ -86,7 +86,10 @@ class MlflowClient:
             self._call("POST", "runs/log-batch", {"run_id": self._run, kind: rows[first : first + PARAMETERS]})
 
     def _call(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self._http.request(method, path, **({"params": body} if method == "GET" else {"json": body}))
+        if method == "GET":
+            reply = self._http.request(method, path, params=body)
+        else:
+            reply = self._http.request(method, path, json=body)
         if reply.status_code != 200:
             raise Refused(f"HTTP {reply.status_code} of {path}")
         return reply.json()
