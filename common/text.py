@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {remaining_seconds} s"
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Format a number of bytes in decimal units: 812 B, 4.1 MB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:

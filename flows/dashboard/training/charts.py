@@ -150,7 +150,7 @@ def last_values(rows: Sequence[CatalogRow], names: Sequence[str], lines: Mapping
 def _value(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value:.1%}"
-    return size(round(value)) if unit == "bytes" else f"{value:.4g}"
+    return size(value) if unit == "bytes" else f"{value:.4g}"
 
 
 def chart(
