@@ -49,6 +49,16 @@ _HALVES = (
     (re.compile(r"\bhalf\s+a\s+dozen\b", re.IGNORECASE), "six"),
     (re.compile(r"(?<=[0-9])\s+and\s+a\s+half\b", re.IGNORECASE), " 1/2"),
 )
+# "two thirds"; "three-quarters", but "three quarters" may be coins
+_PARTS = {
+    "half": 2, "third": 3, "fourth": 4, "quarter": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+    "tenth": 10,
+}  # fmt: skip
+_WORD_FRACTION = re.compile(
+    r"(?<![\w-])(one|two|three|four|five|six|seven|eight|nine)"
+    r"(?:[\s-]+(half|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)|-(quarter))s?\b",
+    re.IGNORECASE,
+)
 _WORD_AND_A_HALF = re.compile(r"\b([a-z]+)\s+and\s+a\s+half\b", re.IGNORECASE)
 _ZERO_COMMA = re.compile(r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))")  # "0,75": no group of thousands begins with 0
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
@@ -188,6 +198,9 @@ def _normalised(text: str) -> str:
     text = "".join(out).translate(_CHARACTERS)
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
+    text = _WORD_FRACTION.sub(
+        lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[(match[2] or match[3]).lower()]}", text
+    )
     text = _WORD_AND_A_HALF.sub(
         lambda match: f"{_WORDS[word]} 1/2" if (word := match[1].lower()) in _WORDS else match.group(), text
     )

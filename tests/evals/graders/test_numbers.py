@@ -126,6 +126,11 @@ HARD = [
     ("between 15 and 18", "18", False, False),
     ("half a dozen", "6", True, True),
     ("half a dozen", "12", False, False),
+    ("The answer is two thirds.", "2/3", True, True),
+    ("The answer is two thirds.", "2", False, False),
+    ("three-quarters", "0.75", True, True),
+    ("3 quarters", "3", True, True),  # coins
+    ("one half", "1", False, False),
     ("one and a half", "1.5", True, True),
     ("one and a half", "1", False, False),
     ("2 and a half", "2.5", True, True),
