@@ -29,6 +29,7 @@ def readings_of(rng, staying, count, falls_at=None):
     return readings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staying", STAYING)
 def test_a_policy_that_does_not_change_is_stopped_in_few_runs(staying):
     """With 11 readings as `reason` has, and 13 as `align`: each run of 13 is one of 11 as well."""

@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_unscored_and_the_rest_is_scored(judge_of):
     assert scores == [None, None, None, *[JudgeScore(4, 3, 5, 72)] * 3]
 
 
-@pytest.mark.parametrize("fault", ["429", "500", "hang", "cut", "invalid"])
+@pytest.mark.parametrize("fault", ["429", "500", pytest.param("hang", marks=pytest.mark.slow), "cut", "invalid"])
 def test_a_fault_that_passes_costs_no_score(judge_of, fault):
     with FakeOpenAI(reply=reply_with(), faults=script(fault, None, fault)) as server:
         judge = judge_of(server, timeout_s=4.0 if fault == "hang" else 60.0)

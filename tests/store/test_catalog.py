@@ -127,6 +127,7 @@ def test_a_backlog_is_ingested_in_several_transactions(store, catalog, monkeypat
     assert everything(catalog) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2**20, 1])
 def test_the_files_of_many_runs_are_ingested_at_once_as_they_are_by_themselves(store, tmp_path, monkeypatch, size):
     """A statement takes milliseconds however few rows it has, and all runs of a machine wait for the catalog's lock."""
@@ -297,6 +298,7 @@ def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
     assert {sql: catalog.select(sql) for sql in READS} == reads
 
 
+@pytest.mark.slow
 def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(store, catalog):
     fill(store)
     catalog.ingest()

@@ -131,6 +131,7 @@ def test_threads_share_a_writer(path):
     assert len({event["id"] for event in events}) == len(events) == 6 * 204
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     samples=st.lists(st.dictionaries(st.text(), json_data, max_size=3), min_size=1, max_size=5),

@@ -120,6 +120,7 @@ def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     assert (result.path / "a.txt").read_text() == "abc"
 
 
+@pytest.mark.slow
 def test_fetching_repairs_a_damaged_copy(pair):
     a, _ = pair
     artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
@@ -264,6 +265,7 @@ def test_removal_includes_the_remote_and_other_machines_forget(pair):
     assert not [name for name in objects(a)[2] if "/e9/" in name]
 
 
+@pytest.mark.slow
 def test_a_version_that_another_process_adds_during_a_refresh_stays(pair, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in")

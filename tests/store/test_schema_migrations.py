@@ -76,6 +76,7 @@ def backup(store):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["ingest", "query"])
 def test_an_older_catalog_is_migrated_and_a_copy_of_it_stays(store, old, first):
     catalog = Catalog(store)

@@ -301,6 +301,7 @@ def test_an_outage_stops_the_run_and_its_replies_stay(run):
         assert answered == 6
 
 
+@pytest.mark.slow
 def test_files_larger_than_the_window_of_a_resumed_run_are_finished(run, monkeypatch):
     """`chunk` was lowered after the prompts were collected in files of the larger size."""
     with FakeOpenAI(faults=always("500")) as server:

@@ -57,7 +57,7 @@ def test_replies_come_in_the_order_of_the_requests_and_are_reported_as_they_come
     [
         ("429", "429"),
         ("500", "500"),
-        ("hang", "timeout"),
+        pytest.param("hang", "timeout", marks=pytest.mark.slow),
         ("cut", "cut"),
         ("close", "cut"),
         ("invalid", "invalid_reply"),
@@ -221,7 +221,7 @@ def test_a_word_in_place_of_a_key_changes_no_reply(pool_for, monkeypatch, key):
     assert reply.text == text
 
 
-@pytest.mark.parametrize("fault", ["cut", "close", "invalid", "not_chat", "hang"])
+@pytest.mark.parametrize("fault", ["cut", "close", "invalid", "not_chat", pytest.param("hang", marks=pytest.mark.slow)])
 def test_what_an_attempt_without_a_reply_may_have_cost_is_booked_apart_and_kept(pool_for, events, tmp_path, fault):
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6}  # a dollar a token, 20 allowed
     with FakeOpenAI(faults=script(fault), reply=lambda body: "two words", per_million=(0.0, 1e6)) as server:

@@ -140,6 +140,7 @@ def test_parquet_text_that_is_not_utf8_is_counted(tmp_path):
 VALUES = st.one_of(st.none(), st.just(" \n"), st.just("x" * 12), st.text(max_size=6))
 
 
+@pytest.mark.slow
 @given(rows=st.lists(st.tuples(VALUES, VALUES, VALUES, VALUES), max_size=8))
 def test_columns_are_checked_by_the_rules_of_rows(tmp_path_factory, rows):
     """A batch of a Parquet file and the same rows one by one: the same records, the same reasons."""

@@ -111,6 +111,7 @@ BITS = ["\\boxed{", "}", "12", "$", " or ", "\\frac{1}{2}", "x", "^", "the answe
 ANSWERS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(BITS), max_size=8).map("".join))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(answer=ANSWERS, reasoning=ANSWERS, thought=st.booleans())
 def test_no_text_breaks_the_grader_and_strict_implies_lenient(equivalence, answer, reasoning, thought):

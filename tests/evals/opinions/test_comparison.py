@@ -209,6 +209,7 @@ def test_without_humans_there_is_nothing_to_compare_with():
     assert "nothing to compare with" in report(filled(summary))
 
 
+@pytest.mark.slow
 def test_a_small_group_is_shown_and_not_scored(respondents):
     few = Respondents(
         [Person(p.id, {"side": "middle"} if i < 4 else p.fields) for i, p in enumerate(respondents.people)],

@@ -46,6 +46,7 @@ def test_a_margin_lets_small_falls_pass(result):
     assert not regressed(result, margin=-high + 0.001)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_holms_correction_never_names_more_than_the_plain_rule_and_no_fewer_than_bonferroni(p_values):
     by_name = {"title": "", "n": 9, "a": 0.5, "b": 0.3, "lead": -0.2, "low": -0.3, "high": -0.1}

@@ -1,9 +1,12 @@
 """`nautile note`: the text and the tags of a run, which the table of runs shows."""
 
+import pytest
+
 from store.manifest import now
 from tasks.engine.attempt_log import write_attempt_row
 
 
+@pytest.mark.slow
 def test_notes_and_tags_of_a_run_are_kept_and_changed(store, command_line, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     row = {"id": "1", "run": "9bdd20f2-7a6c", "stage": "align", "label": "align", "key": "0" * 64, "execution": "e"}

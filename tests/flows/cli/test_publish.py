@@ -124,6 +124,7 @@ def test_publishing_twice_sends_once(publish, hub, tmp_path):
     assert set(hub.calls) == {"whoami", "info", "tree"}
 
 
+@pytest.mark.slow
 def test_the_token_is_in_no_file_and_no_output(publish, made, tmp_path):
     _, out, err = publish("me/small", "--yes")
     places = [path for root in (tmp_path, made) for path in root.rglob("*") if path.is_file()]

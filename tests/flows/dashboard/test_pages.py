@@ -158,6 +158,7 @@ def test_a_short_curve_is_shown_as_measured(made):
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
 
 
+@pytest.mark.slow
 def test_texts_are_searched_and_paged(measured):
     def texts(search="", page=0):
         sql = queries.texts(queries.SAMPLES)

@@ -32,6 +32,7 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_it_is_started_again_each_time_and_ended_for_good(keeper):
     keeper, started = keeper
     for number in (1, 2):
@@ -42,6 +43,7 @@ def test_it_is_started_again_each_time_and_ended_for_good(keeper):
     assert [process.poll() is not None for process in started] == [True] * 3
 
 
+@pytest.mark.slow
 def test_the_last_one_is_watched_too(keeper, monkeypatch, caplog):
     """It is given up when it ends, and not when it is started."""
     keeper, started = keeper

@@ -36,6 +36,7 @@ def test_a_long_spike_is_detected_and_a_short_spike_tolerated():
         follow(monitor, [9.0], first=MIN_LOSSES + 5)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 50), st.floats(0.01, 0.3))
 def test_ordinary_noise_is_no_spike(seed, spread):
     monitor = DivergenceMonitor(0, 10.0, 0, 0)

@@ -11,6 +11,7 @@ from model.tuning.features import pooled_states
 from model.tuning.head import Head, fit_head, load_head, save_head
 
 
+@pytest.mark.slow
 def test_features_are_the_states_of_the_texts_whatever_shares_their_batch(config, params):
     texts = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16]]
     tokens = jnp.array([texts[0]])

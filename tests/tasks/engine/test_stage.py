@@ -136,6 +136,7 @@ def test_each_crash_quotes_the_log_and_the_next_attempt_continues(store, context
     assert [run["state"] for run in runs(store)] == ["failed"] * len(messages) + ["done"]
 
 
+@pytest.mark.slow
 def test_all_attempts_know_when_their_execution_began(store, context):
     began = []
     for _ in range(2):
@@ -316,6 +317,7 @@ def test_two_runs_of_one_key_do_the_work_once(store, context, updates, tmp_path)
     assert sorted(run["state"] for run in runs(store)) == ["done", "reused"]
 
 
+@pytest.mark.slow
 def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
     store.prepare()
     store.catalog_path.write_text("this is no database")
@@ -324,6 +326,7 @@ def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
     assert Catalog(store).lineage(outputs["numbers"])
 
 
+@pytest.mark.slow
 def test_a_listener_that_fails_fails_no_stage(store, context, caplog):
     unsubscribe = subscribe(lambda update: 1 / 0)
     try:

@@ -133,6 +133,7 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
         finish(store, gate, config, [("cancelled", 1), ("done", 2)])
 
 
+@pytest.mark.slow
 def test_a_process_that_has_finished_and_hangs_is_ended(store, monkeypatch):
     monkeypatch.setattr(child, "LINGER_S", 0.5)
     monkeypatch.setattr(child, "TERMINATE_GRACE_S", 0.5)

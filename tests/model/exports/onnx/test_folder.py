@@ -39,6 +39,7 @@ def test_the_example_runs_alone_and_writes_our_greedy_reply(exports, weights):
     assert done.stdout.decode()[:-1] == "".join(tokenizer.decode([token]) for token in expected.ids)
 
 
+@pytest.mark.slow
 def test_every_file_has_a_digest_and_a_changed_one_is_refused(exports, tmp_path):
     out = tmp_path / "copy"
     export_onnx(exports["checkpoint"], out, 4)

@@ -110,6 +110,7 @@ def test_what_a_server_missed_is_sent_by_the_next_attempt_and_what_it_has_is_not
     assert mlflow.curve("loss") == [(step, step / 2) for step in range(9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 500])
 def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted(
     tmp_path, mlflow, status, caplog, monkeypatch
