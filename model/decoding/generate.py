@@ -120,8 +120,9 @@ class Generator:
         For memory estimates: nothing is computed.
         """
         abstract, config, sampling, size = shapes(self.config), self.config, self.sampling, self._size
-        tokens = jax.ShapeDtypeStruct((prompts, self.prompt_length), jnp.int32)
-        lengths = jax.ShapeDtypeStruct((prompts,), jnp.int32)
+        rows = self._on_all_devices(prompts)
+        tokens = jax.ShapeDtypeStruct((rows, self.prompt_length), jnp.int32)
+        lengths = jax.ShapeDtypeStruct((rows,), jnp.int32)
         yield "weights for decoding", decode_weights, (abstract, config, self.rows == 1)
         yield "prefill", prefill_prompts, (abstract, tokens, lengths, config, self.prompt_length)
         capacity = self.prompt_length + sampling.max_tokens
@@ -129,6 +130,10 @@ class Generator:
         weights = jax.eval_shape(partial(decode_weights, config=config, transposed=self.rows == 1), abstract)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         yield "decode", advance, (weights, state, count, count, config, sampling)
+
+    def _on_all_devices(self, prompts: int) -> int:
+        """A number of prompts, rounded up to a multiple of the devices."""
+        return -(-prompts // self._divisor) * self._divisor
 
     def _check(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> None:
         if len(prompts) != len(seeds):
@@ -190,10 +195,11 @@ class Generator:
         """Distinct prompts, right-aligned [U, P]; their lengths [U]; and for each prompt the index of its row.
 
         Samples of one prompt share its prefill. The rows are rounded up to a power of two, and the columns to a
-        quarter, a half or all of `prompt_length`, so that few shapes are compiled.
+        quarter, a half or all of `prompt_length`, so that few shapes are compiled. On a mesh the rows are also a
+        multiple of its devices: a fused kernel runs on each device's own rows.
         """
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        count = min(self.rows, 1 << (len(distinct) - 1).bit_length())
+        count = min(self.rows, self._on_all_devices(1 << (len(distinct) - 1).bit_length()))
         longest = max(map(len, distinct))
         width = next(size for part in (4, 2, 1) if (size := self.prompt_length // part) >= longest)
         tokens_UP, lengths_U = np.zeros((count, width), np.int32), np.ones(count, np.int32)

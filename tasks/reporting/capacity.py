@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import ConfigError
-from common.text import amount, markdown_table
+from common.text import amount, first_line, markdown_table
 from configs.model import ModelConfig
 from configs.operation import PlanConfig
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
@@ -37,6 +37,8 @@ def plan_capacity(job: Job) -> None:
     from model.capacity import topology
 
     topology.enable_compilers()
+    import jax
+
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import estimate_memory
@@ -64,6 +66,8 @@ def plan_capacity(job: Job) -> None:
             plan["reinforcement"][name] = estimate_memory(model, rollout, policy, balance, mesh)
         except ConfigError as error:  # pretraining can be planned for more chips than these stages can use
             plan["reinforcement"][name] = {"refused": str(error)}
+        except jax.errors.JaxRuntimeError as error:  # no memory, or the compiler fails
+            plan["reinforcement"][name] = {"refused": f"the compiler refused it: {first_line(error)}"}
     sections = {"pretrain": pretrain, "align": align, "reason": reason, "self_distill": self_distill}
     plan["starts"] = {name: section.start for name, section in sections.items() if section.start}
     folder = job.output("plan")

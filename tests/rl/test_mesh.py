@@ -45,6 +45,11 @@ def test_eight_devices_sample_and_update_as_one_does(results):
 
 
 @pytest.mark.slow
+def test_fewer_prompts_than_devices_are_read_by_the_fused_operator_too(results):
+    assert results["many"]["fused"] == results["one"]["fused"]
+
+
+@pytest.mark.slow
 def test_eight_devices_distil_as_one_does(results):
     assert results["many"]["loss"] == pytest.approx(results["one"]["loss"], rel=1e-4)
 

@@ -16,6 +16,8 @@ from common.processes import relax_collector
 from configs.base import OptimizerConfig
 from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
 from data.tokenizer import tokenizer_for
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
 from model.nautile import initialise
 from model.sharding import make_mesh
 from rl import self_distillation
@@ -69,11 +71,21 @@ def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
     return facts["rounds"][0]["last_loss"]
 
 
+def fused_samples(mesh: Any) -> list[list[int]]:
+    """Completions of two prompts, fewer than the devices, by the operator that runs on each device's own rows."""
+    model = tiny_model().model_copy(update={"mixing": "fused"})
+    params = jax.tree.map(np.asarray, initialise(model, 0))
+    generator = Generator(model, Sampling(4), rows=8, prompt_length=16, mesh=mesh)
+    completions = generator(params, [[5, 6, 7]] * 4 + [[8, 9]] * 4, [(row,) for row in range(8)])
+    return [completion.ids.tolist() for completion in completions]
+
+
 def main(folder: Path) -> None:
     meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
     results: dict[str, Any] = {}
     for name, (mesh, fsdp) in meshes.items():
         results[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
+        results[name]["fused"] = fused_samples(mesh)
     sys.stdout.write(json.dumps(results, default=np.ndarray.tolist))
 
 
