@@ -1,6 +1,7 @@
 """Environment of all tests, set before anything imports JAX; stores and Prefect servers, which several folders use."""
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -94,6 +95,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
     with collector_paused():
         return (yield)
+
+
+def pytest_sessionfinish() -> None:
+    """Collect garbage while xdist still waits for this worker, so that faults of finalizers are shown.
+
+    pytest does it as the process ends; in a worker with all programs of JAX that takes longer than xdist waits, and its
+    interruption was printed as a fault.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
