@@ -160,7 +160,7 @@ def _setting_row(
     return {
         **row,
         "programs": programs,
-        "residual_bytes": residual_bytes,
+        "kept_by_all_blocks": residual_bytes,
         "step_seconds": step[1] or step[0],
         **rates,
     }

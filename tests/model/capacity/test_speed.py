@@ -52,7 +52,7 @@ def test_tokens_per_second_follow_from_the_cycles_of_a_block(monkeypatch):
     assert row["mfu_estimate"] == pytest.approx(
         row["tokens_per_second_estimate"] * training_flops(CONFIG.model, 1024) / (32 * 275e12)
     )
-    assert row["residual_bytes"] == 8 * 2
+    assert row["kept_by_all_blocks"] == 8 * 2
 
 
 def test_forms_and_chunks_are_compared_first_then_remat_with_the_best(monkeypatch):
