@@ -131,6 +131,17 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def append_durably(path: Path, content: bytes) -> None:
+    """Append to a file and fsync it, with its folder if the file is new. A crash may leave a part of `content`."""
+    is_new = not path.exists()
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        sync_folder(path.parent)
+
+
 def file_size(path: Path) -> int | None:
     """The size of a file in bytes; None if it is missing or cannot be read."""
     try:

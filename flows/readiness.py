@@ -69,10 +69,10 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
             if gated:
                 from huggingface_hub import get_token  # takes 0.5 s to import
 
-                refused = [] if get_token() else gated
-                lines += [
-                    f"HF_TOKEN is not set: {name} is gated, accept its terms on the Hub first" for name in refused
-                ]
+                if not get_token():
+                    lines += [
+                        f"HF_TOKEN is not set: {name} is gated, accept its terms on the Hub first" for name in gated
+                    ]
     lines += [
         f"{variable} is not set in the environment: the key of {', '.join(dict.fromkeys(users))}"
         for variable, users in keys.items()

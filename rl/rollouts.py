@@ -6,7 +6,6 @@ group), so a resumed run samples the same completions.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
-from common.files import sync_folder, write_text
+from common.files import append_durably, write_text
 from configs.model import ModelConfig
 from configs.training import RolloutConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion
@@ -150,13 +149,7 @@ class RolloutEngine:
 
 def append_rows(log: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Append rows to a JSON-lines log and fsync it, so that a checkpoint saved afterwards never has more steps."""
-    is_new = not log.exists()
-    with log.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
-    if is_new:
-        sync_folder(log.parent)
+    append_durably(log, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def truncate_log(log: Path, steps: int) -> None:

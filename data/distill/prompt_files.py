@@ -14,7 +14,15 @@ from typing import Any
 from common.errors import ConfigError
 from configs.distill import PromptSetConfig
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.hub import COMMIT, count_hub_rows, describe, fetch_hub_file, is_parquet, list_hub_files
+from data.sources.hub import (
+    COMMIT,
+    count_hub_rows,
+    describe,
+    fetch_hub_file,
+    is_parquet,
+    list_hub_files,
+    named_in_errors,
+)
 from data.sources.local_files import (
     count_jsonl_rows,
     matching_files,
@@ -77,7 +85,7 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
             continue
         folder, begin = work / source.name, max(0, skip - file.first)
         path = fetch_hub_file(source, file, folder)
-        try:
+        with named_in_errors(path, describe(source, file.path)):
             if is_parquet(file.path):
                 names = parquet_columns(path)
                 for number, row in enumerate(read_parquet_values(path, columns, begin), file.first + begin):
@@ -85,8 +93,6 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
             else:
                 for number, row in enumerate(read_json_values(path, begin), file.first + begin):
                     yield str(number), row, _columns_of(row)
-        except ConfigError as error:  # name the dataset in the message, not the temporary path
-            raise ConfigError(str(error).replace(str(path), describe(source, file.path))) from None
         shutil.rmtree(folder)
 
 

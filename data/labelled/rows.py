@@ -17,7 +17,7 @@ from configs.tune import LabelledDataConfig
 from data.labelled.sentences import read_sentences
 from data.labelled.spans import entity_json, entity_row, spans_of_tags
 from data.labelled.table import READABLE, Table, read_table, require_columns, text_value
-from data.sources.hub import describe, fetch_hub_file, list_hub_files
+from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from data.sources.wikipedia import articles
 
 MOST_SHOWN = 12  # labels in a message
@@ -101,9 +101,8 @@ def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) ->
         folder = work / f"hub-{file.item}"
         path = fetch_hub_file(config, file, folder)
         try:
-            tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
-        except ConfigError as error:  # name the dataset in the message, not the temporary path
-            raise ConfigError(str(error).replace(str(path), where)) from None
+            with named_in_errors(path, where):
+                tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if not tables:

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from configs.ingest import SourceConfig
 from data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
 from data.sources.file_list import SourceFile
-from data.sources.hub import count_hub_rows, fetch_hub_file, is_parquet, list_hub_files
+from data.sources.hub import count_hub_rows, fetch_hub_file, is_parquet, list_hub_files, named_in_errors
 from data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
@@ -121,9 +121,8 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:
-            yield from _read_path(source, fetch_hub_file(source, file, folder), file.rows)
-        except ConfigError as error:  # name the dataset in the message, not the temporary path
-            raise ConfigError(str(error).replace(str(folder), source.path)) from None
+            with named_in_errors(folder, source.path):
+                yield from _read_path(source, fetch_hub_file(source, file, folder), file.rows)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     else:

@@ -232,6 +232,15 @@ def _clear_errors(where: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def named_in_errors(path: Path, name: str) -> Iterator[None]:
+    """Name the dataset, and not the temporary `path` of its file, in the message of a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(path), name)) from None
+
+
 def describe(source: HubSplit, path: str = "") -> str:
     """Name a dataset, its commit and optionally one of its files, for messages."""
     return f"{source.label}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")

@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_text, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
 from data.labelled.table import read_table
-from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files
+from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files, named_in_errors
 from data.sources.local_files import parquet_columns, read_json_values, read_parquet_values
 from data.surveys.built_in import BUILT_IN
 
@@ -208,13 +208,13 @@ def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, An
     """The rows of a dataset's files in the Hub's order; each file is downloaded when its first row is needed."""
     for file in list_hub_files(config):
         path = fetch_hub_file(config, file, scratch / "hub")
+        name = describe(config, file.path)
         try:
-            rows = read_parquet_values(path, parquet_columns(path)) if is_parquet(file.path) else read_json_values(path)
-            for row in rows:
-                if not isinstance(row, Mapping):
-                    raise ConfigError(f"{describe(config, file.path)}: has a row that cannot be read ({row})")
-                yield row
-        except ConfigError as error:  # name the dataset in the message, not the temporary path
-            raise ConfigError(str(error).replace(str(path), describe(config, file.path))) from None
+            with named_in_errors(path, name):
+                columns = parquet_columns(path) if is_parquet(file.path) else None
+                for row in read_json_values(path) if columns is None else read_parquet_values(path, columns):
+                    if not isinstance(row, Mapping):
+                        raise ConfigError(f"{name}: has a row that cannot be read ({row})")
+                    yield row
         finally:
             path.unlink(missing_ok=True)

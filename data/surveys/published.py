@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_json, read_bounded_text
 from configs.survey import PersonasConfig, SurveyConfig
 from data.labelled.table import read_table, require_columns
-from data.sources.hub import describe, fetch_hub_file, list_hub_files
+from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 
 SUBPOP_COLUMNS = ("qkey", "attribute", "group", "question", "options", "responses", "ordinal")
 WORDS = {
@@ -68,10 +68,8 @@ def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfi
     with tempfile.TemporaryDirectory() as folder:
         for file in list_hub_files(config):
             path = fetch_hub_file(config, file, Path(folder) / file.item)
-            try:
+            with named_in_errors(path, describe(config, file.path)):
                 rows += read_table(path).rows
-            except ConfigError as error:  # name the dataset in the message, not the temporary path
-                raise ConfigError(str(error).replace(str(path), describe(config, file.path))) from None
     source = f"SubPOP, {repository} of the Hub at {revision[:12]}, split {config.split}"
     return _subpop(rows, f"{repository.rpartition('/')[2]}_{config.split}", source, repository)
 

@@ -51,12 +51,12 @@ _HALVES = (
 )
 # "two thirds"; "three-quarters", but "three quarters" may be coins
 _PARTS = {
-    "half": 2, "third": 3, "fourth": 4, "quarter": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
-    "tenth": 10,
+    "half": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
+    "quarter": 4,
 }  # fmt: skip
 _WORD_FRACTION = re.compile(
-    r"(?<![\w-])(one|two|three|four|five|six|seven|eight|nine)"
-    r"(?:[\s-]+(half|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)|-(quarter))s?\b",
+    rf"(?<![\w-])({'|'.join(word for word, value in _WORDS.items() if 1 <= value <= 9)})"
+    rf"(?:-|[\s-]+(?!quarter))({'|'.join(_PARTS)})s?\b",
     re.IGNORECASE,
 )
 _WORD_AND_A_HALF = re.compile(r"\b([a-z]+)\s+and\s+a\s+half\b", re.IGNORECASE)
@@ -198,9 +198,7 @@ def _normalised(text: str) -> str:
     text = "".join(out).translate(_CHARACTERS)
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
-    text = _WORD_FRACTION.sub(
-        lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[(match[2] or match[3]).lower()]}", text
-    )
+    text = _WORD_FRACTION.sub(lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[match[2].lower()]}", text)
     text = _WORD_AND_A_HALF.sub(
         lambda match: f"{_WORDS[word]} 1/2" if (word := match[1].lower()) in _WORDS else match.group(), text
     )

@@ -6,12 +6,12 @@ as an uninterrupted one. Latencies differ, so they are in a separate file of the
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.files import append_durably
 from evals.benchmarks.items import BenchmarkItem, GradedReply
 from evals.running.answerers import Answer, SkippedQuestion
 
@@ -38,10 +38,7 @@ class RowFile:
         if not rows:
             return
         lines = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
-        with self.path.open("ab") as file:
-            file.write(lines.encode("utf-8", errors="replace"))
-            file.flush()
-            os.fsync(file.fileno())
+        append_durably(self.path, lines.encode("utf-8", errors="replace"))
         self.rows += rows
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 
 from common.errors import ConfigError
-from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen
+from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen, url_host
 from flows.operate.own_page import OwnPageOnly
 from flows.operate.prefect_calls import call, wants_login
 from store.artifacts import Store
@@ -77,7 +77,7 @@ def without_database(environment: Mapping[str, str]) -> dict[str, str]:
 
 def server_settings(host: str, port: int, login: str | None) -> dict[str, str]:
     """The environment of a server for operators: its address, allowed origins, and login."""
-    name = f"[{host}]" if ":" in host else host
+    name = url_host(host)
     settings = {
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_PORT": str(port),

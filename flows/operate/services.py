@@ -22,7 +22,7 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
-from common.processes import is_loopback, listen
+from common.processes import is_loopback, listen, url_host
 from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
@@ -81,7 +81,7 @@ def up(
     """
     prefect_server.configure_prefect(store)
     running = {service.name: service for service in services(store) if service.alive()}
-    name = f"[{host}]" if ":" in host else host
+    name = url_host(host)
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"

@@ -79,9 +79,8 @@ def fetch_runtime() -> Path:
             raise Retryable(f"--format web: npm did not fetch {PACKAGE} {VERSION} within {FETCH_S} s") from None
         fetched = Path(scratch) / path.name
         if process.returncode or not fetched.is_file():
-            cause = (
-                process.stderr.strip().splitlines()[0] if process.stderr.strip() else f"exit code {process.returncode}"
-            )
+            lines = process.stderr.strip().splitlines()
+            cause = lines[0] if lines else f"exit code {process.returncode}"
             raise Retryable(f"--format web: npm could not fetch {PACKAGE} {VERSION} ({cause})")
         if _digest(fetched) != INTEGRITY:
             raise ConfigError(
