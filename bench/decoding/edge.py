@@ -1,13 +1,17 @@
 """Decoding of 372 M parameters at batch 1 on this machine's cores: JAX, onnxruntime at 32, 8 and 4 bits, llama.cpp.
 
-    python bench/decoding/edge.py [--tokens 32] [--prompt 512] [--folder SCRATCH] [--json FILE]
+    python bench/decoding/edge.py [--tokens 32] [--prompt 512] [--rounds 1] [--only copy read ...] [--folder SCRATCH]
+        [--json FILE]
 
 The weights are random, in nautile_370m's shape, because speed does not depend on their values. They are written once
 for each number of bits (2.1 GB in SCRATCH, by default a temporary folder). Each line is measured in a separate process,
 on pages of 2 MB like `nautile chat` and `serve`: tokens a second after a prompt of 512 tokens, bytes of weights read a
-second, and the seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1. The bytes that
-a step reads are compared with a copy of 512 MB by two threads (reads and writes both counted) and with a sum over as
-much.
+second, and the seconds of the prompt; medians of three. llama.cpp runs the bundled SmolLM2-135M in Q4_1.
+
+The bytes that a step reads are compared with two measures of the memory, by two threads over 512 MB. A `copy` counts
+the bytes that it reads and those that it writes; half of that is the speed at which bytes are copied. A `read` is a dot
+product of an array with itself, which writes nothing, like a step. Other tenants of a machine change its bandwidth from
+minute to minute, so with `--rounds` the lines are measured in turns, and the shares are medians over the rounds.
 """
 
 import json
@@ -29,43 +33,34 @@ from bench.measure import argument_parser, write_results
 from common.processes import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
-RUNS = ("copy", "sum", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
+RUNS = ("copy", "read", "jax 32", "onnx 32", "onnx 8", "onnx 4", "llama.cpp")
 COPIED = 2**29  # bytes; far larger than any cache, so memory is measured
 
 
 def main():
-    parser = argument_parser(__doc__, tokens=32, prompt=512, folder=None, only=list(RUNS), worker="")
+    parser = argument_parser(__doc__, tokens=32, prompt=512, folder=None, only=list(RUNS), rounds=1, worker="")
     arguments = parser.parse_args()
     if arguments.worker:
         print(json.dumps(measure(arguments.worker, arguments)))
         return
     results = {}
+    shares = {name: [] for name in ("copy", "read") if {name, "jax 32"} <= set(arguments.only)}
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch)
         print(f"{os.cpu_count()} cores; prompt {arguments.prompt} tokens, then {arguments.tokens}", flush=True)
         print(f"{'':10}{'tokens/s':>10}{'GB/s':>8}{'prompt s':>10}{'MB':>8}", flush=True)
-        for name in arguments.only:
-            # Each line is measured in a process of its own, so that only one form is in memory.
-            worker_options = ["--worker", name, "--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
-            worker = subprocess.run(
-                [sys.executable, __file__, *worker_options, "--folder", str(folder)],
-                stdout=subprocess.PIPE, check=True, text=True,
-                env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT)},  # as `nautile chat` and `serve` compute
-            )  # fmt: skip
-            results[name] = row = json.loads(worker.stdout.splitlines()[-1])
-            if name in ("copy", "sum"):
-                print(f"{name:10}{'':10}{row['bytes_s'] / 1e9:8.1f}", flush=True)
-                continue
-            speed = row["tokens_s"] * row["bytes"] / 1e9
-            print(
-                f"{name:10}{row['tokens_s']:10.1f}{speed:8.2f}{row['prompt_s']:10.2f}{row['bytes'] / 1e6:8.0f}",
-                flush=True,
-            )
-    # Compare the weights read per second with the memory bandwidth, and the widths with each other.
+        for _ in range(arguments.rounds):
+            results = {name: measure_apart(name, folder, arguments) for name in arguments.only}
+            for name, values in shares.items():
+                step = results["jax 32"]
+                values.append(100 * step["tokens_s"] * step["bytes"] / results[name]["bytes_s"])
     # At one row, decoding reads every weight for each token, so memory bandwidth is its bound.
-    for name in [name for name in ("copy", "sum") if {name, "jax 32"} <= set(results)]:
-        share = results["jax 32"]["tokens_s"] * results["jax 32"]["bytes"] / results[name]["bytes_s"]
-        print(f"JAX's step reads its weights at {100 * share:.0f} % of the speed of a {name}")
+    for name, values in shares.items():
+        median, least, most = statistics.median(values), min(values), max(values)
+        line = f"JAX's step reads its weights at {median:.0f} % of the speed of a {name} ({least:.0f} to {most:.0f})"
+        if name == "copy":
+            line += f", {2 * median:.0f} % of the bytes that are copied in that time"
+        print(line)
     for bits in (8, 4):
         if {"onnx 32", f"onnx {bits}"} <= set(results):
             times = results[f"onnx {bits}"]["tokens_s"] / results["onnx 32"]["tokens_s"]
@@ -78,9 +73,30 @@ def main():
     write_results(results, arguments.json)
 
 
+def measure_apart(name, folder, arguments):
+    """Measure one line in a process of its own, so that only one form is in memory; print it and return its figures."""
+    worker_options = ["--worker", name, "--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
+    worker = subprocess.run(
+        [sys.executable, __file__, *worker_options, "--folder", str(folder)],
+        stdout=subprocess.PIPE, check=True, text=True,
+        # Pages as `nautile chat` and `serve` have them; OpenBLAS must not divide a half of `read` among threads again.
+        env={**os.environ, **HUGE_PAGES, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    row = json.loads(worker.stdout.splitlines()[-1])
+    if name in ("copy", "read"):
+        print(f"{name:10}{'':10}{row['bytes_s'] / 1e9:8.1f}", flush=True)
+        return row
+    speed = row["tokens_s"] * row["bytes"] / 1e9
+    print(
+        f"{name:10}{row['tokens_s']:10.1f}{speed:8.2f}{row['prompt_s']:10.2f}{row['bytes'] / 1e6:8.0f}",
+        flush=True,
+    )
+    return row
+
+
 def measure(name, arguments):
     """The figures of one line of the table."""
-    if name in ("copy", "sum"):
+    if name in ("copy", "read"):
         return {"bytes_s": memory_speed(name)}
     if name == "llama.cpp":
         return llama_cpp_speed(arguments.prompt, arguments.tokens)
@@ -189,10 +205,14 @@ def write_export(folder, config, bits):
 
 
 def memory_speed(name):
-    """Bytes a second of two threads, best of five: read and written by a "copy", read by a "sum"."""
+    """Bytes a second of two threads, best of five: read and written by a "copy", read by a "read"."""
     source, target = np.ones(COPIED // 4, np.float32), np.ones(COPIED // 4, np.float32)
     halves = (slice(0, COPIED // 8), slice(COPIED // 8, None))
-    work = (lambda half: np.copyto(target[half], source[half])) if name == "copy" else (lambda half: source[half].sum())
+
+    def work(half):
+        # OpenBLAS's product sums each number into one of several registers; numpy's own sum takes a third longer.
+        np.copyto(target[half], source[half]) if name == "copy" else source[half] @ source[half]
+
     times = []
     with ThreadPoolExecutor(2) as threads:
         for _ in range(5):
