@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
-from common.files import append_durably, write_text
+from common.files import append_durably, write_atomically
 from configs.model import ModelConfig
 from configs.training import RolloutConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion
@@ -157,10 +157,11 @@ def truncate_log(log: Path, steps: int) -> None:
     if not log.exists():
         return
     complete_lines = []
-    # Iterate over the file, not over `splitlines`: a completion may contain U+2028 or another line separator.
-    with log.open(encoding="utf-8") as lines:
+    # Bytes, because an incomplete line may end within a character. Iterate over the file, not over `splitlines`: a
+    # completion may contain a line separator other than a line feed.
+    with log.open("rb") as lines:
         for line in lines:
-            if not line.endswith("\n") or json.loads(line)["step"] >= steps:
+            if not line.endswith(b"\n") or json.loads(line)["step"] >= steps:
                 break
             complete_lines.append(line)
-    write_text(log, "".join(complete_lines))
+    write_atomically(log, b"".join(complete_lines), create_folder=False)

@@ -170,3 +170,12 @@ def test_truncate_log_drops_later_rows_and_a_torn_line(tmp_path):
     truncate_log(log, 2)
     assert log.read_text(encoding="utf-8") == kept
     truncate_log(tmp_path / "absent.jsonl", 2)
+
+
+def test_truncate_log_drops_a_line_torn_within_a_character(tmp_path):
+    """A full disk ends a write at any byte."""
+    log = tmp_path / "log.jsonl"
+    kept = '{"step": 0, "text": "é"}\n'
+    log.write_bytes(kept.encode() + '{"step": 1, "text": "é'.encode()[:-1])
+    truncate_log(log, 2)
+    assert log.read_text(encoding="utf-8") == kept
