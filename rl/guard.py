@@ -7,6 +7,8 @@ significantly worse than the best one. One reading is not enough, because the ma
 (tests/rl/test_guard.py measures the error rates).
 """
 
+import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from rl.stage_inputs import StageInputs
 
 LEVEL = 0.01  # significance level of the two-sided test against the best reading
 IN_A_ROW = 2  # consecutive worse readings that stop a run or roll it back
+CHECKPOINTS = 3  # from which a run may resume: two are kept, and a third is being written
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ def has_fallen(readings: Sequence[GuardReading]) -> bool:
 class Guard:
     """Measures the policy on the guard problems, and saves the best one in `folder`, so that a resumed run has it.
 
+    A policy is saved under the number of its step, and removed when neither the readings nor those of a checkpoint have
+    it as the best: a run that is killed and resumed must find the best policy of its checkpoint, not a later one.
+
     In a run of several processes each one samples its share, and the first one grades and writes the folder.
     """
 
@@ -93,6 +99,9 @@ class Guard:
         greedy = rollout.model_copy(update={"temperature": 0.0})
         self._generate = generator(inputs.model, self._tokenizer, greedy, mesh)
         self.readings: list[GuardReading] = []
+        # Steps of the policies that the checkpoints have as the best, and of those that an earlier attempt left here.
+        self._of_checkpoints: deque[int] = deque(maxlen=CHECKPOINTS)
+        self._left: set[int] = self._saved_steps()
 
     def read(self, params: Params, step: int) -> GuardReading:
         """Measure `params`, and save them if no earlier reading is better. A step can be read again."""
@@ -113,8 +122,15 @@ class Guard:
         if self.best == reading:
             whole = whole_on_hosts(params, self.mesh)
             if jax.process_index() == 0:
-                save_weights(self.folder, whole, self.inputs.model, self.inputs.tokenizer)
+                save_weights(self.folder / str(step), whole, self.inputs.model, self.inputs.tokenizer)
+                self._remove_others()
         return reading
+
+    def checkpointed(self) -> None:
+        """Keep the best policy for as long as the run may resume from the checkpoint that is saved now."""
+        self._of_checkpoints.append(self.best.step)
+        if len(self._of_checkpoints) == CHECKPOINTS:  # the earlier attempt's checkpoints are gone by now
+            self._left = set()
 
     @property
     def best(self) -> GuardReading:
@@ -137,6 +153,16 @@ class Guard:
     def best_params(self) -> Params:
         """The parameters of the best policy, in the host memory of every process."""
         if jax.process_index() == 0:
-            return arrays_of_first(load_weights(self.folder)[0])
+            folder = self.folder / str(self.best.step)
+            # An earlier version kept a single policy, in the folder itself.
+            return arrays_of_first(load_weights(folder if folder.exists() else self.folder)[0])
         # The other processes pass arrays of the same shapes and receive the values of the first.
         return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))
+
+    def _saved_steps(self) -> set[int]:
+        return {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
+
+    def _remove_others(self) -> None:
+        """Remove the policies that neither the readings nor a checkpoint have as the best."""
+        for step in self._saved_steps() - {self.best.step, *self._of_checkpoints, *self._left}:
+            shutil.rmtree(self.folder / str(step))

@@ -162,6 +162,8 @@ class _Run:
         draw_state = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
         flush(self.emit)
         self.checkpoints.save(self.step, arrays, {**draw_state, "guard": readings, "learner": learner_state})
+        if self.guard:
+            self.guard.checkpointed()
 
     def _record(self, groups: list[Group]) -> None:
         """Append the step's rollouts to the log in one write, and emit them as events."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from common.errors import Retryable
+from common.events import silent
 from rl.objectives import token_weights
 from rl.rewards import advantages
 from rl.rollouts import truncate_log
@@ -160,6 +161,38 @@ def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatc
     assert [reading["went_back"] for reading in readings[:3]] == [False, False, bool(returns)]
     assert facts["steps"] == 2 + returns
     assert facts["published_step"] == 3 * returns  # the later of equals; the start where nothing came after the fall
+
+
+class Killed(Exception):
+    """Ends a run in place of a signal."""
+
+
+def test_a_run_killed_after_a_better_reading_rolls_back_to_the_policy_of_its_checkpoint(tmp_path, monkeypatch):
+    """Checkpoint 2 has step 1 as its best reading; the run is killed after reading 4, which is as good."""
+    readings = [8, 8, 0, 0, 8]
+
+    def run_from(folder, first, emit=silent):
+        right = iter([number < correct for correct in readings[first:] for number in range(8)])
+        monkeypatch.setattr("rl.guard.verifiable", lambda problem, reply: float(next(right)))
+        with FakeOpenAI(reply=marks_of) as server:
+            settings = {"guard_every": 1, "guard_problems": 8, "guard_action": "roll_back", "guard_returns": 1}
+            return run(folder, server.url, emit=emit, **settings)
+
+    def kill(kind, **fields):
+        if fields.get("name") == "guard_accuracy" and fields["step"] == 4:
+            while not (tmp_path / "killed" / "checkpoints" / "steps" / "2").exists():
+                time.sleep(0.02)
+            raise Killed
+
+    facts = run_from(tmp_path / "whole", 0)
+    assert [reading["went_back"] for reading in facts["guard"]] == [False, False, False, True, False]
+    policies = {path.name for path in (tmp_path / "whole" / "best").iterdir()}
+    assert policies == {"1", "4"}, "those of the two checkpoints"
+    with pytest.raises(Killed):
+        run_from(tmp_path / "killed", 0, kill)
+    assert run_from(tmp_path / "killed", 3) == facts
+    name = "final/weights.safetensors"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_truncate_log_drops_later_rows_and_a_torn_line(tmp_path):
