@@ -6,6 +6,7 @@ match its digests is skipped in favour of the one before. Donating the saved buf
 on a device Orbax copies them before `save` returns, and on CPU JAX does not reuse a buffer while a numpy view holds it.
 """
 
+import copy
 import json
 import logging
 import os
@@ -71,6 +72,7 @@ class TrainCheckpoints:
         """
         self.wait()  # one save at a time: `_saving` is its step
         self._saving = step
+        extra = copy.deepcopy(extra)  # Orbax writes it in a thread, while the caller changes its own
         try:
             self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))

@@ -5,12 +5,14 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint import JsonCheckpointHandler
 from safetensors.numpy import load_file, save_file
 
 from common.errors import ConfigError, Retryable
@@ -139,6 +141,23 @@ def test_states_come_back_exactly_and_the_newest_are_kept(checkpoints):
     assert jax.tree.structure(state) == jax.tree.structure(state_of(2))
     jax.tree.map(np.testing.assert_array_equal, state, state_of(2))
     again.close()
+
+
+def test_the_json_data_of_a_step_are_those_at_the_call(checkpoints, monkeypatch):
+    """The caller goes on with its lists of losses and its counters while a thread writes the step."""
+    written, changed = JsonCheckpointHandler._save_fn, threading.Event()
+
+    async def late(handler, content, directory):
+        changed.wait()
+        await written(handler, content, directory)
+
+    monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", late)
+    losses = [2.5]
+    checkpoints.save(1, state_of(1), {"losses": losses})
+    losses.append(2.0)
+    changed.set()
+    checkpoints.wait()
+    assert checkpoints.restore(1, state_of(0))[1] == {"losses": [2.5]}
 
 
 def test_another_run_is_refused_with_the_differences(checkpoints):
