@@ -222,6 +222,8 @@ class _Run:
         self.divergence.state.went_back = went_back
         self.divergence.rolled_back(rollback, checkpoint)
         first = rollback.last + 1
+        if first == self.steps:  # the restored state is the last one, and may be newer than the validation beside it
+            self.metrics.totals.validation = {}
         step = jax.device_put(np.int32(first), self.program.shardings.step)
         return state._replace(step=step), first
 

@@ -210,6 +210,17 @@ def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
     assert "above the threshold of" in caplog.text
 
 
+def test_a_run_that_rolls_back_at_its_end_reports_the_validation_of_what_it_publishes(finished, monkeypatch):
+    """The last three steps fail: the state of step 20 is published, whose checkpoint was last validated at step 16."""
+    root, _, _ = finished
+    poisoned(monkeypatch, {STEPS - 3, STEPS - 2, STEPS - 1})
+    facts = run(root, settings(skip_limit=2), name="rolled-back")
+    assert [(entry["step"], entry["checkpoint"]) for entry in facts["went_back"]] == [(STEPS - 1, 20)]
+    once = run(root, settings(skip_limit=2, validate_every=1000), name="rolled-back-once")
+    assert weights_of(root, "rolled-back") == weights_of(root, "rolled-back-once")
+    assert facts["validation"] == once["validation"]
+
+
 def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
     """SIGKILL just after a save began, SIGTERM between two saves, then to the end."""
     root, facts, events = finished
