@@ -284,9 +284,7 @@ class _Run:
         if unrecorded is None:
             return
         step, metrics, batch = unrecorded
-        # Bytes of the targets by source, for bits per byte.
-        bytes_S = np.bincount(batch["source"], weights=batch["bytes"], minlength=len(self.loader.names))
-        loss = self.metrics.record(step, metrics, bytes_S)
+        loss = self.metrics.record(step, metrics)
         # A new phase has other data, so its losses are not comparable with the earlier ones.
         if step and self.loader.phase(step) != self.loader.phase(step - 1):
             self.divergence.new_phase()

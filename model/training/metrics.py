@@ -51,12 +51,12 @@ class TrainMetrics:
         """Start timing steps. Call it before the first step and after every pause."""
         self._last = time.perf_counter()
 
-    def record(self, step: int, metrics: StepMetrics, bytes_S: np.ndarray) -> float | None:
-        """Wait for the metrics of `step`, add them to the totals, and report. `bytes_S`: bytes of targets by source.
+    def record(self, step: int, metrics: StepMetrics) -> float | None:
+        """Wait for the metrics of `step`, add them to the totals, and report.
 
         Returns the mean loss, or None if the update was skipped.
         """
-        loss_S, weight_S = np.asarray(metrics.source_loss_S), np.asarray(metrics.source_weight_S)
+        loss_S, weight_S, bytes_S = map(np.asarray, metrics[:3])
         # `np.asarray` above waited for the device, so the step ends here.
         now = time.perf_counter()
         self.durations.append(now - self._last)

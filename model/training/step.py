@@ -23,7 +23,8 @@ from model.nautile import initialise, shapes
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 from model.training.optimizer import applied, build, finite_update, schedule
 
-BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
+BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
+OF_ROWS = ("source", "bytes")  # those with one number per row
 
 
 def rows_at_once(config: PretrainConfig, devices: int) -> int:
@@ -61,10 +62,14 @@ def state_like(model: ModelConfig, optimizer: OptimizerConfig) -> TrainState:
 
 
 class StepMetrics(NamedTuple):
-    """Metrics of one batch. Losses are sums in nats over weighted targets, by source [S]; float32 except `finite`."""
+    """Metrics of one batch, of all processes' rows. Losses are sums in nats over weighted targets, by source [S].
+
+    float32, except `finite` and the bytes of the targets (int32).
+    """
 
     source_loss_S: Array
     source_weight_S: Array
+    source_bytes_S: Array
     gradient_norm: Array
     update_norm: Array
     learning_rate: Array
@@ -108,7 +113,10 @@ class Program:
             learning_rate = rate(applied(state.opt_state))
             masters, opt_state, measured = finite_update(tx, state.params, state.opt_state, gradient, loss)
             norms = measured["grad_norm"], measured["update_norm"]
-            metrics = StepMetrics(source_loss_S, source_weight_S, *norms, learning_rate, measured["applied"])
+            # Summed here and not on the host, which only has its own rows of the batch.
+            source_bytes_S = jax.ops.segment_sum(batch["bytes"], batch["source"], sources)
+            by_source = source_loss_S, source_weight_S, source_bytes_S
+            metrics = StepMetrics(*by_source, *norms, learning_rate, measured["applied"])
             return TrainState(masters, opt_state, state.step + 1), metrics
 
         def evaluate(params: Params, batch: dict[str, Array]) -> tuple[Array, Array]:
@@ -135,7 +143,7 @@ class Program:
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes of a global batch, for compiling `step` without data."""
         dtypes = {name: jnp.float32 if name == "weights" else jnp.int32 for name in BATCH}
-        full = {name: (self.rows,) if name == "source" else (self.rows, self.length) for name in BATCH}
+        full = {name: (self.rows,) if name in OF_ROWS else (self.rows, self.length) for name in BATCH}
         sharding = row_sharding(self.mesh)
         return {name: jax.ShapeDtypeStruct(full[name], dtypes[name], sharding=sharding) for name in BATCH}
 

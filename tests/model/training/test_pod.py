@@ -112,3 +112,5 @@ def test_another_number_of_processes_and_another_mesh_reach_the_same_losses(root
     [(resumed, _)] = ended(out)
     assert list(resumed) == [9, 10, 11, 12]
     np.testing.assert_allclose(list(resumed.values()), [whole[step] for step in resumed], rtol=1e-5)
+    bits = [json.loads((root / name / "facts.json").read_text())["train_bits_per_byte"] for name in ("whole", "other")]
+    assert bits[0] == pytest.approx(bits[1], rel=1e-5), "per byte of all rows, not of those of the first process"

@@ -3,6 +3,7 @@
 As a program: `python -m tests.support.processes.pod ROOT FSDP PORT COUNT INDEX RUN...` (COUNT 1: by itself). Each RUN
 is NAME or NAME:STEP:SIGNAL: 12 steps of 8 rows under ROOT/NAME, and SIGNAL sent to itself once STEP steps are reported.
 It prints a line of JSON for each run that ended: its losses by step (those of the first process), and why it stopped.
+The facts of a run that was not stopped are in ROOT/NAME/facts.json.
 """
 
 import json
@@ -36,7 +37,9 @@ def train(root: Path, fsdp: int, name: str, step: int = 0, number: int = 0) -> N
             os.kill(os.getpid(), number)
 
     try:
-        run(root, pod_settings(fsdp), emit, name)
+        facts = run(root, pod_settings(fsdp), emit, name)
+        if jax.process_index() == 0:
+            (root / name / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     except Retryable as error:
         stopped = str(error)
     sys.stdout.write(json.dumps({"losses": losses, "stopped": stopped}) + "\n")
