@@ -19,7 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from common.errors import ConfigError, Retryable
-from common.files import sha256_of, write_json
+from common.files import sha256_of, sync_folder, write_json
 from common.text import first_line
 
 logger = logging.getLogger(__name__)
@@ -164,9 +164,13 @@ class TrainCheckpoints:
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
         # Orbax writes these at about the same time as the digests, so they are left out.
         unstable = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
-        files = (path for path in folder.rglob("*") if path.is_file() and path.name not in unstable)
-        names = sorted(path.relative_to(folder).as_posix() for path in files)
-        write_json(folder / DIGESTS, {name: sha256_of(folder / name) for name in names})
+        paths = sorted(folder.rglob("*"))
+        names = [path.relative_to(folder).as_posix() for path in paths if path.is_file() and path.name not in unstable]
+        # All is on disk before the rename: Orbax then deletes the oldest step, which may be the only other one.
+        digests = {name: sha256_of(folder / name, sync=True) for name in names}
+        for subfolder in filter(Path.is_dir, paths):
+            sync_folder(subfolder)
+        write_json(folder / DIGESTS, digests)
 
     def _move_to_damaged(self, step: int) -> None:
         target = self.folder / "damaged" / str(step)

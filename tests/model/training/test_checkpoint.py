@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,22 @@ def test_the_json_data_of_a_step_are_those_at_the_call(checkpoints, monkeypatch)
     changed.set()
     checkpoints.wait()
     assert checkpoints.restore(1, state_of(0))[1] == {"losses": [2.5]}
+
+
+def test_a_step_is_on_disk_before_it_replaces_the_one_before(checkpoints, monkeypatch):
+    """A machine that loses power must not have deleted the step before for files that it had yet to write."""
+    synced, sync = set(), os.fsync
+
+    def record(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    save_and_wait(checkpoints, 1)
+    step = checkpoints.folder / "steps" / "1"
+    listed = json.loads((step / "digests.json").read_text())
+    folders = {step, *((step / name).parent for name in listed)}
+    assert [path for path in (*map(step.joinpath, listed), *folders) if path.stat().st_ino not in synced] == []
 
 
 def test_another_run_is_refused_with_the_differences(checkpoints):
