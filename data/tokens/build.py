@@ -28,7 +28,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.events import Emit
-from common.files import write_atomically
+from common.files import sync_folder, write_atomically
 from data.records import Record, Rejected, SynthRecord, batched
 from data.screening.corpus_copies import KEPT, REASONS, find_copies, read_verdicts
 from data.screening.text_hash import HASH_RANGE
@@ -151,6 +151,10 @@ def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Pa
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # The same file packed twice gives the same names and bytes: it does not matter whose shard stays.
                 (private / entry.file).replace(target)
+            if packed.shards:
+                # The names too, before the marker says that they are in place and the ids are deleted.
+                sync_folder(out / "shards")
+                sync_folder(out)
         finally:
             shutil.rmtree(private, ignore_errors=True)
         write_atomically(marker, json.dumps(asdict(packed)).encode())

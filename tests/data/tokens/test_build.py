@@ -214,6 +214,22 @@ def test_everything_is_on_disk_before_the_folder_has_its_name(small, tmp_path, w
         assert path.name in synced or path.stem in atomic, path.name
 
 
+def test_shards_have_their_names_on_disk_before_their_marker(small, tmp_path, web_records, monkeypatch):
+    """Once a file is marked as packed its ids are deleted: a shard whose renaming was lost could not be made again."""
+    synced, sync, marker = set(), os.fsync, tmp_path / "packed.json"
+
+    def record(descriptor):
+        if not marker.exists():
+            synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    plan = CorpusPlan(small, "web", 64, 8, 0.1)
+    write_tokens(lambda skip: iter(web_records), plan, tmp_path, tmp_path / "out", silent)
+    assert marker.is_file()
+    assert {(tmp_path / "out" / "shards").stat().st_ino, (tmp_path / "out").stat().st_ino} <= synced
+
+
 def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_path, web_records):
     def run(name, records, against=(), bands=None):
         work = tmp_path / name
