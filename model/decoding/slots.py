@@ -31,6 +31,7 @@ from model.nautile import sca_names
 MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
 MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token
 SCORE_CHUNK = 64  # columns whose logits are in memory at a time while a prompt is scored
+_LARGEST = np.iinfo(np.int32).max  # a client may send any integer; this exceeds every number of tokens
 
 
 class SlotSettings(NamedTuple):
@@ -98,13 +99,13 @@ def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSetting
     """Sampling settings of the requests, padded with `unused` rows that have no slot."""
     rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
     # Integers only in a compiled program: -1 stands for no budget.
-    budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
+    budgets = [-1 if request.thinking_budget is None else min(request.thinking_budget, _LARGEST) for request in rows]
     # The compiled programs take these arrays of the host as theirs.
     return SlotSettings._make(
         (
             sample_keys([request.seed for request in rows]),
             np.array([request.temperature for request in rows], np.float32),
-            np.array([request.top_k for request in rows], np.int32),
+            np.array([min(request.top_k, _LARGEST) for request in rows], np.int32),
             np.array([request.top_p for request in rows], np.float32),
             np.array([request.max_tokens for request in rows], np.int32),
             np.array(budgets, np.int32),

@@ -196,6 +196,15 @@ def test_requests_that_do_not_fit_are_refused(client, invalid, message):
     assert client.engine.load() == (0, 0)
 
 
+@pytest.mark.parametrize(("setting", "most"), [("top_k", 150), ("thinking_budget", 20)])
+def test_a_setting_that_exceeds_every_number_of_tokens_is_as_the_largest(client, alone, setting, most):
+    """A client may send any integer, and the engine serves others beside it."""
+    [largest] = client.fill([replace(REQUESTS[1], **{setting: most})])
+    [beyond, other] = client.fill([replace(REQUESTS[1], **{setting: 2**40}), REQUESTS[2]])
+    assert beyond[0] == largest[0]
+    assert other[0] == alone[2][0]
+
+
 def test_the_whole_context_may_be_used(config, client):
     [(ids, *_, finish)] = client.fill([DecodeRequest((5, 6), config.context - 2, temperature=0.0)])
     assert len(ids) == config.context - 2 or finish == "stop"
