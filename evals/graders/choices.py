@@ -17,10 +17,12 @@ _ISOLATED = re.compile(r"(?<![\w\\])(?<!\w[.'’])([A-Za-z])(?!\w|[.'’]\w)")
 _LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
 _NAMED = re.compile(r"\b(?:option|choice|letter)\s+$", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
-# The answer before its name: "so B is the correct answer".
+# The answer before its name: "so B is the correct answer". The first pattern finds where a clause begins, the second
+# is matched there. White space is matched possessively, or a run of it would be tried at every length.
+_CLAUSE_START = re.compile(r"(?:^|[.!?;,\n]|\bso\b)\s*+", re.IGNORECASE)
 _IS_THE_ANSWER = re.compile(
-    r"(?:^|[.!?;,\n]|\bso\b)\s*([^.!?;,\n]{1,80}?)\s+(?:is|must\s+be)\s+the\s+"
-    r"(?:(?:correct|right|best)\s+)?(?:answer|option|choice)\b",
+    r"([^.!?;,\n]{1,80}?)\s++(?:is|must\s++be)\s++the\s++"
+    r"(?:(?:correct|right|best)\s++)?(?:answer|option|choice)\b",
     re.IGNORECASE,
 )
 # "A" and "I" are also words: they count as letters only if one of these follows.
@@ -48,7 +50,8 @@ _NO_MENTION = (
         r"(?:wrong|incorrect|false|impossible|not\b)|(?:is|are|was|were|ca|could)n['’]t\b|cannot\b)"
     ),
 )
-_QUESTION = re.compile(r"(?:^|(?<=[.!?\n;]))\s*[^\s.!?\n;]+\s[^.!?\n;]*\?")  # of several words: "C?" is an answer
+_SENTENCE_START = re.compile(r"(?:^|(?<=[.!?\n;]))\s*+")
+_QUESTION = re.compile(r"[^\s.!?\n;]+\s[^.!?\n;]*\?")  # of several words: "C?" is an answer
 
 
 def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -57,10 +60,29 @@ def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -
     If its answer spans mention options, only these count; otherwise all mentions do. `options` are the texts of the
     options: an answer that equals one of them, ignoring case and punctuation, means its letter.
     """
-    spans = [*answer_spans(text), *_IS_THE_ANSWER.findall(text.replace("**", ""))]
+    spans = [*answer_spans(text), *_named_answers(text.replace("**", ""))]
     # What the text commits itself to replaces all it has weighed before.
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
     return list(dict.fromkeys(committed or mentions(text, letters, options)))
+
+
+def _without_questions(text: str) -> str:
+    parts, end = [], 0
+    for sentence in _SENTENCE_START.finditer(text):
+        if sentence.start() >= end and (question := _QUESTION.match(text, sentence.end())):
+            parts += [text[end : sentence.start()], " … "]
+            end = question.end()
+    return "".join([*parts, text[end:]])
+
+
+def _named_answers(text: str) -> list[str]:
+    """What stands before "is the answer" in its clause, in order."""
+    named_answers, end = [], 0
+    for clause in _CLAUSE_START.finditer(text):
+        if clause.start() >= end and (match := _IS_THE_ANSWER.match(text, clause.end())):
+            named_answers.append(match.group(1))
+            end = match.end()
+    return named_answers
 
 
 def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -79,7 +101,8 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
         if len(plain(option)) > 1 and _ISOLATED.search(option):
             words = r"\s+".join(re.escape(word) for word in unicodedata.normalize("NFKC", option).split())
             text = re.sub(rf"(?<!\w){words}(?!\w)", " ", text, flags=re.IGNORECASE)
-    for pattern in (_QUESTION, *_NO_MENTION):
+    text = _without_questions(text)
+    for pattern in _NO_MENTION:
         text = pattern.sub(" … ", text)
     return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters)]
 
