@@ -17,6 +17,7 @@ from common.errors import ConfigError
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
+LONGEST_BOUND = 100_000  # characters: no model writes more, and a schema may ask for any number of items
 SPAN = "x-span"  # true: the string must be a substring of the text that the document is extracted from
 # Keywords whose value is a schema, a list of schemas, or an object of schemas by name.
 _SCHEMAS = {
@@ -53,8 +54,19 @@ def shortest_document(schema: Any, name: str) -> str:
     The text need not meet the schema itself, because keywords that do not bound a length (pattern, format) are ignored.
     Raises `ConfigError` if no finite document can meet it, such as an object that must contain another of its kind.
     """
+    # By reference. All begin as impossible; each round derives documents from those of the round before, until none
+    # becomes shorter. Following every path instead would take forever for a dozen kinds that contain each other.
+    documents: dict[str, str | None] = {}
+    is_changed = True
     try:
-        text = _shortest(schema, schema, frozenset())
+        while is_changed:
+            known_refs, is_changed = len(documents), False
+            text = _shortest(schema, schema, documents)
+            for ref, known_document in list(documents.items()):
+                document = _shortest(resolve_ref(ref, schema), schema, documents)
+                if document is not None and (known_document is None or len(document) < len(known_document)):
+                    documents[ref], is_changed = document, True
+            is_changed |= len(documents) > known_refs
     except RecursionError:
         raise ConfigError(f"{name}: the schema is nested too deep") from None
     if text is None:
@@ -100,41 +112,39 @@ def with_spans(schema: Any) -> Any:
     return parts
 
 
-def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | None:
-    """The shortest text for a subschema; None if no finite document exists. `open_refs`: references being resolved."""
+def _shortest(schema: Any, root: Schema, documents: dict[str, str | None]) -> str | None:
+    """The shortest text for a subschema; None if no finite document is known. `documents`: by reference, so far."""
     if not isinstance(schema, dict):
         return None if schema is False else "0"
     # A document must satisfy every keyword, so the longest of the lower bounds holds.
-    bounds: list[str | None] = [_of_types(schema, root, open_refs)]
+    bounds: list[str | None] = [_of_types(schema, root, documents)]
     if "const" in schema:
         bounds.append(json.dumps(schema["const"], ensure_ascii=False))
     if "enum" in schema:
         bounds.append(_least([json.dumps(value, ensure_ascii=False) for value in schema["enum"]]))
     if (ref := schema.get("$ref")) is not None:
-        # A reference that is being resolved already: the document would have to contain itself.
-        target = None if ref in open_refs else resolve_ref(ref, root)
-        bounds.append(None if target is None else _shortest(target, root, open_refs | {ref}))
+        bounds.append(documents.setdefault(ref, None))
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            bounds.append(_least([_shortest(part, root, open_refs) for part in schema[name]]))
-    bounds += [_shortest(part, root, open_refs) for part in schema.get("allOf", [])]
+            bounds.append(_least([_shortest(part, root, documents) for part in schema[name]]))
+    bounds += [_shortest(part, root, documents) for part in schema.get("allOf", [])]
     return None if None in bounds else max((bound for bound in bounds if bound is not None), key=len)
 
 
-def _of_types(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+def _of_types(schema: Schema, root: Schema, documents: dict[str, str | None]) -> str | None:
     """The shortest text that the keyword `type` allows."""
     if (types := schema.get("type")) is None:
         return "0"  # any type will do
     bounds: list[str | None] = []
     for kind in [types] if isinstance(types, str) else types:
         if kind == "string":
-            bounds.append(json.dumps("a" * schema.get("minLength", 0)))
+            bounds.append(json.dumps("a" * min(int(schema.get("minLength", 0)), LONGEST_BOUND)))
         elif kind in ("integer", "number"):
             bounds.append(_number(schema))
         elif kind == "array":
-            bounds.append(_array(schema, root, open_refs))
+            bounds.append(_array(schema, root, documents))
         elif kind == "object":
-            bounds.append(_object(schema, root, open_refs))
+            bounds.append(_object(schema, root, documents))
         else:
             bounds.append("null" if kind == "null" else "true")
     return _least(bounds)
@@ -149,29 +159,33 @@ def _number(schema: Schema) -> str:
     return str(int(lowest) if lowest > 0 else -int(-highest))
 
 
-def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+def _array(schema: Schema, root: Schema, documents: dict[str, str | None]) -> str | None:
     """The shortest array: `minItems` items, each the shortest that its schema allows."""
     prefix_items, item_schema = schema.get("prefixItems", []), schema.get("items", True)
     items: list[str | None] = []
-    for index in range(schema.get("minItems", 0)):
+    length = 0
+    for index in range(int(schema.get("minItems", 0))):
         if index > len(prefix_items) and items:
             items.append(items[-1])  # all items after the prefix have the same schema
         else:
             part = prefix_items[index] if index < len(prefix_items) else item_schema
-            items.append(_shortest(part, root, open_refs))
+            items.append(_shortest(part, root, documents))
         if items[-1] is None:
             return None
+        length += len(items[-1]) + len(ITEM_SEPARATOR)
+        if length > LONGEST_BOUND:
+            break
     return f"[{ITEM_SEPARATOR.join(item for item in items if item is not None)}]"
 
 
-def _object(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+def _object(schema: Schema, root: Schema, documents: dict[str, str | None]) -> str | None:
     """The shortest object: its required members, each with the shortest value that its schema allows."""
     members = []
     for name in schema.get("required", []):
         part = schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
         if "patternProperties" in schema and name not in schema.get("properties", {}):
             part = True  # a pattern may allow any value; a bound that is too low is still valid
-        if (value := _shortest(part, root, open_refs)) is None:
+        if (value := _shortest(part, root, documents)) is None:
             return None
         members.append(f"{json.dumps(name, ensure_ascii=False)}{KEY_SEPARATOR}{value}")
     return f"{{{ITEM_SEPARATOR.join(members)}}}"
