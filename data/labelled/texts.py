@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,20 @@ def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str |
 
 
 def with_answers(table: Table, answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add the answers to the rows of the table. A column with the name of an answer's field becomes `given_NAME`."""
+    """Add the answers to the rows of the table. A column with the name of an answer's field becomes `given_NAME`.
+
+    With as many `given_` as give it a name of its own: a table that has been answered before has such columns.
+    """
     answer_fields = set(answers[0]) if answers else set()
+    names = {name: name for name in table.columns if name not in answer_fields}
+    for name in table.columns:
+        if name in answer_fields:
+            given_name = f"given_{name}"
+            while given_name in answer_fields or given_name in names.values():
+                given_name = f"given_{given_name}"
+            names[name] = given_name
     return [
-        {**{f"given_{name}" if name in answer_fields else name: value for name, value in row.items()}, **answer}
+        {**{names[name]: value for name, value in row.items()}, **answer}
         for row, answer in zip(table.rows, answers, strict=True)
     ]
 
@@ -61,7 +72,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, which all have the same columns, to `path` atomically. Raises `ConfigError`, `OSError`.
 
     In a CSV, values other than text, numbers and booleans are written as JSON; so are the values of a Parquet column
-    that have no common type.
+    that have no common type. NaN and infinities are null in JSON, which has no such numbers.
     """
     check_writable(path)
     with atomic_path(path) as temporary:
@@ -70,7 +81,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             columns = {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else {})}
             pyarrow.parquet.write_table(pyarrow.table(columns), temporary)
         elif path.suffix.lower() == ".jsonl":
-            lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            lines = "".join(f"{_json(row)}\n" for row in rows)
             temporary.write_text(lines, encoding="utf-8", errors="replace")
         else:
             out = io.StringIO(newline="")
@@ -95,4 +106,20 @@ def _column(values: list[Any]) -> pyarrow.Array:
 
 def _cell(value: Any) -> Any:
     simple = value is None or isinstance(value, str | int | float)
-    return value if simple else json.dumps(value, ensure_ascii=False, default=str)
+    return value if simple else _json(value)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # a number that is not finite
+        return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """A copy of JSON data in which None takes the place of every number that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,7 @@
 """Texts of a table, and tables of answers written back: the same rows in every format."""
 
 import json
+import math
 
 import pytest
 
@@ -37,6 +38,33 @@ def test_an_answer_of_a_columns_name_keeps_both(tmp_path):
     table = read_table(tmp_path / "t.csv")
     assert with_answers(table, [{"label": "x", "p": 1.0}]) == [
         {"text": "a", "given_label": "gold", "label": "x", "p": 1.0}
+    ]
+
+
+def test_answers_to_a_table_that_has_been_answered_before_keep_every_column(tmp_path):
+    write_rows(tmp_path / "t.csv", [{"text": "a", "given_label": "gold", "label": "x", "given_given_label": "older"}])
+    table = read_table(tmp_path / "t.csv")
+    [row] = with_answers(table, [{"label": "y"}])
+    assert row == {
+        "text": "a",
+        "given_label": "gold",
+        "given_given_given_label": "x",
+        "given_given_label": "older",
+        "label": "y",
+    }
+
+
+def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path):
+    rows = [{"text": "a", "score": value, "nested": {"of": [value]}} for value in (math.nan, math.inf, 0.5)]
+    write_rows(tmp_path / "t.parquet", rows)
+    table = read_table(tmp_path / "t.parquet")
+    write_rows(tmp_path / "t.jsonl", table.rows)
+    assert [row["score"] for row in read_table(tmp_path / "t.jsonl").rows] == [None, None, 0.5]
+    write_rows(tmp_path / "t.csv", table.rows)
+    assert [json.loads(row["nested"], parse_constant=pytest.fail) for row in read_table(tmp_path / "t.csv").rows] == [
+        {"of": [None]},
+        {"of": [None]},
+        {"of": [0.5]},
     ]
 
 
