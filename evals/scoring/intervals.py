@@ -1,6 +1,7 @@
 """Confidence intervals and tests of scores: Wilson's interval, bootstraps for means, McNemar's exact paired test."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,8 +92,9 @@ def paired_bootstrap(
     """Paired bootstrap of a weighted mean of benchmarks: (lead of the second model, low, high, two-sided p).
 
     `groups` has for each benchmark the votes of both models on its questions. Questions are resampled, so the two votes
-    on a question stay together. The lead depends only on the counts of discordant questions, which are drawn from a
-    multinomial distribution. p: twice the share of draws in which the lead is zero or reversed (at least 1 / `draws`).
+    on a question stay together. The lead depends only on how many questions have each difference of votes, and these
+    counts are drawn from a multinomial distribution. p: twice the share of draws in which the lead is zero or reversed
+    (at least 1 / `draws`).
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
@@ -100,11 +102,11 @@ def paired_bootstrap(
     lead, leads = 0.0, np.zeros(draws)
     for (a, b), weight in zip(groups, weights, strict=True):
         n = len(a)
-        gains = sum(y > x for x, y in zip(a, b, strict=True))
-        losses = sum(x > y for x, y in zip(a, b, strict=True))
-        counts = rng.multinomial(n, [gains / n, losses / n, max(0.0, 1 - (gains + losses) / n)], size=draws)
-        lead += weight * (gains - losses) / n
-        leads += weight * (counts[:, 0] - counts[:, 1]) / n
+        # 1, -1 and 0 first: there are no others unless a question has several rows.
+        counts = dict.fromkeys((1.0, -1.0, 0.0), 0) | Counter(y - x for x, y in zip(a, b, strict=True))
+        differences, shares = np.array(list(counts)), np.array(list(counts.values())) / n
+        lead += weight * float(differences @ shares)
+        leads += weight * (rng.multinomial(n, shares, size=draws) @ differences) / n
     low, high = np.quantile(leads, [0.025, 0.975])
     reversed_share = min(float(np.mean(leads <= 0)), float(np.mean(leads >= 0)))
     return lead, float(low), float(high), float(min(1.0, max(2 * reversed_share, 1 / draws)))

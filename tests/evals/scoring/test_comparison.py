@@ -88,3 +88,20 @@ def test_a_paired_interval_is_narrower_than_one_of_independent_models():
     assert p > 0.05
     with pytest.raises(ValueError, match="the same questions"):
         paired_bootstrap([([True], [])], [1.0])
+
+
+def test_the_lead_of_a_mean_is_the_difference_of_what_it_shows():
+    # A question in two rows, of which a model may have one right: its vote is a half.
+    def pair(index, question, right):
+        shared = {"id": f"q{question}", "prompt_digest": f"d{question}"}
+        return [row("arc_easy", 2 * index + copy, verdict, **shared) for copy, verdict in enumerate(right)]
+
+    a = [*pair(0, 0, (True, False)), *pair(1, 1, (True, True)), row("arc_challenge", 0, True)]
+    b = [*pair(0, 0, (True, True)), *pair(1, 1, (True, False)), row("arc_challenge", 0, True)]
+    b[2]["strict"] = b[3]["strict"] = False
+    result = compare(a, b)
+    arc, easy = result["means"]["arc"], result["benchmarks"]["arc_easy"]
+    assert easy["lead"] == pytest.approx(-0.25)
+    assert arc["lead"] == pytest.approx(arc["b"] - arc["a"]) == pytest.approx(easy["lead"] / 2)
+    assert arc["low"] <= arc["lead"] <= arc["high"]
+    assert paired_bootstrap([([0.5] * 40, [1.0] * 40)], [1.0])[:3] == (0.5, 0.5, 0.5)
