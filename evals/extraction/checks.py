@@ -64,6 +64,14 @@ class ReplyChecker:
             value = json.loads(reply, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             return Extraction(None, reason="not_json", detail=first_line(error)[:200])
+        # The JSON parser accepts deeper documents than jsonschema, which follows a recursive schema by recursion.
+        try:
+            return self._check_value(text, reply, value)
+        except RecursionError:
+            return Extraction(None, reason="schema", detail="/: is nested too deep to be checked")
+
+    def _check_value(self, text: str, reply: str, value: Any) -> Extraction:
+        """Check the parsed reply by the schema, and its marked strings against the text."""
         violation = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
         if violation is not None:
             detail = f"{_pointer(violation) or '/'}: {violation.message[:200]}"

@@ -58,6 +58,14 @@ def test_what_does_not_hold_is_refused_with_its_reason(reply, reason, detail):
     assert detail in result.detail
 
 
+@pytest.mark.parametrize("spans", ["marked", "all"])
+def test_a_document_too_deep_to_be_checked_is_refused_and_ends_no_run(spans):
+    tree = {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
+    assert check("[" * 30 + "]" * 30, schema=tree, spans=spans).reason is None
+    result = check("[" * 600 + "]" * 600, schema=tree, spans=spans)
+    assert (result.document, result.reason, result.detail) == (None, "schema", "/: is nested too deep to be checked")
+
+
 def test_entities_of_a_tuned_model():
     schema = entity_schema(["name", "place"])
     assert check('[{"text": "Rome", "label": "place"}]', schema=schema).spans == (Span("/0/text", 15, 19, 1),)
