@@ -90,10 +90,11 @@ def split_rows(
         if len(clean_rows) < len(train):
             report.leaked[name] = len(train) - len(clean_rows)
         train = clean_rows
-    in_both = [row for row in held_validation if held_out_keys["test"] & {text_hash(row.text), text_hash(row.source)}]
-    if in_both:
-        report.leaked["validation and test"] = len(in_both)
-        held_validation = [row for row in held_validation if row not in in_both]
+    test_keys = held_out_keys["test"]
+    clean_rows = [row for row in held_validation if not test_keys & {text_hash(row.text), text_hash(row.source)}]
+    if len(clean_rows) < len(held_validation):
+        report.leaked["validation and test"] = len(held_validation) - len(clean_rows)
+        held_validation = clean_rows
     if report.leaked and leakage == "refuse":
         counts = ", ".join(f"{count} with {name}" for name, count in report.leaked.items())
         raise ConfigError(

@@ -55,6 +55,14 @@ def test_leaks_between_given_splits_are_refused_by_count_or_dropped():
     assert splits.report.leaked == {"test": 4, "validation": 2, "validation and test": 4}
 
 
+def test_a_file_that_is_both_validation_and_test_is_refused_without_comparing_every_pair_of_rows(monkeypatch):
+    compared = []
+    monkeypatch.setattr(LabelledRow, "__eq__", lambda row, other: compared.append(1) or row is other)
+    with pytest.raises(ConfigError, match="300 with validation and test"):
+        split_rows(rows(40, text="train {}"), rows(300), rows(300), **SHARES)
+    assert len(compared) < 3000
+
+
 def test_a_label_that_occurs_once():
     seldom = LabelledRow("seldom", "c", "seldom", 7)
     with pytest.raises(ConfigError, match=r"1 label\(s\) occur once, such as 'c' in row 7"):
