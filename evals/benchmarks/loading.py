@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx2  # the HTTP client under huggingface_hub
+
 from common.errors import ConfigError, Retryable
 from common.text import first_line
 from configs.evaluation import BenchmarkChoice
@@ -97,6 +99,7 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
     """Yield the records of the reported split at the Hub commit `revision` (40 hexadecimal digits)."""
     import datasets
+    from huggingface_hub.errors import XetDownloadError
 
     source = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
@@ -106,10 +109,17 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
         raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
     # `datasets` wraps whatever happens while it builds a split, so the cause tells a broken download from bad data.
     except (datasets.exceptions.DatasetBuildError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):  # the download was interrupted while the split was being built
+        if isinstance(error.__cause__, OSError | httpx2.HTTPError):  # interrupted while the split was built
             raise Retryable(f"{source}: the Hub did not answer ({_line(error.__cause__)})") from None
         raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
-    except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
+    except RuntimeError as error:  # of hf_xet for a broken download, of `datasets` for a repository with a script
+        if type(error) is not RuntimeError:
+            raise
+        if "scripts are no longer supported" in str(error):
+            raise ConfigError(f"{source}: not available ({_line(error)})") from None
+        raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
+    # The Hub's own HTTP errors and what `datasets` translates are OSErrors; those of the HTTP client are not.
+    except (OSError, httpx2.HTTPError, XetDownloadError) as error:
         raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
     # If the commit is unavailable, the client silently uses any other commit in its cache.
     # The path of a cached file contains the commit that it was built from.

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import datasets
+import httpx2
 import pyarrow
 import pyarrow.parquet
 import pytest
+from huggingface_hub.errors import XetDownloadError
 
 from common.errors import ConfigError, Retryable
 from evals.benchmarks.catalogue import BENCHMARKS, items_of
@@ -69,9 +71,9 @@ def test_the_reported_split_of_the_pinned_commit_and_clear_refusals(hub_records,
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 
 
-def broken_download() -> Exception:
+def broken_download(cause: Exception) -> Exception:
     error = datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset")
-    error.__cause__ = ConnectionError("cut")
+    error.__cause__ = cause
     return error
 
 
@@ -80,7 +82,12 @@ def broken_download() -> Exception:
     [
         (ConnectionError("cut"), Retryable, "the Hub did not answer"),
         (TimeoutError("slow"), Retryable, "the Hub did not answer"),
-        (broken_download(), Retryable, "ConnectionError: cut"),
+        (broken_download(ConnectionError("cut")), Retryable, "ConnectionError: cut"),
+        (broken_download(httpx2.ReadError("cut")), Retryable, "ReadError: cut"),
+        (httpx2.ConnectTimeout("slow"), Retryable, "the Hub did not answer .ConnectTimeout: slow"),
+        (XetDownloadError("no shard"), Retryable, "XetDownloadError: no shard"),
+        (RuntimeError("Data processing error: CAS service error"), Retryable, "CAS service error"),
+        (RuntimeError("Dataset scripts are no longer supported, but found a.py"), ConfigError, "but found a.py"),
         (datasets.exceptions.DatasetGenerationError("bad bytes"), ConfigError, "not available"),
         (ValueError("no such subset"), ConfigError, "no such subset"),
     ],
