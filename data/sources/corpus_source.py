@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -85,8 +86,9 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
             languages = batch.columns["language"]
             batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
         if (minimum := source.minimum_score) is not None:
-            scores = batch.columns["score"]
-            passing = [i for i, score in enumerate(scores) if score is not None and score >= minimum]
+            # A text is no score, even one of digits; JSON lines and Parquet may have any value here.
+            numbers = [(i, n) for i, n in enumerate(batch.columns["score"]) if isinstance(n, int | float | Decimal)]
+            passing = [i for i, number in numbers if number >= minimum]
             batch = batch.select(passing, "score")
         yield batch
 

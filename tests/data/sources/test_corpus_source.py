@@ -173,6 +173,19 @@ def test_filters_count_what_they_drop(tmp_path, kind):
     assert batch.record(0).text == "a"
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_score_that_is_no_number_is_unknown_and_ends_no_file(tmp_path, kind):
+    rows = [{"text": f"text {score}", "score": score} for score in ("4.1", "high")]
+    if kind == "jsonl":
+        lines(tmp_path / "a.jsonl", [*rows, {"text": "text 4", "score": 4}, {"text": "yes", "score": True}])
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = source(reader=kind, path=str(tmp_path / "a.*"), minimum_score=3.0)
+    [batch] = batches_of(config)
+    assert batch.texts() == (["text 4"] if kind == "jsonl" else [])
+    assert batch.rejected["score"] == batch.rows - len(batch)
+
+
 def test_a_file_list_is_read_back_as_it_was_written(tmp_path):
     files = [SourceFile(0, "a/\u2028.parquet", 12, "sha256:00", 0, 7), SourceFile(1, "wikipedia[0:9]", None, "", 0, 9)]
     write_file_list(tmp_path / "files.jsonl", files)
