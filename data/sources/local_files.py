@@ -41,7 +41,9 @@ PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The files a glob matches, sorted. Raises `ConfigError` if there are none."""
+    """The files a glob matches, sorted; of a name that is a file, only that. Raises `ConfigError` if there are none."""
+    if Path(pattern).is_file():  # as for the key of a stage: a file's name may contain brackets
+        return [Path(pattern)]
     paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
     if len(paths) == 1 and paths[0].is_dir():
         raise ConfigError(f"{pattern} is a folder; give a glob of its files, such as {pattern.rstrip('/')}/*.parquet")

@@ -186,6 +186,12 @@ def test_a_score_that_is_no_number_is_unknown_and_ends_no_file(tmp_path, kind):
     assert batch.rejected["score"] == batch.rows - len(batch)
 
 
+def test_a_file_with_brackets_in_its_name_is_that_file(tmp_path):
+    lines(tmp_path / "part[1].jsonl", [{"text": "one"}])
+    lines(tmp_path / "part1.jsonl", [{"text": "other"}])
+    assert texts_of(source(reader="jsonl", path=str(tmp_path / "part[1].jsonl"))) == ["one"]
+
+
 def test_a_file_list_is_read_back_as_it_was_written(tmp_path):
     files = [SourceFile(0, "a/\u2028.parquet", 12, "sha256:00", 0, 7), SourceFile(1, "wikipedia[0:9]", None, "", 0, 9)]
     write_file_list(tmp_path / "files.jsonl", files)
