@@ -90,6 +90,8 @@ def _evaluate_missing(
     """Call `ask` for the items without a row, `size` at a time, shortest prompt first; return the rows of all items."""
     file, latencies = RowFile(path), RowFile(path.with_name(f"latency.{path.name}"))
     rows_by_item = {(row["benchmark"], row["index"]): row for row in file.rows}
+    # A sample may have a latency and no row: latencies are written first.
+    timed_items = {(row["benchmark"], row["index"]) for row in latencies.rows}
     # Existing rows must be of this model and these prompts.
     for item in items:
         row = rows_by_item.get((item.benchmark, item.index))
@@ -120,7 +122,7 @@ def _evaluate_missing(
         latencies.append(
             {"benchmark": row["benchmark"], "index": row["index"], "latency_s": round(latency, 4)}
             for row, latency in timed_rows
-            if latency is not None
+            if latency is not None and (row["benchmark"], row["index"]) not in timed_items
         )
         file.append(rows)
         rows_by_item |= {(row["benchmark"], row["index"]): row for row in rows}

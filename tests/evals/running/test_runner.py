@@ -54,6 +54,16 @@ def test_a_torn_last_line_is_asked_again_and_the_file_ends_the_same(items, model
     assert torn.read_bytes() == whole.read_bytes()
 
 
+def test_a_sample_whose_row_was_lost_after_its_latency_has_one_latency(items, model, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    evaluate(model(items, lambda item: "1", batch=7), items[:14], path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:7]))  # killed between the two files of a batch
+    evaluate(model(items, lambda item: "1", batch=7), items, path)
+    latencies = [json.loads(line) for line in (tmp_path / "latency.rows.jsonl").read_text().splitlines()]
+    assert sorted(row["index"] for row in latencies) == list(range(40))
+
+
 @pytest.mark.slow
 def test_an_evaluation_killed_again_and_again_ends_with_the_same_rows(tmp_path):
     calm = run(tmp_path / "calm", pause_s=0)
