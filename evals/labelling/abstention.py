@@ -7,7 +7,8 @@ def threshold_for_coverage(probabilities_NC: np.ndarray, coverage: float) -> flo
     """The highest threshold at which at least the share `coverage` of the rows gets a label."""
     confidence_N = np.sort(probabilities_NC.max(axis=1))[::-1]
     # The confidence of the last row that must be covered; other rows of the same confidence are covered too.
-    covered = int(np.ceil(coverage * len(confidence_N)))
+    # Rounded, because 0.55 * 100 is a little more than 55.
+    covered = int(np.ceil(round(coverage * len(confidence_N), 6)))
     return float(confidence_N[covered - 1]) if covered else 1.0
 
 

@@ -40,6 +40,13 @@ def test_thresholds_for_a_coverage_and_for_an_accuracy():
     assert selective(p, targets, 0.95) == (0.0, None)
 
 
+@pytest.mark.parametrize("percent", range(1, 101))
+def test_a_coverage_of_so_many_of_a_hundred_rows_covers_no_row_more(percent):
+    p, targets = sure(np.linspace(0.995, 0.5, 100), [True] * 100)
+    share, _ = selective(p, targets, threshold_for_coverage(p, percent / 100))
+    assert share == percent / 100
+
+
 def test_scores_are_those_of_scikit_learn_and_intervals_hold_them():
     rng = np.random.default_rng(1)
     targets = rng.integers(3, size=200)
