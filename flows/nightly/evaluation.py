@@ -77,6 +77,7 @@ def evaluation(
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
     """The body of the flow; returns its final state, whose message and data describe the result."""
     store.prepare()
+    store.refresh()  # with a remote: checkpoints and evaluations are made on other machines, this folder may be empty
     chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
     if chosen is None:
         return Completed(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from configs.operation import ScheduleConfig
+from flows.nightly import evaluation as nightly
 from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
 from tests.support.samples.evaluations import ITEMS, checkpoint, evaluation
 
@@ -85,3 +86,24 @@ def test_scores_of_another_form_are_skipped_and_stop_nothing(store, made):
     path.write_text(json.dumps(scores), encoding="utf-8")
     earlier = find_earlier(store, made("newest"), ScheduleConfig())
     assert (earlier.by_role, sum(earlier.skipped.values())) == ({}, 1)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_another_machine_has_made_is_the_newest(machine, toy, monkeypatch):
+    """A worker's container begins with an empty folder: what is at the remote is all that there is."""
+    there, here = machine("there"), machine("here")
+    there.prepare()
+    there.push([made := checkpoint(there, "elsewhere")])
+    chosen = []
+
+    class Chosen(Exception):
+        """The evaluation itself needs Prefect."""
+
+    def choose(store, config, artifact, run_id):
+        chosen.append(artifact.full_id)
+        raise Chosen
+
+    monkeypatch.setattr(nightly, "_evaluate", choose)
+    with pytest.raises(Chosen):
+        nightly._evaluate_and_compare(here, toy, "newest", "r1")
+    assert chosen == [made.full_id]
