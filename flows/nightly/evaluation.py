@@ -38,7 +38,7 @@ from flows.selection import PreparedRun, Selection, is_in_store
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
-from store.mirror import open_store
+from store.mirror import MirroredStore, open_store
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
@@ -90,6 +90,7 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     # The usual night: the checkpoint, the rule and the earlier evaluations are the same, so all of this was said
     # before.
     if published := _find_comparison(store, key, new, earlier):
+        _mirror(store, published)  # an earlier night may have failed here
         data |= {"comparison": published.id, "regressions": published.manifest["facts"]["regressions"]}
         return Completed(
             message=f"{new.id} of {chosen.id} was compared before: {published.id}. Nothing new.", data=data
@@ -177,6 +178,12 @@ def _find_comparison(store: Store, key: str, new: Artifact, earlier: EarlierEval
     return artifact if artifact and artifact.manifest["input_executions"] == executions else None
 
 
+def _mirror(store: Store, comparison: Artifact) -> None:
+    """Send the comparison to the store's remote, if it has one: the next night may be on another machine."""
+    if isinstance(store, MirroredStore):
+        store.push([comparison])
+
+
 def _publish_comparison(
     store: Store,
     key: str,
@@ -223,6 +230,7 @@ def _publish_comparison(
             supersede=True,
         )
         store.discard(store.staging(key))
+    _mirror(store, artifact)
     try:
         Catalog(store).ingest(patience=5.0)
     except (CatalogBusy, ConfigError) as error:

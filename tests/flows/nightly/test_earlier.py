@@ -107,3 +107,20 @@ def test_a_checkpoint_that_another_machine_has_made_is_the_newest(machine, toy, 
     with pytest.raises(Chosen):
         nightly._evaluate_and_compare(here, toy, "newest", "r1")
     assert chosen == [made.full_id]
+
+
+@pytest.mark.slow
+def test_a_comparison_is_known_to_the_machine_of_the_next_night(machine, toy):
+    """Else each night in a new container raises the same regression again."""
+    first, second = machine("first"), machine("second")
+    before = evaluation(first, toy, checkpoint(first, "good"), lambda item: True)
+    new = evaluation(first, toy, checkpoint(first, "bad"), lambda item: False)
+    earlier = find_earlier(first, new, ScheduleConfig())
+    first.push([before, new])
+    key = nightly.comparison_key(new, earlier, toy)
+    comparisons, _ = compare_with_earlier(new, earlier, ScheduleConfig())
+    made = nightly._publish_comparison(first, key, toy, new, earlier, comparisons, [], [], "r1")
+    second.refresh()
+    known = nightly._find_comparison(second, key, new, earlier)
+    assert known is not None
+    assert known.execution == made.execution
