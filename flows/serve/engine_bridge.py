@@ -24,15 +24,21 @@ class EngineBridge:
         loop = asyncio.get_running_loop()
         self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
 
+    def check_samples(self, count: int) -> None:
+        """Raise `ApiError` 400 for more samples than can wait; 429 would tell the client to try the same again.
+
+        Call it before the samples are built: a body of a few MiB can ask for a hundred million of them.
+        """
+        if count > self._engine.queue:
+            message = f"n: {count} samples exceed the queue of {self._engine.queue}: send several requests"
+            raise ApiError(400, message, "n")
+
     def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
         """Queue all samples of an HTTP request.
 
         Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, 400 for invalid or too many samples.
         """
-        # More than could ever wait: 429 would tell the client to try the same again.
-        if len(requests) > self._engine.queue:
-            message = f"n: {len(requests)} samples exceed the queue of {self._engine.queue}: send several requests"
-            raise ApiError(400, message, "n")
+        self.check_samples(len(requests))
         try:
             handles = self._engine.submit(requests)
         except QueueFull as error:

@@ -154,6 +154,7 @@ def application(served: ServedModel) -> FastAPI:
     )
     async def completions(connection: Request, request: CompletionRequest) -> Response:
         name = _served_name(request.model, served)
+        bridge.check_samples(len(request.prompts) * (request.n or 1))
         response = CompletionResponse(request, tokenizer, engine.config.context, name)
         return await _respond(connection, request, response, bridge, metrics)
 
@@ -162,6 +163,7 @@ def application(served: ServedModel) -> FastAPI:
     )
     async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
         name = _served_name(request.model, served)
+        bridge.check_samples(request.n or 1)
         constraint = await asyncio.to_thread(constraint_for, tokenizer, request.response_format)
         response = ChatCompletionResponse(request, tokenizer, engine.config.context, name, constraint)
         return await _respond(connection, request, response, bridge, metrics)
