@@ -140,7 +140,7 @@ def run(
         labels = [step.label for step in progress.steps.values() if step.state in ("running", "cancelled")]
         where = f" in {', '.join(labels)}" if labels else ""
         err.print(Text(f"stopped{where}; all processes have ended, finished work is kept."), soft_wrap=True)
-        err.print(Text(f"Continue with: {prepared.resume_command(next(iter(labels), None))}"), soft_wrap=True)
+        err.print(Text(f"Continue with: {prepared.resume_command(first_unfinished(progress))}"), soft_wrap=True)
         return ExitCode.INTERRUPTED
     finally:
         unsubscribe()
@@ -148,7 +148,7 @@ def run(
             err.print(Text(undelivered_line(missing, config.telemetry)), soft_wrap=True)
     if failures:
         for label, cause in failures.items():
-            print_failure(err, label, cause, prepared, log_file)
+            print_failure(err, label, cause, prepared, log_file, stopped_at=first_unfinished(progress))
         if left := [step.label for step in progress.steps.values() if step.state == "waiting"]:
             err.print(Text(f"not started, because they need a failed step: {', '.join(left)}"), soft_wrap=True)
         return min(map(exit_code, failures.values()))
@@ -195,12 +195,32 @@ def print_forecast(out: Console, run: PreparedRun, store: Store) -> None:
             out.print(Text("\n  ".join(["settings that these endpoints still need:", *missing])), soft_wrap=True)
 
 
-def print_failure(err: Console, label: str, cause: BaseException | None, run: PreparedRun, log_file: Path) -> None:
-    """Print which step failed, why, what to do, and the resume command. A crash includes the last lines of its log."""
+def first_unfinished(progress: RunProgress) -> str | None:
+    """The first step, in the order of the DAG, that has not ended well; None if all have.
+
+    A forced run resumes from it. Steps run side by side, so a step that runs or has failed need not be the first: the
+    evaluation of an endpoint's model begins at once and comes after all training.
+    """
+    return next((step.label for step in progress.steps.values() if step.state not in ("done", "reused")), None)
+
+
+def print_failure(
+    err: Console,
+    label: str,
+    cause: BaseException | None,
+    run: PreparedRun,
+    log_file: Path,
+    *,
+    stopped_at: str | None = None,
+) -> None:
+    """Print which step failed, why, what to do, and the resume command. A crash includes the last lines of its log.
+
+    `stopped_at`: the step that a forced run resumes from, by default the failed one.
+    """
     why = with_config(visible(str(cause)), run.argument)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
     err.print(Text(advice(cause)), soft_wrap=True)
-    err.print(Text(f"{RESUME_HEADING} {run.resume_command(label)}"), soft_wrap=True)
+    err.print(Text(f"{RESUME_HEADING} {run.resume_command(stopped_at or label)}"), soft_wrap=True)
     err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)
 
 

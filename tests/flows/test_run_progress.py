@@ -1,12 +1,19 @@
 """Progress, rates and time left, from reports at given moments."""
 
+import io
+import shutil
+from contextlib import nullcontext
+
 import pytest
+from rich.console import Console
 
 from configs.operation import TelemetryConfig
 from flows.cli.terminal import console_for
+from flows.operate import prefect_server
 from flows.progress_view import LogView, RunProgress
-from flows.run import ProgressListener, undelivered_line
-from tasks.engine.progress import RATE_WINDOW_S, StageUpdate
+from flows.run import ProgressListener, run, undelivered_line
+from flows.selection import Selection
+from tasks.engine.progress import RATE_WINDOW_S, StageUpdate, notify
 
 
 class Clock:
@@ -112,3 +119,30 @@ def test_the_end_of_a_run_counts_what_its_sinks_missed_in_all_attempts(progress)
     assert undelivered_line(listener.undelivered.total(), telemetry) == (
         "telemetry (mlflow, wandb): 1,203 measurements were not delivered; the store has them"
     )
+
+
+def test_a_forced_run_resumes_from_its_first_unfinished_step_though_a_later_one_was_at_work(
+    made, toy, toy_stages, monkeypatch, tmp_path
+):
+    """The evaluation of an endpoint's model reads nothing and begins at once, however late it is in the DAG."""
+    store = shutil.copytree(made[0].root, tmp_path / "store")
+    monkeypatch.setenv("NAUTILE_STORE", str(store))
+
+    def stopped(*_, **__):
+        for label in ("held_out", "ingest:wikipedia"):
+            notify(StageUpdate(label.partition(":")[0], label, "done"))
+        notify(StageUpdate("evaluate", "evaluate:align", "running"))
+        raise KeyboardInterrupt
+
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(prefect_server, "prefect_api", nullcontext)
+    monkeypatch.setattr(prefect_server, "configure_prefect", lambda store: tmp_path / "nautile.log")
+    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: ())
+    monkeypatch.setattr("flows.pipeline.pipeline", stopped)
+    err = Console(file=io.StringIO(), width=200)
+    out = Console(file=io.StringIO())
+    assert run(toy, "toy.toml", Selection(force=True), out, err) == 130
+    message = err.file.getvalue()
+    assert "stopped in evaluate:align" in message
+    assert "nautile run toy.toml --from ingest:synth --force" in message
