@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.changes import Change
 from flows.operate.questions import waiting
-from store.artifacts import Store
+from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
 from store.events import read_live
 from store.manifest import host
@@ -184,6 +184,19 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
     if row["state"] == "running" and row["host"] == host() and not store.run_lock(row["run"]).held_elsewhere():
         return "interrupted"
     return str(row["state"])
+
+
+def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
+    """The artifact of `kind` that the step of a row of `STEPS` made or reused; None if it was removed.
+
+    Found by its execution: a forced run has perhaps replaced it since, and its key then names another artifact. Raises
+    `ConfigError` if the live artifact of the key is damaged.
+    """
+    live = store.find(kind, row["key"])
+    if live is not None and live.execution == row["execution"]:
+        return live
+    versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == row["key"])
+    return next((version for version in versions if version and version.execution == row["execution"]), None)
 
 
 def questions_by_run(store: Store) -> dict[str, dict[str, Any]]:

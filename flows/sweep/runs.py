@@ -14,7 +14,7 @@ from configs.changes import differences
 from evals.running.rows import read_rows
 from evals.scoring.comparison import compare, whose_gain
 from evals.scoring.scores import title_of
-from flows.run_state import PLAN, STEPS, Query
+from flows.run_state import PLAN, STEPS, Query, output_of
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import DOLLARS, SECONDS, WAYS
 from store.artifacts import Store
@@ -89,7 +89,7 @@ def _scores(
         if row is None:
             return [], f"run {side.upper()} has not begun this evaluation"
         try:
-            artifact = store.find("evaluation", row["key"])
+            artifact = output_of(store, row, "evaluation")
         except ConfigError as error:
             return [], str(error)
         if artifact is None or not (artifact.path / WAYS[way]).is_file():

@@ -1,12 +1,14 @@
 """The ladder of a run: accuracy after each stage with 95 % intervals, and a verdict whether the model got better."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
+from common.errors import ConfigError
 from common.files import read_json
 from evals.running.rows import read_rows
 from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
@@ -14,6 +16,8 @@ from evals.tables.paper_figures import TABLE_1
 from flows.dashboard import shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
+from flows.run_state import output_of
+from store.mirror import open_store
 
 Folders = dict[str, str]  # stage -> folder of the evaluation after it
 
@@ -23,11 +27,12 @@ def evaluation_folders(chosen: ChosenRun) -> Folders:
     folders = {}
     for row in chosen.stages:
         stage = row["label"].partition(":")[2]
-        if row["stage"] != "evaluate" or stage not in TABLE_1:
+        if row["stage"] != "evaluate" or stage not in TABLE_1 or "evaluation" not in chosen.outputs(row):
             continue
-        artifact = chosen.outputs(row).get("evaluation")
-        if artifact and (folder := shared.artifact_folder(artifact)):
-            folders[stage] = folder
+        # Not by the id in the outputs: a forced run has perhaps made another evaluation of the same id since.
+        with suppress(ConfigError):  # damaged, or not to be had from the remote
+            if artifact := output_of(open_store(), row, "evaluation"):
+                folders[stage] = str(artifact.path)
     return folders
 
 

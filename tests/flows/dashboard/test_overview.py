@@ -1,12 +1,14 @@
 """The first page: what needs a person, the pipeline, the verdict, and the table of runs."""
 
+from pathlib import Path
+
 from streamlit.testing.v1 import AppTest
 
-from common.files import write_json
+from common.files import read_json, write_json
 from flows.dashboard.runs.graph import columns_of, drawing, edges_of
-from flows.dashboard.runs.ladder import verdict
+from flows.dashboard.runs.ladder import evaluation_folders, verdict
 from flows.dashboard.runs.table import table
-from flows.dashboard.shared import STATE_MARKS, run_summaries
+from flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from flows.operate.questions import NOTES
 from flows.run_state import StepState
 from store.catalog import Catalog
@@ -123,7 +125,8 @@ def test_the_table_of_runs_has_changes_scores_settings_and_notes(store, monkeypa
     for run, accuracy, seconds in (("r1", {"pretrain": 0.25, "align": 0.5}, 0), ("r2", {"pretrain": 0.125}, 1)):
         for stage, share in accuracy.items():
             made = published(store, "evaluation", f"{run}{stage}", facts={"accuracy": {"held_out": share}})
-            attempted(store, f"evaluate:{stage}", "done", run=run, outputs={"evaluation": made.id})
+            made_by = {"execution": made.execution, "outputs": {"evaluation": made.id}}
+            attempted(store, f"evaluate:{stage}", "done", run=run, **made_by)
         changes = [{"field": "reason.policy.steps", "before": 30, "after": 3}] if run == "r2" else []
         settings = {"seed": 7, "reason": {"policy": {"steps": 30}}}
         started = f"2026-11-22T12:00:0{seconds}+00:00"
@@ -168,7 +171,7 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
 
 def test_a_score_of_zero_is_a_score(store, monkeypatch):
     made = published(store, "evaluation", "zero", facts={"accuracy": {"held_out": 0.0}})
-    attempted(store, "evaluate:pretrain", "done", outputs={"evaluation": made.id})
+    attempted(store, "evaluate:pretrain", "done", execution=made.execution, outputs={"evaluation": made.id})
     planned(store, ["evaluate:pretrain"], state="done")
     shown = overview(store, monkeypatch)
     runs = next(table.value for table in shown.dataframe if "show" in table.value)
@@ -185,3 +188,22 @@ def test_the_budget_of_a_distillation_is_shown_while_it_runs(store, monkeypatch)
         shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
     assert not shown.exception
     assert {metric.label: metric.value for metric in shown.metric}["budget"] == "$2.50"
+
+
+def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(store, monkeypatch):
+    label = "evaluate:pretrain"
+    for run, share in (("r1", 0.25), ("r2", 0.75)):
+        facts, execution = {"accuracy": {"held_out": share}}, f"e-{run}"
+        files = {"scores.json": f'{{"accuracy": {share}}}'}
+        made = published(store, "evaluation", label, files, facts=facts, execution=execution, supersede=True)
+        attempted(store, label, "done", run=run, execution=execution, reused=False, outputs={"evaluation": made.id})
+        planned(store, [label], run=run, state="done")
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    scores = {row["show"]: row["score"] for row in table(run_summaries(), [], "r1")}
+    assert scores == {"/?run=r1": 25.0, "/?run=r2": 75.0}
+    shares = {}
+    for run in ("r1", "r2"):
+        (folder,) = evaluation_folders(chosen_run(run)).values()
+        shares[run] = read_json(Path(folder) / "scores.json")["accuracy"]
+    assert shares == {"r1": 0.25, "r2": 0.75}

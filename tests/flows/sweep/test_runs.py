@@ -6,6 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from evals.running.rows import read_rows
+from evals.running.runner import evaluate
 from evals.scoring.comparison import whose_gain
 from flows.cli.document.outputs import OUTPUTS
 from flows.cli.many.compare import runs_named
@@ -14,6 +15,9 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import now
 from tasks.engine.attempt_log import write_row
+from tests.evals.conftest import Known
+from tests.support.samples.evaluations import ITEMS
+from tests.support.samples.stage_store import published
 from tests.support.stages.two_runs import RUN
 
 
@@ -119,3 +123,20 @@ def test_whose_gain_it_is_in_words():
         "no difference shown: x is 5.0 points ahead, which may be chance"
     )
     assert whose_gain({"lead": 0.0, "low": -0.1, "high": 0.1}) == "both score the same, [-10.0, 10.0]"
+
+
+def test_an_evaluation_that_a_forced_run_has_replaced_is_still_that_of_its_run(store):
+    """Both runs have the key: by the key alone, the second would be compared with itself."""
+    catalog = Catalog(store)
+    for run, execution, right in (("first", "e1", 30), ("second", "e2", 10)):
+        path = store.root / f"{run}.jsonl"
+        evaluate(Known(ITEMS, lambda item, n=right: item.expected if item.index < n else "0"), ITEMS, path)
+        files = {"rows.jsonl": path.read_text(encoding="utf-8")}
+        made = published(store, "evaluation", "e", files, execution=execution, run=run, supersede=True)
+        row = {"id": run, "run": run, "stage": "evaluate", "label": "evaluate:pretrain", "key": made.key, "attempt": 1}
+        row |= {"execution": execution, "state": "done", "reused": False, "outputs": {"evaluation": made.id}}
+        write_row(store, "run", row | {"started": now(), "ended": now(), "seconds": 1.0})
+    catalog.ingest()
+    comparison = runs.compare_runs(store, lambda sql, *given: catalog.query(sql, given), "first", "second")
+    scores = {row["benchmark"]: (row["a"], row["b"], row["same"]) for row in comparison["scores"]}
+    assert scores["sums"] == (0.75, 0.25, False)

@@ -34,6 +34,7 @@ def add_second_run(store: Store, outputs: dict[str, dict[str, str]]) -> None:
         key_of("evaluate:reason"),
         filled(store.staging(key_of("evaluate:reason")) / "output", files),
         **{"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": {}, "label": "evaluate:reason"},
+        execution="evaluated",
     )
     for run, steps in (("toy", 30), (RUN, 3)):
         settings = {"name": run, "seed": 0, "reason": {"policy": {"steps": steps}}}
