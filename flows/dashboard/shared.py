@@ -14,17 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import streamlit as st
 
 from common.errors import ConfigError
+from common.files import read_json
 from common.text import visible
 from configs.changes import Change, describe_changes
 from flows.dashboard import queries
 from flows.run_state import RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
 from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
+from store.manifest import MANIFEST
 from store.mirror import open_store
 from tasks.engine.progress import RateMeter
 
@@ -239,6 +242,15 @@ def artifact_folder(artifact: str) -> str | None:
         return str(open_store().get(artifact).path)
     except ConfigError:
         return None
+
+
+def execution_of(folder: str) -> str:
+    """The execution that made the artifact in `folder`, for the key of a cache of its content; empty if unknown.
+
+    A folder is named by the key of its artifact: after a forced run another artifact has the same path.
+    """
+    manifest = read_json(Path(folder) / MANIFEST)
+    return str(manifest.get("execution", "")) if isinstance(manifest, dict) else ""
 
 
 def artifact_rows(artifact: str, name: str) -> list[dict[str, Any]] | None:

@@ -27,7 +27,8 @@ def page(chosen: ChosenRun | None) -> None:
         return
     picked = artifact["id"]
     try:
-        summary = _read_summary(str(open_store().get(picked).path))
+        folder = str(open_store().get(picked).path)
+        summary = _read_summary(folder, shared.execution_of(folder))
     except ConfigError as error:  # removed since the catalog was updated
         st.error(shared.escaped(str(error)))
         return
@@ -49,7 +50,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _read_summary(folder: str) -> dict[str, Any]:
+def _read_summary(folder: str, execution: str) -> dict[str, Any]:
     return read_json(Path(folder) / "summary.json") or {}
 
 

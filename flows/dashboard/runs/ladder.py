@@ -36,9 +36,14 @@ def evaluation_folders(chosen: ChosenRun) -> Folders:
     return folders
 
 
-@st.cache_data(max_entries=256, show_spinner=False)
 def ladder_of(folders: Folders) -> Ladder | None:
-    """The ladder of the evaluations in these folders; cached, because artifacts never change."""
+    """The ladder of the evaluations in these folders; cached."""
+    return _ladder(folders, [shared.execution_of(folder) for folder in folders.values()])
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _ladder(folders: Folders, executions: list[str]) -> Ladder | None:
+    # `executions` are part of the cache key.
     scores = {stage: read_json(Path(folder) / "scores.json") for stage, folder in folders.items()}
     files = {stage: Path(folder) / "rows.jsonl" for stage, folder in folders.items()}
     rows = {stage: read_rows(file) for stage, file in files.items() if file.exists()}
@@ -51,9 +56,14 @@ def last_score(run_ladder: Ladder | None) -> tuple[str, Mapping[str, Any]] | Non
     return (measured[-1]["stage"], measured[-1]["score"]) if measured else None
 
 
-@st.cache_data(max_entries=256, show_spinner=False)
 def difference(before: str, after: str, benchmark: str) -> dict[str, Any] | None:
-    """The paired test of two evaluations on their common problems; None if they have none."""
+    """The paired test of two evaluations on their common problems, by their folders; None if they have none. Cached."""
+    return _difference(before, after, benchmark, [shared.execution_of(folder) for folder in (before, after)])
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _difference(before: str, after: str, benchmark: str, executions: list[str]) -> dict[str, Any] | None:
+    # `executions` are part of the cache key.
     files = [Path(folder) / "rows.jsonl" for folder in (before, after)]
     if not all(file.exists() for file in files):
         return None

@@ -30,7 +30,7 @@ def page(chosen: ChosenRun | None) -> None:
     except ConfigError as error:  # removed since the catalog was updated
         st.error(shared.escaped(str(error)))
         return
-    report = _read_report(folder)
+    report = _read_report(folder, shared.execution_of(folder))
     if not report:
         st.caption("Its files are not on this machine.")
         return
@@ -41,12 +41,12 @@ def page(chosen: ChosenRun | None) -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _read_report(folder: str) -> dict[str, Any]:
+def _read_report(folder: str, execution: str) -> dict[str, Any]:
     return read_json(Path(folder) / "tuning.json") or {}
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
-def _wrong_rows(folder: str) -> pd.DataFrame:
+def _wrong_rows(folder: str, execution: str) -> pd.DataFrame:
     """The wrongly labelled rows, highest probability first."""
     table = pyarrow.parquet.read_table(Path(folder) / "rows.parquet").to_pandas()
     wrong = table[table["label"] != table["given"]].sort_values("probability", ascending=False).head(WRONG)
@@ -83,7 +83,7 @@ def _labels(report: dict[str, Any], folder: str) -> None:
         dots = layer({"type": "circle", "opacity": 1}, x=confidence, y=accuracy, size=count)
         Chart(pd.DataFrame(report["reliability"]), {"layer": [line, dots]}).show()
     st.subheader("Wrong, the surest first")
-    st.dataframe(_wrong_rows(folder), hide_index=True, width="stretch")
+    st.dataframe(_wrong_rows(folder, shared.execution_of(folder)), hide_index=True, width="stretch")
 
 
 def learning_curves(report: dict[str, Any]) -> Chart:

@@ -5,6 +5,7 @@ from pathlib import Path
 from streamlit.testing.v1 import AppTest
 
 from common.files import read_json, write_json
+from flows.dashboard.runs import ladder
 from flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from flows.dashboard.runs.ladder import evaluation_folders, verdict
 from flows.dashboard.runs.table import table
@@ -207,3 +208,16 @@ def test_a_run_keeps_its_score_when_a_forced_run_has_replaced_its_evaluation(sto
         (folder,) = evaluation_folders(chosen_run(run)).values()
         shares[run] = read_json(Path(folder) / "scores.json")["accuracy"]
     assert shares == {"r1": 0.25, "r2": 0.75}
+
+
+def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, monkeypatch):
+    """The folder of an artifact is named by its key, so that of the new one has the old path."""
+    monkeypatch.setattr(ladder, "ladder", lambda scores, rows: {"scores": scores, "rows": rows})
+    monkeypatch.setattr(ladder, "common_problems", lambda before, after: {"benchmarks": {"n": len(after)}})
+    shown = []
+    for count in (1, 2):
+        rows = "".join(f'{{"id": "{index}"}}\n' for index in range(count))
+        files = {"scores.json": f'{{"count": {count}}}', "rows.jsonl": rows}
+        folder = str(published(store, "evaluation", "again", files, supersede=True).path)
+        shown.append((ladder.ladder_of({"pretrain": folder})["scores"], ladder.difference(folder, folder, "n")))
+    assert shown == [({"pretrain": {"count": 1}}, 1), ({"pretrain": {"count": 2}}, 2)]

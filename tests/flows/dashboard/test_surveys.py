@@ -44,7 +44,8 @@ def publish(store, content):
     folder = store.staging("a" * 64)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(content))
-    store.publish("opinions", "a" * 64, folder, stage="simulate", version=1, config={}, inputs={}, facts={})
+    step = {"stage": "simulate", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+    store.publish("opinions", "a" * 64, folder, **step, supersede=True)
 
 
 def _draw() -> None:
@@ -88,3 +89,12 @@ def test_an_arm_has_its_colour_in_the_chart_of_every_group():
     colors = [distribution(question, cell, arms).spec["layer"][0]["encoding"]["color"] for cell in question["cells"]]
     assert {tuple(color["scale"]["domain"]) for color in colors} == {("the model", "humans", "uniform")}
     assert ["the model", "uniform"] in [color["legend"]["values"] for color in colors]  # a group without humans
+
+
+def test_a_survey_that_was_simulated_again_is_shown_with_its_new_figures(store, monkeypatch):
+    """The folder of an artifact is named by its key, so that of the new one has the old path."""
+    before = summary(humans=True)
+    publish(store, before)
+    assert any("20 personas" in element.value for element in shown(store, monkeypatch).text)
+    publish(store, before | {"personas": 77})
+    assert any("77 personas" in element.value for element in shown(store, monkeypatch).text)
