@@ -20,6 +20,7 @@ from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
 _BLOCK = 1 << 20  # bytes per read
+_Read = dict[str, int]  # execution -> bytes of its log that were read
 # Newest first, but plans (`nautile plan`) after all others, so that they are never the default.
 _RUNS = """
 SELECT run, max(r.started) AS begun, arg_max(p.name, p.started) AS name
@@ -94,22 +95,33 @@ def last_lines(path: Path, lines: int) -> str:
 
 def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[tuple[LogFile, str]]:
     """Yield new text of the logs with its log, until the stage ends (`whole_run`: until the run ends)."""
-    yield from _follow_stage(store, log, lines)
-    followed = {log.label}
+    read: _Read = {}
+    yield from _follow_stage(store, log, lines, read)
     while whole_run:
         # Check whether the run is alive before reading its stages, so that a stage that ends in between is not missed.
         alive = store.run_lock(log.run).held_elsewhere()
         Catalog(store).ingest()
-        later = [other for other in run_logs(store, log.run) if other.label not in followed and other.state != "reused"]
+        later = [
+            other for other in run_logs(store, log.run) if other.state != "reused" and _goes_on(store, other, read)
+        ]
         for other in later:
-            followed.add(other.label)
-            yield from _follow_stage(store, other, 0)
+            yield from _follow_stage(store, other, 0, read)
         if not alive and not later:
             return
         time.sleep(POLL_S)
 
 
-def _follow_stage(store: Store, log: LogFile, lines: int) -> Iterator[tuple[LogFile, str]]:
+def _goes_on(store: Store, log: LogFile, read: _Read) -> bool:
+    """Whether the log has not been followed yet, or has grown since: a stage that failed is tried again."""
+    if log.execution not in read:
+        return True
+    path = log.path(store)
+    return path is not None and path.stat().st_size > read[log.execution]
+
+
+def _follow_stage(store: Store, log: LogFile, lines: int, read: _Read) -> Iterator[tuple[LogFile, str]]:
+    """Yield the text of a log until the attempt ends: its last lines at first, else what follows what was `read`."""
+    begin = read.setdefault(log.execution, 0)
     # The attempt holds the lock before its child has opened the log.
     while (path := log.path(store)) is None and log.is_running(store):
         time.sleep(POLL_S)
@@ -118,12 +130,14 @@ def _follow_stage(store: Store, log: LogFile, lines: int) -> Iterator[tuple[LogF
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a block may end inside a character
     # The open file stays the same one when the log is moved from staging to `logs/`, so no line is lost or read twice.
     with path.open("rb") as file:
-        yield log, _tail(decoder.decode(file.read()), lines)
+        file.seek(begin)
+        yield log, _tail(decoder.decode(file.read()), 0 if begin else lines)
         while True:
             # Ask first, then read: what was written between the two is read in this round, and nothing comes after it.
             ended = not log.is_running(store)
             while block := file.read(_BLOCK):
                 yield log, visible(decoder.decode(block))
+            read[log.execution] = file.tell()
             if ended:
                 return
             time.sleep(POLL_S)

@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError
 from common.files import write_json
 from flows.cli import logs
-from flows.cli.logs import choose, follow, last_lines
+from flows.cli.logs import choose, follow, last_lines, run_logs
 from flows.cli.watch import state_changes
 from store.artifacts import Store
 from tasks.engine.attempt_log import write_attempt_row
@@ -92,3 +92,26 @@ def test_only_changed_states_are_listed():
     after = [{"label": "a", "state": "made"}, {"label": "b", "state": "failed"}, {"label": "c", "state": "not made"}]
     assert state_changes(before, after) == ["b: failed", "c: not made"]
     assert state_changes(after, after) == []
+
+
+def test_a_stage_that_is_tried_again_is_followed_on(store, monkeypatch):
+    """Between two attempts, as during an outage, nobody holds the lock of its key; the log goes on in the same file."""
+    monkeypatch.setattr(logs, "POLL_S", 0.01)
+    log, output = choose(store, None, None), []
+    (store.root / "logs" / "pretrain-made-pretrain.txt").unlink()
+    staging = store.staging(log.key)
+    write_json(staging / "execution.json", {"execution": log.execution})
+    path = staging / "log.txt"
+    path.write_text("first attempt\n")
+    with store.run_lock(log.run).for_life():
+        reader = threading.Thread(target=lambda: output.extend(text for _, text in follow(store, log, True, 5)))
+        with store.lock(log.key):
+            reader.start()
+            wait_for(lambda: "".join(output) == "first attempt\n")
+        again = threading.Event()
+        monkeypatch.setattr(logs, "run_logs", lambda *given: again.set() or run_logs(*given))
+        wait_for(again.is_set)  # it looks for later stages: the attempt has ended for it
+        with store.lock(log.key), path.open("a") as file:
+            file.write("second attempt\n")
+    reader.join(120)
+    assert "".join(output) == "first attempt\nsecond attempt\n"
