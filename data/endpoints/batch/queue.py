@@ -69,6 +69,7 @@ class BatchQueue:
         self._collector: asyncio.Task[None] | None = None
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
+        self._asked: set[str] = set()  # digests of the requests whose `ask` has not returned
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
         self._take_over_jobs()
 
@@ -80,20 +81,27 @@ class BatchQueue:
     async def ask(self, digest: str, request: ChatRequest) -> ChatReply | ChatFailure:
         """Answer a request; it is put into up to `attempts` jobs."""
         attempts = self._config.attempts
-        for attempt in range(1, attempts + 1):
-            # Everybody who waits for this digest shares the future: cancelling one of them must not cancel it for all.
-            result = await asyncio.shield(self._submit(digest, request, attempt))
-            if not isinstance(result, CallError):
-                return result
-            if not result.retryable or attempt == attempts:
-                break
-            if result.reason == "rate_limited":
-                await asyncio.sleep(min(LONGEST_REST_S, self._batch.poll_s * 2**attempt))
+        self._asked.add(digest)
+        try:
+            for attempt in range(1, attempts + 1):
+                # Everybody who waits for this digest shares the future: cancelling one must not cancel it for all.
+                result = await asyncio.shield(self._submit(digest, request, attempt))
+                if not isinstance(result, CallError):
+                    return result
+                if not result.retryable or attempt == attempts:
+                    break
+                if result.reason == "rate_limited":
+                    await asyncio.sleep(min(LONGEST_REST_S, self._batch.poll_s * 2**attempt))
+        finally:
+            self._asked.discard(digest)
         assert isinstance(result, CallError)  # any other result was returned above
         return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
 
     def has_in_job(self, digest: str) -> bool:
-        """Whether a job in progress has the request; its lock is then released when the job has ended."""
+        """Whether a job in progress has the request; its lock is then released when the job has ended.
+
+        Not before `ask` has returned, though: a request that failed in a job may go into another one.
+        """
         return digest in self._digests_in_jobs
 
     def drop_queued(self) -> None:
@@ -272,10 +280,11 @@ class BatchQueue:
             for digest in job.requests:
                 self._set_result(digest, failure)
             return
-        # The callers come last: when they wake, the locks are free and the budget has what was not spent.
+        # The callers come last: when they wake, the budget has what was not spent. They release the locks of their
+        # requests themselves: between two jobs of a request, another process may not take it and send it too.
         del self._jobs[job.label]
         self._digests_in_jobs -= job.requests.keys()
-        for name in (job.label, *job.requests):
+        for name in (job.label, *(job.requests.keys() - self._asked)):
             self._cache.locks.release(name)
         await self._endpoint.budget.settle(job.reserved, job.spent, job.unknown)
         for digest, result in results.items():

@@ -72,6 +72,19 @@ def test_two_runs_at_once_do_not_put_a_request_into_two_batch_jobs(pools, monkey
         assert server.batches.submitted == {f"number {number}": 1 for number in range(24)}
 
 
+def test_a_request_that_a_batch_job_failed_is_sent_again_by_only_one_of_two_runs(pools, monkeypatch):
+    """The other run waits for it while the first one puts it into another job."""
+    monkeypatch.setattr(queue, "LINGER_S", 0.3)  # long beside the pause of a run that waits: it looks between the jobs
+    batch = {"mode": "batch", "batch": BatchConfig(requests_per_job=24, jobs_at_once=2, poll_s=0.02)}
+    with FakeOpenAI(per_million=(1.0, 2.0)) as server:
+        server.batches.row_fault = lambda text, times: "500" if times == 1 else None
+        first, second = pools(server, "a", **batch), pools(server, "b", **batch)
+        replies = ask_at_once(first, second)
+        assert server.batches.submitted == {f"number {number}": 2 for number in range(24)}
+        assert first.spent + second.spent == pytest.approx(server.batch_dollars)
+    assert all(hasattr(reply, "text") for of_pool in replies for reply in of_pool)
+
+
 def test_another_name_of_the_endpoint_finds_the_same_replies(pools):
     with FakeOpenAI() as server:
         pools(server, "a").ask(REQUESTS)
