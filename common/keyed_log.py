@@ -48,7 +48,10 @@ class KeyedLog:
                 logger.warning("%s: the last record, of %d bytes, is incomplete", path, torn)
 
     def follow(self, path: Path) -> None:
-        """Index the complete lines that another process has appended to `path` since the last call."""
+        """Index the complete lines that another process has appended to `path` since the last call.
+
+        The file may also have been replaced by a longer copy of itself.
+        """
         if path not in self._followed:
             self._followed[path] = len(self._paths), 0
             self._paths.append(path)
@@ -56,6 +59,9 @@ class KeyedLog:
         if path.stat().st_size <= offset:
             return
         with path.open("rb", buffering=2**20) as file:
+            # A file that is fetched again is replaced by a longer copy; what is open still has the shorter one.
+            if number in self._descriptors and not os.path.sameopenfile(self._descriptors[number], file.fileno()):
+                os.close(self._descriptors.pop(number))
             file.seek(offset)
             for line in file:
                 # The writer is in the middle of this line: the next call reads it again from its beginning.

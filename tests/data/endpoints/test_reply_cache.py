@@ -243,3 +243,22 @@ def test_a_file_system_without_locks_is_named_and_survived(tmp_path, monkeypatch
     first.locks.release("0" * 64)
     assert "No locks available" in caplog.text
     assert len(list((tmp_path / "m").glob("*.jsonl"))) == 2, "no file has two writers"
+
+
+def test_a_file_of_another_machine_that_is_replaced_by_a_longer_copy_is_read_on(tmp_path):
+    """Another run of this machine fetches it again while this one has it open."""
+    other = tmp_path / "other"
+    keep(other, reply(1, "first")).close()
+    short = shard(other).read_bytes()
+    keep(other, reply(2, "second")).close()
+    pulled = tmp_path / "m" / "pulled" / "elsewhere-0.jsonl"
+    pulled.parent.mkdir(parents=True)
+    pulled.write_bytes(short)
+    cache = opened(tmp_path)
+    assert cache.reply(f"{1:064x}").text == "first"
+    copy = pulled.with_name("copy")
+    copy.write_bytes(shard(other).read_bytes())
+    copy.replace(pulled)
+    cache.refresh()
+    assert [cache.reply(f"{number:064x}").text for number in (1, 2)] == ["first", "second"]
+    cache.close()
