@@ -233,8 +233,10 @@ def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
     Raises `ValueError` for a damaged line.
     """
     # The pattern checks only the head. A line torn inside its text could also end in `"}` of that text, but there the
-    # quote is escaped by a backslash: such a line is parsed completely.
-    if (head := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
+    # quote is escaped by a backslash: such a line is parsed completely. So is one with zero bytes, which a crash of the
+    # machine may leave in the middle of a write of several blocks.
+    ends_whole = line.endswith(b'"}\n') and not line.endswith(b'\\"}\n') and b"\0" not in line
+    if ends_whole and (head := _HEAD.match(line)):
         digest, endpoint, dollars, tokens, execution = head.groups(b"")
         return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()
     try:

@@ -262,3 +262,15 @@ def test_a_file_of_another_machine_that_is_replaced_by_a_longer_copy_is_read_on(
     cache.refresh()
     assert [cache.reply(f"{number:064x}").text for number in (1, 2)] == ["first", "second"]
     cache.close()
+
+
+def test_a_reply_that_was_damaged_inside_its_line_is_asked_for_again(tmp_path, caplog):
+    """Its beginning and its end are whole, as after a crash of the machine amid a write of several blocks."""
+    keep(tmp_path, reply(1, "x" * 100), reply(2)).close()
+    content = shard(tmp_path).read_bytes()
+    shard(tmp_path).write_bytes(content.replace(b"x" * 50, b"\0" * 50, 1))
+    cache = opened(tmp_path)
+    assert cache.reply(f"{1:064x}") is None
+    assert cache.reply(f"{2:064x}").text == "text"
+    assert "damaged" in caplog.text
+    cache.close()
