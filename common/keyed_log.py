@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from common.files import sync_folder
 from common.sorted_keys import SortedKeys
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class KeyedLog:
         # For reading as well: `get` reads from the same descriptor by `pread`, which does not move its offset.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
         descriptor = os.open(path, flags, 0o666)
+        sync_folder(path.parent)  # the file may be new, and without its entry there its records would be lost
         self._paths.append(path)
         self._writing = len(self._paths) - 1
         self._descriptors[self._writing] = descriptor

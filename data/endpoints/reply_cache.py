@@ -28,6 +28,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.events import Emit, emit_all
 from common.file_locks import has_locks, try_flock
+from common.files import sync_folder
 from common.keyed_log import KeyedLog
 from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
@@ -74,6 +75,7 @@ class ReplyCache:
             (self.folder / BATCHES).mkdir(parents=True, exist_ok=True)
             self.locks = RequestLocks(self.folder / "requests.lock")
             self._open_shard()
+            sync_folder(self.folder.parent)  # the model's folder may be new
             self.refresh()
         except OSError as error:
             raise ConfigError(

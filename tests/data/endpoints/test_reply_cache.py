@@ -274,3 +274,17 @@ def test_a_reply_that_was_damaged_inside_its_line_is_asked_for_again(tmp_path, c
     assert cache.reply(f"{2:064x}").text == "text"
     assert "damaged" in caplog.text
     cache.close()
+
+
+def test_a_new_file_of_replies_is_in_its_folder_after_a_crash_of_the_machine(tmp_path, monkeypatch):
+    """The file's content alone is not enough: the entry in the folder is written by an fsync of the folder."""
+    synced, fsync = [], os.fsync
+
+    def record(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    keep(tmp_path, reply(1)).close()
+    assert str(tmp_path / "m") in synced[: synced.index(str(shard(tmp_path))) + 1]
+    assert str(tmp_path) in synced
