@@ -193,11 +193,17 @@ class EndpointPool:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _shut_down(self) -> None:
-        """Cancel all other tasks of the event loop, then close the batch queues and the endpoints."""
-        other_tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        """Cancel all other tasks of the event loop, then close the batch queues and the endpoints.
+
+        Replies that have arrived are written first: they are paid for.
+        """
+        writers = [cache.writer for cache in self._caches.values() if cache.writer is not None]
+        kept_tasks = {asyncio.current_task(), *writers}
+        other_tasks = [task for task in asyncio.all_tasks() if task not in kept_tasks]
         for task in other_tasks:
             task.cancel()
         await asyncio.gather(*other_tasks, return_exceptions=True)
+        await asyncio.gather(*writers, return_exceptions=True)
         for batch_queue in self._batch_queues.values():
             await batch_queue.close()
         for endpoint in self._endpoints.values():

@@ -60,7 +60,7 @@ class ReplyCache:
     """The replies of one model. To be used from one event loop. Raises `ConfigError` if the folder is not writable.
 
     `spent`: what the source's execution has paid for replies, by endpoint, in all its processes; `unknown`: the maximum
-    cost of its attempts without a reply.
+    cost of its attempts without a reply. `writer`: the task that writes what was recorded, if any.
     """
 
     def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
@@ -68,7 +68,7 @@ class ReplyCache:
         self.spent: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self.unknown: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self._pending: list[_Entry] = []
-        self._writer: asyncio.Task | None = None
+        self.writer: asyncio.Task[None] | None = None
         self._log = KeyedLog(self._index_line)
         self._own_shards: dict[Path, int] = {}  # path -> the descriptor that holds its flock
         try:
@@ -124,8 +124,8 @@ class ReplyCache:
             }
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write_pending())
+        if self.writer is None or self.writer.done():
+            self.writer = asyncio.create_task(self._write_pending())
         # The reply is paid for, so the cancellation of a request must not cancel the write.
         await asyncio.shield(entry.done)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import raise_for_outage
+from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.endpoints.reply_cache import ReplyCache
 from tests.support.processes import asking_process
-from tests.support.samples.replies import unknown_rows
+from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script
 
 KEY = "sk-planted-0123456789abcdef"
@@ -349,6 +351,42 @@ def test_closing_cancels_the_requests_of_other_threads(pool_for):
         pool.close()
         asking.join(120)
     assert len(ended) == 1
+
+
+def test_replies_that_have_arrived_are_kept_when_the_pool_is_closed(tmp_path, monkeypatch):
+    """The second one arrives while the first is being written, and the requests are cancelled before it is its turn."""
+    arrived, record = [], ReplyCache.record
+    writing, may_write = threading.Event(), threading.Event()
+
+    async def counted(self, *arguments, **fields):
+        arrived.append(arguments)
+        await record(self, *arguments, **fields)
+
+    def emit(kind, **fields):
+        writing.set()
+        may_write.wait()
+
+    def answer(body):
+        if body["messages"][0]["content"] == "second":
+            writing.wait()
+        return "text"
+
+    def ask():
+        with suppress(CancelledError):
+            pool.ask([request("first"), request("second")])
+
+    monkeypatch.setattr(ReplyCache, "record", counted)
+    with FakeOpenAI(reply=answer) as server:
+        pool = EndpointPool({"fake": openai(server)}, tmp_path / "replies", emit)
+        asking, closing = (threading.Thread(target=target, daemon=True) for target in (ask, pool.close))
+        asking.start()
+        while len(arrived) < 2:
+            time.sleep(0.01)
+        closing.start()
+        asking.join()
+        may_write.set()
+        closing.join()
+    assert len(reply_rows(tmp_path / "replies")) == server.answered == 2
 
 
 @pytest.mark.slow
