@@ -235,6 +235,8 @@ class BatchQueue:
         name, locks = self._endpoint.name, self._cache.locks
         # This process has the locks of its own jobs, and would get them again.
         jobs = pending_jobs(self._folder, name, lambda label: label not in self._jobs and locks.acquire(label))
+        if jobs:
+            self._cache.refresh()  # what their processes have recorded until they died is not recorded again
         for job in jobs:
             self._register(job)
             self._endpoint.budget.hold(job.reserved)

@@ -333,3 +333,33 @@ def test_an_error_while_a_job_is_written_reaches_the_caller(pool_for, kind, monk
             with pytest.raises(RuntimeError, match="an error of ours"):
                 pool.ask(requests(3))
         assert all(isinstance(reply, ChatReply) for reply in pool.ask(requests(1)))
+
+
+def test_replies_that_a_dead_process_had_recorded_are_not_recorded_again_with_its_job(pool_for, events, tmp_path, kind):
+    """It recorded them after this process had last looked, and died before it could remove the job."""
+    (own,), others = requests(1), [ChatRequest("fake", ({"role": "user", "content": text},), 20) for text in "abc"]
+
+    def dies(job):
+        raise RuntimeError("as if it were killed here")
+
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        config = endpoint(server, kind)
+        pool, dying = pool_for(fake=config), pool_for(fake=config)
+        locks = RequestLocks(tmp_path / "replies" / "fake" / "requests.lock")
+        with pool.session() as session:
+            session.submit([(0, own)], more_follow=True)
+            while locks.acquire(digest := request_digest(own, config)):
+                locks.release(digest)
+                time.sleep(0.01)
+            with pytest.MonkeyPatch.context() as killed:
+                killed.setattr(PendingJob, "remove", dies)
+                with pytest.raises(RuntimeError, match="as if it were killed"):
+                    dying.ask(others)
+            dying.close()
+            session.submit([], more_follow=False)
+            assert isinstance(session.next_result()[1], ChatReply)
+        while jobs_on_disk(tmp_path):
+            time.sleep(0.01)
+        assert sum(event["dollars"] for event in events) == pytest.approx(server.batch_dollars)
+    digests = [row["digest"] for row in reply_rows(tmp_path / "replies")]
+    assert len(digests) == len(set(digests)) == 4
