@@ -58,9 +58,9 @@ def ask_labels(
             if not budget_spent and session.open_count <= window // 2:
                 block = list(islice(unsent, window - session.open_count))
             if block:
-                more_follow = block[-1] + 1 < len(rows)
-                requests = [(index, label_request(config, rows[index])) for index in block]
-                session.submit(requests, more_follow=more_follow)
+                # The window is full now, and no text follows until some are answered. A batch job must not wait for
+                # more: with equal texts in the window, which are sent once, it might never be full.
+                session.submit((index, label_request(config, rows[index])) for index in block)
             if not session.open_count:
                 break
             key, result = session.next_result()

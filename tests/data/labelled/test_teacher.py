@@ -6,8 +6,10 @@ import pytest
 
 from common.errors import ConfigError
 from common.events import silent
-from configs.endpoint import EndpointConfig
+from configs.endpoint import BatchConfig, EndpointConfig
 from configs.label import LabelConfig, LabelRun
+from data.endpoints import pool as pool_module
+from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatReply
 from data.endpoints.outgoing import read_fenced
 from data.endpoints.pool import EndpointPool
@@ -70,6 +72,20 @@ def test_replies_are_counted_by_reason_and_the_budget_ends_the_asking(tmp_path):
     assert [result.row.number for result in results] == list(range(6))
     assert len(seen) == 6
     assert HOSTILE.text not in json.dumps(server.bodies)
+
+
+def test_equal_texts_that_fill_the_window_do_not_keep_a_batch_job_waiting(tmp_path, monkeypatch):
+    """They are sent once, so a job that waited for more texts than the window has would never be full."""
+    monkeypatch.setattr(pool_module, "SMALLEST_WINDOW", 1)
+    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    rows = [LabelledRow(f"text {number // 30}", "", "", number) for number in range(90)]
+    with FakeOpenAI(lambda body: "good") as server:
+        batch = BatchConfig(requests_per_job=10, jobs_at_once=1, poll_s=0.02)
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, mode="batch", batch=batch)
+        with EndpointPool({"t": endpoint}, tmp_path, silent) as pool:
+            results = ask_labels(CONFIG, pool, rows, lambda result: None)
+        assert sum(server.batches.submitted.values()) == 3
+    assert [result.label for result in results] == ["good"] * 90
 
 
 def test_too_many_rejected_replies_are_an_error():
