@@ -111,6 +111,7 @@ class PromptWindow:
                     for file, prompts in blocks:
                         self._add_unasked(file, prompts)
                     block = None
+                    session.submit((), more_follow=False)  # a batch job that is not full must not wait for more
                 elif (
                     block is not None
                     and (self._has_room or not session.open_count)

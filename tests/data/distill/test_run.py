@@ -1,5 +1,6 @@
 """Distillation against fake teachers on a real socket."""
 
+import itertools
 import json
 import re
 import threading
@@ -13,9 +14,10 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
-from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
+from configs.distill import DistillConfig, IndexConfig, ProbeConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.distill import stats, verdicts, window
+from data.distill.ask import Teachers
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
 from data.distill.stats import DistillStats, chance_of_rejects, distill_facts
 from data.endpoints import circuit_breaker, pool
@@ -504,6 +506,48 @@ def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch
     assert server.batches.most_open == 3
     sizes = sorted(len(job["rows"]) for job in server.batches.jobs.values())
     assert len(sizes) <= 12, f"jobs are full where prompts are left: {sizes}"
+
+
+def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monkeypatch):
+    """The probes cannot be paid for, and no prompt follows that would fill the job of the teacher, which is free."""
+    sessions, spent, prepare = [], threading.Event(), Teachers.prepare
+    begin, handle_reply = EndpointPool.session, window.PromptWindow._handle_reply
+    blocks = itertools.count()
+
+    def see_session(self):
+        sessions.append(begin(self))
+        return sessions[0]
+
+    def prepare_slowly(self, prompts):
+        """The second block is ready after the first replies, the third after the first that the budget refused."""
+        block = next(blocks)
+        while block == 1 and not (sessions[0].has_result or spent.is_set()):
+            time.sleep(0.01)
+        if block > 1:
+            spent.wait()
+        return prepare(self, prompts)
+
+    def see_reply(self, session, open_prompt, sample, reply):
+        handle_reply(self, session, open_prompt, sample, reply)
+        spent.set()
+
+    monkeypatch.setattr(EndpointPool, "session", see_session)
+    monkeypatch.setattr(queue, "LINGER_S", 0.05)
+    monkeypatch.setattr(window, "BLOCK", 4)
+    monkeypatch.setattr(Teachers, "prepare", prepare_slowly)
+    monkeypatch.setattr(window.PromptWindow, "_handle_reply", see_reply)
+    batch = BatchConfig(requests_per_job=10, poll_s=0.02)
+    with FakeOpenAI() as server:
+        probes = {name: openai(server, dollars_per_million_out=1000.0) for name in ("p", "q")}
+        output = run(
+            {"t": openai(server, mode="batch", batch=batch), **probes},
+            teachers=(TeacherConfig(endpoint="t"),),
+            probe=ProbeConfig(endpoints=("p", "q")),
+            budget_dollars=0.01,
+        )
+        assert not server.bodies
+        assert sum(server.batches.submitted.values()) == output.stats.judged == 20 - output.stats.unasked
+    assert output.stats.judged in (4, 8), "the first block, or two"
 
 
 @pytest.mark.parametrize(
