@@ -245,7 +245,7 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None
     reasons = _most_common(stats.rejected)
     if not stats.accepted:
         raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see rejected-*.jsonl")
-    share = 1 - stats.accepted / stats.judged
+    share = (stats.judged - stats.accepted) / stats.judged  # 1 - 7 / 10 would be above 0.3
     if share > config.max_rejected_share:
         raise ConfigError(
             f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.judged} "

@@ -1,0 +1,22 @@
+"""The statistics of a distillation, and the limits that are checked against them."""
+
+from collections import Counter
+
+import pytest
+
+from common.errors import ConfigError
+from configs.distill import DistillConfig
+from data.distill.stats import DistillStats, check_final_reject_share
+
+
+@pytest.mark.parametrize(("limit", "rejected"), [(0.3, 3), (0.1, 1), (0.4, 4), (0.7, 7)])
+def test_exactly_the_allowed_share_of_rejects_is_allowed(limit, rejected):
+    config = DistillConfig(prompts=10, teachers=({"endpoint": "t"},), max_rejected_share=limit)
+
+    def stats(rejected_count):
+        counts = {"rejected": Counter(empty=rejected_count), "kept": Counter(t=10 - rejected_count)}
+        return DistillStats(prompts=10, **counts)
+
+    check_final_reject_share(config, stats(rejected))
+    with pytest.raises(ConfigError, match=f"max_rejected_share is {limit}, but 0.*of 10 documents"):
+        check_final_reject_share(config, stats(rejected + 1))
