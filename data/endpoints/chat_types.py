@@ -21,7 +21,7 @@ FailureReason = Literal[
     "timeout",
     "invalid_reply",  # 200, but the body is no chat completion
     "refused",  # this request is not accepted (400, 413, 422, …)
-    "misconfigured",  # no request is accepted: wrong key, model or address (401, 403, 404)
+    "misconfigured",  # no request is accepted: no money, or wrong key, model or address (401 to 404)
     "outage",  # the endpoint has stopped answering
     "expired",  # a batch job ended without a result for this request
     "budget",  # the pool's dollars or tokens are spent

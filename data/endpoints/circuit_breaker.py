@@ -21,7 +21,8 @@ def reason_of(status: int) -> FailureReason:
         return "rate_limited"
     if status >= 500 or status in (408, 409, 425):
         return "server_error"
-    return "misconfigured" if status in (401, 403, 404) else "refused"
+    # 402: the account has no money left, so every further request would be refused as well.
+    return "misconfigured" if status in (401, 402, 403, 404) else "refused"
 
 
 @dataclass(frozen=True)

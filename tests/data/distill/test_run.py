@@ -510,17 +510,15 @@ def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch
 
 def test_a_batch_job_that_is_not_full_is_sent_once_the_budget_is_spent(run, monkeypatch):
     """The probes cannot be paid for, and no prompt follows that would fill the job of the teacher, which is free."""
-    sessions, spent, prepare = [], threading.Event(), Teachers.prepare
-    begin, handle_reply = EndpointPool.session, window.PromptWindow._handle_reply
-    blocks = itertools.count()
+    sessions, spent, blocks = [], threading.Event(), itertools.count()
+    prepare, begin, handle_reply = Teachers.prepare, EndpointPool.session, window.PromptWindow._handle_reply
 
     def see_session(self):
         sessions.append(begin(self))
         return sessions[0]
 
     def prepare_slowly(self, prompts):
-        """The second block is ready after the first replies, the third after the first that the budget refused."""
-        block = next(blocks)
+        block = next(blocks)  # the second is ready after the first replies, the third after the first without money
         while block == 1 and not (sessions[0].has_result or spent.is_set()):
             time.sleep(0.01)
         if block > 1:

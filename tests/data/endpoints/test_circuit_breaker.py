@@ -24,6 +24,7 @@ DOWN = CallError("connection", "nobody there")
         (400, "refused", False),
         (422, "refused", False),
         (401, "misconfigured", False),
+        (402, "misconfigured", False),
         (404, "misconfigured", False),
     ],
 )

@@ -333,6 +333,19 @@ def test_an_error_of_the_listener_reaches_the_caller(pool_for):
         assert isinstance(pool.ask([request()])[0], ChatReply)
 
 
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+def test_an_account_without_money_stops_everything_also_after_replies(pool_for, monkeypatch, kind):
+    """Refused one by one, all prompts that are left would be rejected for good."""
+    monkeypatch.setenv("FAKE_KEY", KEY)
+    with FakeOpenAI(faults=lambda arrival: "402" if arrival >= 3 else None) as server:
+        config = openai(server, key_variable="FAKE_KEY", concurrency=1).model_copy(update={"kind": kind})
+        results = pool_for(fake=config).ask([request(str(number)) for number in range(30)])
+        assert len(server.bodies) == 4
+    assert sum(isinstance(result, ChatReply) for result in results) == 3
+    with pytest.raises(ConfigError, match="402"):
+        raise_for_outage(results)
+
+
 def test_closing_cancels_the_requests_of_other_threads(pool_for):
     with FakeOpenAI(faults=always("hang")) as server:
         pool = pool_for(fake=openai(server))
