@@ -160,6 +160,20 @@ def test_a_file_that_was_cut_under_its_reader_is_an_error(tmp_path):
         log.get(digest(1))
 
 
+def test_a_followed_file_that_is_replaced_by_a_longer_one_is_read_to_its_end(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(line(1, 5))
+    log = new_log(True)
+    log.follow(path)
+    assert log.get(digest(1)) == line(1, 5)[:-1]
+    # As a store's mirror fetches it again, with what its writer has appended since.
+    (tmp_path / "new").write_bytes(line(1, 5) + line(2, 9))
+    (tmp_path / "new").replace(path)
+    log.follow(path)
+    assert [log.get(digest(1)), log.get(digest(2))] == [line(1, 5)[:-1], line(2, 9)[:-1]]
+    log.close()
+
+
 def test_a_killed_writer_has_on_disk_what_it_acknowledged(tmp_path):
     program = (
         "import sys\n"
