@@ -224,9 +224,8 @@ class MirroredStore(Store):
         folder = artifact.folder
         files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
         # A lock of its own: a step that makes the key again holds the key's lock for hours.
-        with self.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(self.root):
-            if read_manifest(folder) != artifact.manifest:
-                raise Retryable(f"artifact {artifact.id} was moved by another run while it was fetched")
+        lock = self.lock(f"fetch-{artifact.kind}-{artifact.key}")
+        with lock, writing(self.root), _in_place(artifact, "fetched") as check_place:
             for leftover in folder.rglob(".*.tmp"):  # of an interrupted download
                 leftover.unlink()
             # Check before the download that the remote has the files and that they fit on the disk.
@@ -241,14 +240,17 @@ class MirroredStore(Store):
             for name in missing:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
             prefix = payload_prefix(artifact.manifest)
+
             # Several at a time; an error ends the fetch, and the files that have arrived are kept for the next.
-            faults = self.remote.map(
-                lambda name: self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"]), missing
-            )
+            def download(name: str) -> str | None:
+                return self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"], check_place)
+
+            faults = self.remote.map(download, missing)
             if damaged := [f"{name} ({fault})" for name, fault in zip(missing, faults, strict=True) if fault]:
                 raise ConfigError(self._remote_damage_message(artifact, damaged))
             for parent in {(folder / name).parent for name in missing}:
                 sync_folder(parent)
+            check_place()
             # All files are here: change the marker.
             if without is None and not self.has_files(artifact):
                 (folder / ABSENT).rename(folder / MIRRORED)
@@ -320,19 +322,32 @@ class MirroredStore(Store):
 
     def _send(self, artifact: Artifact, again: bool) -> None:
         """Upload the files that the remote lacks, check their sizes there, then upload the manifest."""
-        # Damage here must not become the copy that others rely on.
-        self.check(artifact)
-        prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
-        remote_files = {} if again else self.remote.names(prefix)
-        missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
-        self.remote.map(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
-        # An upload that was cut off may leave a shorter object: nothing is published on trust.
-        if mismatches := self._remote_mismatches(artifact, list(files)):
-            raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
-        text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
-        self.remote.write(_manifest_name(artifact), text.encode())
-        # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
-        write_text(artifact.folder / MIRRORED, artifact.execution)
+        with _in_place(artifact, "sent") as check_place:
+            # Damage here must not become the copy that others rely on.
+            self.check(artifact)
+            prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
+            remote_files = {} if again else self.remote.names(prefix)
+            missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
+
+            def put(name: str) -> None:
+                check_place()
+                self.remote.put(artifact.folder / name, f"{prefix}/{name}")
+                try:
+                    check_place()
+                except Retryable:
+                    # It may be a file of the other version, which the next push would take for ours by its size.
+                    self.remote.delete([f"{prefix}/{name}"])
+                    raise
+
+            self.remote.map(put, missing)
+            # An upload that was cut off may leave a shorter object: nothing is published on trust.
+            if mismatches := self._remote_mismatches(artifact, list(files)):
+                raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
+            text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
+            self.remote.write(_manifest_name(artifact), text.encode())
+            # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
+            check_place()
+            write_text(artifact.folder / MIRRORED, artifact.execution)
 
     def _check_format(self) -> None:
         """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
@@ -417,14 +432,21 @@ class MirroredStore(Store):
         faults += [*mismatches, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]
 
-    def _download(self, name: str, target: Path, sha256: str | None = None) -> str | None:
-        """Download an object to `target` atomically; returns None, or what is wrong with it."""
+    def _download(
+        self, name: str, target: Path, sha256: str | None = None, check_place: Callable[[], object] = lambda: None
+    ) -> str | None:
+        """Download an object to `target` atomically; returns None, or what is wrong with it.
+
+        `check_place` raises if the folder is not the one any more that the object is for.
+        """
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             if not self.remote.get(name, temporary):
                 return "missing"
             if sha256 is not None and sha256_of(temporary, sync=True) != sha256:
                 return "its digest differs"
+            # Once this has passed, the temporary file is in the right folder, and moves away with it.
+            check_place()
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -444,6 +466,34 @@ class MirroredStore(Store):
         self.remote.map(lambda name: self._download(f"events/{name}", folder / name), outdated)
         if outdated:
             sync_folder(folder)
+
+
+@contextmanager
+def _in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
+    """Yield a check that raises `Retryable` once the path of the artifact's folder belongs to another version.
+
+    A run that makes the key again gives the path to its own version at any moment: only who holds the key's lock is
+    safe from that. `action`: what is done with the artifact, for the message.
+    """
+    message = f"artifact {artifact.id} was moved by another run while it was {action}"
+    try:
+        status = artifact.folder.stat()
+    except FileNotFoundError:
+        raise Retryable(message) from None
+    if read_manifest(artifact.folder) != artifact.manifest:
+        raise Retryable(message)
+
+    def check() -> None:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(status, artifact.folder.stat()):
+                return
+        raise Retryable(message)
+
+    try:
+        yield check
+    except FileNotFoundError:
+        check()  # the file may have moved away with its folder
+        raise
 
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:

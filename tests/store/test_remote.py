@@ -322,3 +322,48 @@ def test_a_folder_that_was_moved_is_no_object_that_is_missing(pair, tmp_path):
     assert not a.remote.get("none.json", tmp_path / "none.json")
     with pytest.raises(Retryable, match="moved by another run"):
         a.remote.get("store.json", tmp_path / "gone" / "store.json")
+
+
+def test_a_version_that_is_replaced_while_it_is_fetched_leaves_its_successor_intact(pair, monkeypatch):
+    a, b = pair
+    first = published(a, "tokens", "in", {"a.txt": "one", "b.txt": "two"})
+    a.push_all()
+    b.refresh()
+    old = b.find("tokens", first.key)
+    download, other = b.remote.get, open_store(b.root)
+
+    def replace_then_download(name, target):
+        if name.endswith("/b.txt") and not other.list(superseded=True)[0].superseded:
+            published(other, "tokens", "in", {"a.txt": "ONE", "b.txt": "TWO"}, supersede=True)
+        return download(name, target)
+
+    monkeypatch.setattr(b.remote, "get", replace_then_download)
+    monkeypatch.setattr(b.remote, "map", lambda function, items: [function(item) for item in items])
+    with pytest.raises(Retryable, match="moved by another run while it was fetched"):
+        b.fetch(old)
+    live = b.find("tokens", first.key)
+    assert {name: (live.folder / name).read_text() for name in ("a.txt", "b.txt")} == {"a.txt": "ONE", "b.txt": "TWO"}
+    assert b.verify(live) == []
+    assert not list(live.folder.rglob(".*.tmp"))
+
+
+def test_a_version_that_is_replaced_while_it_is_sent_is_not_published_with_the_files_of_its_successor(
+    pair, monkeypatch
+):
+    a, b = pair
+    old = published(a, "tokens", "in", {"a.txt": "one", "b.txt": "two"})
+    upload, other = a.remote.put, open_store(a.root)
+
+    def replace_then_upload(source, name):
+        if name.endswith(f"{old.execution}/b.txt") and len(other.list(superseded=True)) == 1:
+            published(other, "tokens", "in", {"a.txt": "ONE", "b.txt": "TWO"}, supersede=True)
+        upload(source, name)
+
+    monkeypatch.setattr(a.remote, "put", replace_then_upload)
+    monkeypatch.setattr(a.remote, "map", lambda function, items: [function(item) for item in items])
+    with pytest.raises(Retryable, match="moved by another run while it was sent"):
+        a.push([old])
+    assert not a.is_mirrored(a.find("tokens", old.key))
+    a.push_all()
+    b.refresh()
+    assert [b.verify(artifact) for artifact in b.list(superseded=True)] == [[], []]
