@@ -1,5 +1,6 @@
 """Read the measurements of an execution from its event files as they grow."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_points(events: Path, offsets: dict[str, int]) -> Iterator[tuple[list[Po
     Yields (points, file name, offset after them), starting at `offsets` (by file name), which the caller updates.
     Raises `OSError` if a file cannot be read.
     """
-    for path in sorted(events.parent.glob(f"{events.name}*.jsonl")):
+    for path in sorted(events.parent.glob(f"{events.name}*.jsonl"), key=_written_order):
         # One call of `read_events` may not reach the end of the file, so repeat until it makes no progress.
         start, offset = -1, offsets.get(path.name, 0)
         while start != offset:
@@ -39,6 +40,15 @@ def read_points(events: Path, offsets: dict[str, int]) -> Iterator[tuple[list[Po
             points = [point for event in events_read if event["kind"] == "metric" if (point := _point(event))]
             if offset != start:
                 yield points, path.name, offset
+
+
+def _written_order(path: Path) -> list[str | int]:
+    """A sort key by attempt, then by part of a file: numbers in the name compare as numbers.
+
+    A tracker sends no step before the last one of its metric, so it would drop what is read too late.
+    """
+    # Without the suffix, a first part (`…-1`) is before its second (`…-1.2`). Every other entry is a number.
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path.stem)]
 
 
 def _point(event: dict[str, Any]) -> Point | None:

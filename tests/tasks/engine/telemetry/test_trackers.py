@@ -110,6 +110,18 @@ def test_what_a_server_missed_is_sent_by_the_next_attempt_and_what_it_has_is_not
     assert mlflow.curve("loss") == [(step, step / 2) for step in range(9)]
 
 
+def test_the_backlog_of_ten_attempts_and_of_a_second_part_is_sent_in_the_order_of_its_steps(
+    mlflow, tracked, monkeypatch
+):
+    mlflow.status = 500
+    for number in range(1, 11):
+        tracked(number, range(2 * number, 2 * number + 2), Outcome("failed"))
+    mlflow.status = 200
+    monkeypatch.setattr("store.events.LARGEST_FILE", 200)  # a file has room for one measurement
+    assert tracked(11, range(22, 26)) == 0
+    assert [step for step, _ in mlflow.curve("loss")] == list(range(2, 26))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 500])
 def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted(
