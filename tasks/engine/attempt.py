@@ -296,7 +296,12 @@ class _Attempt:
 
     def _events(self, staging: Staging) -> Path:
         """The path that the names of this attempt's event files start with."""
-        return self.store.root / "events" / f"{self.stage.name}-{staging.execution}-{staging.attempt}"
+        name = f"{self.stage.name}-{staging.execution}-{staging.attempt}"
+        if isinstance(self.store, MirroredStore):
+            # The remote has one folder for all machines. One that takes over may count an attempt that the lost machine
+            # counted too, if that was lost before it had sent the number.
+            name += f"-{self.store.machine[:8]}"
+        return self.store.root / "events" / name
 
     def _write_request(self, staging: Staging) -> None:
         """Write request.json, the arguments of `tasks.engine.child_main` and `tasks.engine.multihost`."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def sums(job: Job) -> None:
         job.emit("sample", set="sums", index=index, text=f"number {index}")
         job.emit("progress", done=index + 1, total=part.count, unit="files", note="adding")
     job.emit("call", endpoint="toy", model="toy", purpose="teacher", attempt=1, status="ok", tokens_in=3, tokens_out=4)
+    _meet(job, part, {"late": lambda: _raise(Retryable("the Hub does not answer"))})
     if part.totals:
         (job.output("totals") / "total.txt").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
         job.describe("totals", seed=job.seed)
@@ -70,7 +72,7 @@ def _wait_at(gate: Path) -> None:
 
 
 def _misbehave(job: Job, part: Sums) -> None:
-    faults = {
+    faults: dict[str, Callable[[], object]] = {
         "config": lambda: _raise(ConfigError("sums.count: three is a crowd")),
         "retry": lambda: _raise(Retryable("http://127.0.0.1:9 does not answer")),
         "crash": lambda: _raise(ZeroDivisionError("by zero")),
@@ -85,6 +87,10 @@ def _misbehave(job: Job, part: Sums) -> None:
         "deaf": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         "lingers": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
     }
+    _meet(job, part, faults)
+
+
+def _meet(job: Job, part: Sums, faults: dict[str, Callable[[], object]]) -> None:
     for name, act in faults.items():
         mark = job.scratch / f"met-{name}"
         met = len(mark.read_text()) if mark.exists() else 0

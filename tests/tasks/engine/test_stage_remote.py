@@ -134,6 +134,26 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
 
 
 @pytest.mark.slow
+def test_no_call_is_lost_when_two_machines_make_an_attempt_of_the_same_number(machine, monkeypatch):
+    a, b = machine("a"), machine("b")
+    given = section(2, checkpoints=True, faults={"late": 2})
+    with pytest.raises(Retryable):
+        run_stage(sums, given, {}, context(a))
+    with monkeypatch.context() as patch:
+        # Lost before it has sent the number of its second attempt, but after the events.
+        patch.setattr(StagingMirror, "push", lambda mirror, changes=False: False)
+        with pytest.raises(Retryable):
+            run_stage(sums, given, {}, context(a))
+    with pytest.raises(Retryable):
+        run_stage(sums, given, {}, context(b, "r2"))
+    run_stage(sums, given, {}, context(b, "r2"))
+    reader = machine("c")
+    calls = inspect.sql(reader, "SELECT count(*) FROM calls")[1]
+    attempts = inspect.sql(reader, "SELECT run, attempt FROM runs ORDER BY started")[1]
+    assert (calls, attempts) == ([(4,)], [("r1", 1), ("r1", 2), ("r2", 2), ("r2", 3)])
+
+
+@pytest.mark.slow
 def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(machine, tmp_path, monkeypatch):
     a, b = machine("a"), machine("b")
     given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))
