@@ -177,10 +177,13 @@ def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
 
 def read_bounded_json(path: Path) -> Any:
     """Read a JSON file. Raises the errors of `read_bounded_text`, and `ConfigError` for invalid JSON."""
+    text = read_bounded_text(path)
     try:
-        return json.loads(read_bounded_text(path))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+    except ValueError:  # Python reads no decimal number of over 4,300 digits
+        raise ConfigError(f"{path}: a number in it has too many digits") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
-from common.text import did_you_mean
+from common.text import did_you_mean, visible
 from configs.base import Section
 from configs.forms import refuse_in_form, served_here
 from configs.schema import RunConfig
@@ -154,10 +154,13 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _table(path: Path) -> dict[str, Any]:
     """Parse one file. Raises `ConfigError` if it is too large or not TOML."""
+    text = read_bounded_text(path)
     try:
-        return tomllib.loads(read_bounded_text(path))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except ValueError:  # Python reads no decimal number of over 4,300 digits
+        raise ConfigError(f"{path}: a number in it has too many digits") from None
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -189,10 +192,8 @@ def changed(table: Mapping[str, Any], settings: Sequence[str], option: str = "--
                 container = container.setdefault(part, {})
             else:
                 container = container[_index(container, part, where)]
-        if isinstance(container, dict):
-            container[last] = _toml_value(text)
-        else:
-            container[_index(container, last, where)] = _toml_value(text)
+        position = last if isinstance(container, dict) else _index(container, last, where)
+        container[position] = _toml_value(text, where)
     return copy
 
 
@@ -205,11 +206,13 @@ def _index(values: Any, part: str, where: str) -> int:
     return int(part)
 
 
-def _toml_value(text: str) -> Any:
+def _toml_value(text: str, where: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError:  # as in `_table`
+        raise ConfigError(f"{visible(where, 80)}: a number in it has too many digits") from None
 
 
 def _fields(schema: dict[str, Any], path: Sequence[int | str]) -> set[str]:

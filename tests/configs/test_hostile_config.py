@@ -38,6 +38,13 @@ def test_deep_nesting_is_refused(tmp_path, text):
     assert str(path) in refused(load, path)
 
 
+def test_a_number_too_long_to_be_read_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(f"extends = 'local'\nseed = {'9' * 5000}")
+    assert str(path) in refused(load, path)
+    assert "--set seed=999" in refused(load, "local", [f"seed={'9' * 5000}"])
+
+
 def test_a_file_that_is_huge_or_not_plain_is_refused(tmp_path):
     assert "over" in refused(load, sparse(tmp_path / "huge.toml", 10 * 2**30))
     os.mkfifo(tmp_path / "pipe.toml")
@@ -71,7 +78,7 @@ def test_a_secret_in_a_section_is_refused_and_not_repeated(tmp_path, line, messa
     assert "314159" not in refusal, "messages are logged"
 
 
-@pytest.mark.parametrize("content", ["[" * 10_000_000, '{"a":' * 1_000_000, "{", "\x00"])
+@pytest.mark.parametrize("content", ["[" * 10_000_000, '{"a":' * 1_000_000, "{", "\x00", "9" * 5000])
 def test_hostile_json_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_text(content)
