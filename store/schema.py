@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from store.events import NAMED_BY_FIELD, with_finite
 
 logger = logging.getLogger(__name__)
 
+_EPOCH = datetime(1970, 1, 1)
 SCHEMA = 3  # a new version needs an entry in MIGRATIONS
 
 
@@ -188,12 +189,15 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
 
 
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    """The row of an event in its table. Raises `ValueError` or `TypeError` if a value does not fit its column."""
+    """The row of an event in its table.
+
+    Raises `ValueError`, `TypeError` or `OverflowError` if a value does not fit its column.
+    """
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
-    # Microseconds stay integers: as a fraction of seconds they would be rounded.
-    seconds, us = divmod(int(event["time"]), 10**6)
-    time = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=us)
+    # Microseconds stay integers: as a fraction of seconds they would be rounded. Not through the C library, which
+    # reports some years that it cannot represent as an `OSError`.
+    time = _EPOCH + timedelta(microseconds=int(event["time"]))
     common = {"id": _text(event["id"]), "time": time}
     if kind not in NAMED_BY_FIELD:
         stage = event.get("stage")

@@ -189,6 +189,7 @@ STRANGE = "\ud800"  # half of a surrogate pair, which JSON can spell and no data
         *({name: STRANGE} for name in ("id", "execution", "stage", "kind")),
         *({name: ["a"]} for name in ("id", "execution", "stage", "kind")),
         {"time": 10**30},
+        {"time": 10**23},  # a year beyond 2^31
     ],
     ids=str,
 )
