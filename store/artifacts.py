@@ -13,6 +13,7 @@ wins and the second one uses the artifact of the first.
 """
 
 import errno
+import re
 import shutil
 import time
 import uuid
@@ -43,6 +44,7 @@ from store.manifest import (
 )
 from store.verify import damaged_files, trust_files
 
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
 REPLACED_S = 10.0  # how long to wait for an artifact that another process is replacing by two renames
 
 
@@ -168,7 +170,7 @@ class Store:
         """
         kind, slash, name = artifact_id.strip().rpartition("/")
         prefix, _, number = name.partition(".")
-        superseded = 0 if not number else int(number) if number.isdigit() else -1
+        superseded = 0 if not number else int(number) if _NUMBER.fullmatch(number) else -1
         folders = self.folders(kind if slash else None)
         matches = [match for match in folders if prefix and match[1].startswith(prefix) and match[2] == superseded]
         if not matches:
@@ -190,9 +192,9 @@ class Store:
         folders = []
         for parent in sorted((self.root / "artifacts").glob("*")):
             for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
-                # Anything else in there, such as the folders that file browsers create, is no artifact.
+                # Anything else in there, such as a copy that somebody has named by its date, is no artifact.
                 key, dot, number = folder.name.partition(".")
-                if KEY.fullmatch(key) and (number.isdigit() if dot else True):
+                if KEY.fullmatch(key) and (_NUMBER.fullmatch(number) if dot else True):
                     folders.append((parent.name, key, int(number) if dot else 0, folder))
         return folders
 

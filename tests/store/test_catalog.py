@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -220,6 +221,18 @@ def test_a_manifest_that_the_catalog_cannot_hold_is_refused(store, catalog, part
     catalog.ingest()
     assert catalog.query("SELECT key FROM artifacts") == [{"key": key_of("good")}]
     assert [artifact.key for artifact in store.list()] == [key_of("good")]
+
+
+@pytest.mark.parametrize("suffix", ["0", "01", "\N{SUPERSCRIPT TWO}", "20261124173000"])
+def test_a_copy_of_a_folder_that_somebody_has_put_beside_it_is_no_version(store, catalog, suffix):
+    published(store, "tokens", "good")
+    artifact = published(store, "tokens", "good", {"a.txt": "new"}, supersede=True)
+    shutil.copytree(artifact.folder, artifact.folder.with_name(f"{artifact.key}.{suffix}"))
+    catalog.ingest()
+    assert [row["superseded"] for row in catalog.query("SELECT superseded FROM artifacts ORDER BY 1")] == [0, 1]
+    assert store.get(artifact.id) == artifact
+    with pytest.raises(ConfigError, match="no artifact"):
+        store.get(f"{artifact.id}.{suffix}")
 
 
 def test_queries_and_their_errors_are_explained(store, catalog):
