@@ -27,6 +27,7 @@ from store.staging_mirror import StagingMirror
 STALE_DAYS = 7.0
 NAMED = "unfinished, and named"
 DAY_S = 86400
+DOWNLOAD_S = 3600.0  # a download whose files have not changed for so long has ended: its requests time out in minutes
 
 Published = tuple[str, str]  # (key, execution) of all artifacts that one execution published
 
@@ -153,8 +154,12 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
     `named` None: include untouched folders with precious contents.
     """
     for folder in sorted((store.root / "staging").glob("*")):
-        # `.trash-…` and `.pull-…`: a process was killed between a rename and the removal.
-        if not KEY.fullmatch(folder.name):
+        if folder.name.startswith(".pull-"):
+            # A download, of any size: no lock tells whether its process is alive.
+            if time.time() - _last_change(folder) > DOWNLOAD_S:
+                yield Garbage(folder, _size(folder), "left by an interrupted download")
+        # `.trash-…`: a process was killed between a rename and the removal.
+        elif not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by an interrupted removal")
         elif not store.lock(folder.name).held_elsewhere():
             changed = _last_change(folder)

@@ -1,6 +1,8 @@
 """Unfinished work at the remote: sent with each checkpoint, taken up by another machine, gone once it is published."""
 
 import json
+import os
+import time
 
 import jax.numpy as jnp
 import pytest
@@ -63,6 +65,26 @@ def test_another_machine_goes_on_from_the_last_checkpoint(pair):
     assert not [name for name in b.remote.names(f"staging/{KEY}") if name.startswith(f"{STEP}/1/")]
     assert mirror(a).pull()  # which came back with an older step
     assert contents(a) == contents(b)
+
+
+def test_a_collection_of_garbage_during_a_download_leaves_it_alone_until_it_is_old(pair, monkeypatch):
+    a, b = pair
+    work = begun(a)
+    mirror(a).push()
+    download = b.remote.get
+
+    def download_after_a_collection(name, target):
+        collect(b, find_garbage(b))
+        return download(name, target)
+
+    monkeypatch.setattr(b.remote, "get", download_after_a_collection)
+    assert mirror(b).pull()
+    assert contents(b) == work
+    leftover = filled(b.root / "staging" / ".pull-1", {"a.txt": "of a process that was killed"})
+    assert find_garbage(b) == []
+    for path in (leftover, *leftover.rglob("*")):
+        os.utime(path, (time.time() - 2 * 3600,) * 2)
+    assert [item.path for item in find_garbage(b)] == [leftover]
 
 
 def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_dropped(pair):
