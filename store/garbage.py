@@ -6,9 +6,12 @@ manifest, which nothing can use. Unfinished work with checkpoints, paid replies 
 age, until the operator names it; so are the paid replies of a model. What is removed is removed from the remote too.
 """
 
+import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -300,11 +303,17 @@ def _created(artifact: Artifact) -> float:
 
 
 def _last_change(folder: Path) -> float:
-    """When a folder or anything in it last changed, in seconds since 1970."""
-    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    """When a folder or anything in it last changed, in seconds since 1970; now, if it is being removed."""
+    return max((status.st_mtime for status in _statuses(folder)), default=time.time())
 
 
 def _size(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    return sum(status.st_size for status in _statuses(path) if not stat.S_ISDIR(status.st_mode))
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """The status of a file, or of a folder and of all in it, without what another process removes meanwhile."""
+    contents = (Path(parent, name) for parent, folders, names in os.walk(path) for name in (*folders, *names))
+    for entry in (path, *contents):
+        with suppress(FileNotFoundError):
+            yield entry.lstat()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,21 @@ def test_leftovers_are_removed_but_never_a_live_artifact(store):
     assert not leftover.exists()
     assert len(store.list("report", superseded=True)) == 1
     assert [path.name for path in records.iterdir()] == [f"tokens-{live.key}.json"]
+
+
+def test_what_another_process_is_removing_ends_no_collection(store, monkeypatch):
+    folders = [store.root / "staging" / name for name in (".trash-1", ".pull-1", key_of("begun"))]
+    for folder in folders:
+        filled(folder, {"a.txt": "", "b.txt": "text"})
+    lstat = Path.lstat
+
+    def lstat_after_a_removal(path):
+        if path.name == "a.txt":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat_after_a_removal)
+    assert [(item.path, item.bytes) for item in find_garbage(store)] == [(folders[0], 4)]
 
 
 def test_what_a_run_has_replaced_or_continued_since_it_was_found_stays(store):
