@@ -152,7 +152,8 @@ def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
         content = "".join(chunk.get("text") or "" for chunk in content)
     if not content and message.get("refusal"):
         content, finish = message["refusal"], "refusal"
-    counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
+    # A count that is missing is not stated; the text, which is paid for, is kept.
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens")) if usage else (None, None)
     counts += (((usage or {}).get("completion_tokens_details") or {}).get("reasoning_tokens"),)
     valid_counts = all(count is None or (type(count) is int and count >= 0) for count in counts)
     if not (isinstance(content, str) and isinstance(finish, str) and valid_counts):

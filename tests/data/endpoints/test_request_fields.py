@@ -127,3 +127,14 @@ def test_reasoning_tokens_are_counted_also_from_the_cache(pool_for, events, tmp_
         assert reply.tokens_reasoning is None, "not stated"
     assert [event.get("tokens_reasoning") for event in events] == [3, 3, None]
     assert sorted("tokens_reasoning" in row for row in reply_rows(tmp_path / "replies")) == [False, True]
+
+
+@pytest.mark.parametrize("usage", [{"total_tokens": 9}, {"prompt_tokens": 5}, {"completion_tokens": 4}])
+def test_a_reply_without_one_of_the_token_counts_is_kept(pool_for, events, usage):
+    """It is paid for, and the counts are only statistics: asked again it would cost again, and have no more of them."""
+    with FakeOpenAI(reshape=lambda arrival, answer: {**answer, "usage": usage}) as server:
+        (reply,) = pool_for(fake=openai(server)).ask([REQUEST])
+        assert len(server.bodies) == 1
+    assert isinstance(reply, ChatReply)
+    assert (reply.tokens_in, reply.tokens_out) == (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    assert [event["status"] for event in events] == ["ok"]
