@@ -41,7 +41,8 @@ class ChatRequest:
 
     `schema` (JSON schema) and `grammar` (GBNF) constrain the reply; both may be given, and the endpoint's `structured`
     decides which one is sent. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger. Chat markers
-    in the messages are broken (`break_markers`), so that quoted text cannot end its message.
+    in the messages are broken (`break_markers`), so that quoted text cannot end its message. Half of a surrogate pair,
+    which JSON data may contain and UTF-8 cannot, becomes a question mark.
     """
 
     endpoint: str
@@ -55,8 +56,11 @@ class ChatRequest:
     tag: str = ""
 
     def __post_init__(self) -> None:
-        broken = tuple({**message, "content": break_markers(message["content"])} for message in self.messages)
-        object.__setattr__(self, "messages", broken)
+        messages = tuple(
+            {**message, "content": break_markers(message["content"].encode("utf-8", "replace").decode())}
+            for message in self.messages
+        )
+        object.__setattr__(self, "messages", messages)
 
 
 @dataclass(frozen=True)

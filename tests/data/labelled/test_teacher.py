@@ -88,6 +88,17 @@ def test_equal_texts_that_fill_the_window_do_not_keep_a_batch_job_waiting(tmp_pa
     assert [result.label for result in results] == ["good"] * 90
 
 
+def test_half_a_surrogate_pair_in_a_text_is_sent_as_a_question_mark(tmp_path):
+    """JSON can spell it, as an emoji that was cut in half, and UTF-8 cannot."""
+    rows = [LabelledRow(json.loads(r'"cut \ud83d here"'), "", "", 1), LabelledRow("a text", "", "", 2)]
+    with FakeOpenAI(lambda body: "good") as server:
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url)
+        with EndpointPool({"t": endpoint}, tmp_path, silent) as pool:
+            results = ask_labels(CONFIG, pool, rows, lambda result: None)
+    assert [result.label for result in results] == ["good", "good"]
+    assert "cut ? here" in str(server.bodies)
+
+
 def test_too_many_rejected_replies_are_an_error():
     with pytest.raises(ConfigError, match="pays for none of the 0 texts"):
         check_label_share(CONFIG, [], "texts")
