@@ -304,8 +304,8 @@ class EndpointPool:
             return result
         finally:
             # A job keeps the locks of its requests until it has ended, even if the session that asked is over: no other
-            # process may send them.
-            if batch_queue is None or not batch_queue.has_in_job(digest):
+            # process may send them. The job may be of another endpoint for the same model, whose fallback this one is.
+            if not any(queue.has_in_job(digest) for queue in self._batch_queues.values()):
                 cache.locks.release(digest)
             del self._in_flight[digest]
             in_flight.set_result(result)

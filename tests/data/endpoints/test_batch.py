@@ -20,7 +20,7 @@ from data.endpoints.pool import raise_for_outage
 from data.endpoints.request_locks import RequestLocks
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows
-from tests.support.servers.fake_openai import FakeOpenAI
+from tests.support.servers.fake_openai import FakeOpenAI, always
 
 KEY = "sk-planted-batch-0123456789"
 PRICES = {"dollars_per_million_in": 1e5, "dollars_per_million_out": 2e5}
@@ -363,3 +363,19 @@ def test_replies_that_a_dead_process_had_recorded_are_not_recorded_again_with_it
         assert sum(event["dollars"] for event in events) == pytest.approx(server.batch_dollars)
     digests = [row["digest"] for row in reply_rows(tmp_path / "replies")]
     assert len(digests) == len(set(digests)) == 4
+
+
+@pytest.mark.usefixtures("_gives_up_soon")
+def test_a_request_in_a_job_stays_locked_when_a_live_fallback_of_the_same_model_fails(pool_for, tmp_path):
+    """The vendor still has the job, so that no other process may send the request."""
+    (request,) = requests(1, purpose="teacher")
+    with FakeOpenAI(per_million=PER_MILLION) as server, FakeOpenAI(faults=always("400")) as live_server:
+        server.batches.reshape = lambda step, answer: b"gone" if step == "status" else answer
+        config = endpoint(server, "openai", fallback=("live",))
+        live = EndpointConfig(kind="openai", model="fake", url=live_server.url)
+        pool = pool_for(fake=config, live=live)
+        assert isinstance(pool.ask([request])[0], ChatFailure)
+        assert len(live_server.bodies) == 1
+        others = RequestLocks(tmp_path / "replies" / "fake" / "requests.lock")
+        assert not others.acquire(request_digest(request, config))
+        others.close()
