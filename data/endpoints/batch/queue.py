@@ -216,12 +216,17 @@ class BatchQueue:
         budget.hold(reserved)
         requests = {digest: request for digest, request, _ in entries}
         attempts = {digest: attempt for digest, _, attempt in entries}
+        # From here on they keep their locks, even if the session that asked ends while the job is being written.
+        self._digests_in_jobs |= requests.keys()
         try:
             return await asyncio.to_thread(
                 PendingJob.write,
                 *(self._folder, self._endpoint.name, requests, reserved, attempts, self._cache.locks.acquire),
             )
         except Exception as error:
+            self._digests_in_jobs -= requests.keys()
+            for digest in requests.keys() - self._asked:
+                self._cache.locks.release(digest)
             await budget.settle(reserved, NO_USAGE)
             for digest in requests:
                 self._set_result(digest, error)

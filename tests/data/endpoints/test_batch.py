@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -379,3 +380,32 @@ def test_a_request_in_a_job_stays_locked_when_a_live_fallback_of_the_same_model_
         others = RequestLocks(tmp_path / "replies" / "fake" / "requests.lock")
         assert not others.acquire(request_digest(request, config))
         others.close()
+
+
+def test_a_request_stays_locked_when_its_session_ends_while_its_job_is_written(pool_for, tmp_path, kind, monkeypatch):
+    (request,), write = requests(1), PendingJob.write
+    writing, may_write = threading.Event(), threading.Event()
+
+    def write_slowly(*arguments):
+        writing.set()
+        may_write.wait()
+        return write(*arguments)
+
+    def fails(pool):
+        with pool.session() as session:
+            session.submit([(0, request)])
+            writing.wait()
+            raise RuntimeError("an error of the caller")
+
+    monkeypatch.setattr(PendingJob, "write", write_slowly)
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        config = endpoint(server, kind)
+        pool, others = pool_for(fake=config), RequestLocks(tmp_path / "replies" / "fake" / "requests.lock")
+        with pytest.raises(RuntimeError, match="an error of the caller"):
+            fails(pool)
+        is_free = others.acquire(request_digest(request, config))
+        others.close()
+        may_write.set()
+        assert not is_free
+        assert isinstance(pool.ask([request])[0], ChatReply)
+        assert server.batches.submitted == {"number 0": 1}
