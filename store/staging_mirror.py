@@ -11,6 +11,7 @@ stages expect the same after a crash on one machine. The files of a checkpoint n
 
 import json
 import logging
+import os
 import re
 import shutil
 import stat
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import read_json, write_json, writing
+from common.files import read_json, sync_folder, write_json, writing
 from store.manifest import LARGEST_MANIFEST, is_safe_name
 from store.remote import Remote
 
@@ -144,19 +145,28 @@ class StagingMirror:
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
             # If one is missing, a sender that has lost the lease may have replaced the snapshot in the meantime.
-            fetched = self._remote.map(
-                lambda name: self._remote.get(f"{self._prefix}/{name}", target / name), snapshot["files"]
-            )
-            if not all(fetched):
+            if not all(self._remote.map(lambda name: self._fetch(name, target / name), snapshot["files"])):
                 logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, self._prefix)
                 shutil.rmtree(target)
                 return False
             if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
                 (self._folder / LOG).rename(target / LOG)  # a process may have the log open
+            # A marker must not outlast, in a power cut, the results that it marks.
+            for folder, _, _ in os.walk(target):
+                sync_folder(Path(folder))
             # A crash between these two lines leaves no folder: the next start fetches the snapshot again.
             shutil.rmtree(self._folder, ignore_errors=True)
             target.rename(self._folder)
+            sync_folder(self._folder.parent)
         self._record_sent(snapshot["id"], _stamps(self._folder))
+        return True
+
+    def _fetch(self, name: str, target: Path) -> bool:
+        """Download a file of the snapshot and fsync it; False if it does not exist."""
+        if not self._remote.get(f"{self._prefix}/{name}", target):
+            return False
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
         return True
 
     def remove(self) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -85,6 +86,28 @@ def test_a_collection_of_garbage_during_a_download_leaves_it_alone_until_it_is_o
     for path in (leftover, *leftover.rglob("*")):
         os.utime(path, (time.time() - 2 * 3600,) * 2)
     assert [item.path for item in find_garbage(b)] == [leftover]
+
+
+def test_what_is_fetched_is_on_disk_before_it_takes_the_place_of_the_folder(pair, monkeypatch):
+    a, b = pair
+    begun(a)
+    mirror(a).push()
+    fsync, rename, synced, unsynced = os.fsync, Path.rename, set(), []
+
+    def record_sync(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def record_rename(path, target):
+        if path.name.startswith(".pull-"):
+            # A power cut after this could leave a marker whose results are empty.
+            unsynced.extend(entry for entry in (path, *path.rglob("*")) if entry.stat().st_ino not in synced)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    assert mirror(b).pull()
+    assert unsynced == []
 
 
 def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_dropped(pair):
