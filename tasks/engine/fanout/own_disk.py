@@ -127,13 +127,16 @@ def _send_changes(
     return {"files": files, "removed": tuple(before.keys() - after.keys())}
 
 
-def _fetch(store: MirroredStore, files: dict[str, str], staging: Path) -> None:
-    """Fetch objects into the folder, each atomically. `files`: name in the folder -> object at the remote."""
+def _fetch(store: MirroredStore, files: dict[str, str], staging: Path, *, durable: bool = False) -> None:
+    """Fetch objects into the folder, each atomically. `files`: name in the folder -> object at the remote.
+
+    `durable`: fsync them.
+    """
 
     def fetch(name: str) -> None:
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target, durable=False) as temporary:
+        with atomic_path(target, durable=durable) as temporary:
             if not store.remote.get(files[name], temporary):
                 raise Retryable(f"{store.url}/{files[name]} does not exist: the run has ended or was restarted")
 
@@ -178,9 +181,9 @@ class _Items:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         files = dict(result.files)
         marker = {name: files.pop(name) for name in list(files) if name == f"rounds/{item.fan_out}/done/{item.item}"}
-        # The marker last: a crash in between leaves an item that is not done, and runs again.
+        # The marker last: a crash or a power cut in between leaves an item that is not done, and runs again.
         for group in (files, marker):
-            _fetch(self.store, group, self.staging)
+            _fetch(self.store, group, self.staging, durable=True)
             self.objects |= group
             self.stamps |= {name: _stamp(self.staging / name) for name in group}
             if group is files:

@@ -1,5 +1,6 @@
 """Work items on hosts that have neither the disk nor a path of the run's machine, only the store's remote."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled
 from tasks.engine.fanout import own_disk
 from tasks.engine.fanout.executor import Executor
-from tasks.engine.fanout.work_item import WorkItem
+from tasks.engine.fanout.work_item import ItemResult, WorkItem
 from tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import joined, pieces, section
 
@@ -67,3 +68,24 @@ def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_re
         own_disk.run_item(item)
     with pytest.raises(ConfigError, match=r"file: '\.\./x'"):
         own_disk._fetch(store, {"../x": "y"}, tmp_path / "there")
+
+
+def test_what_an_item_has_written_is_on_disk_before_its_marker_is(machine, monkeypatch, tmp_path):
+    store, staging = machine("a"), tmp_path / "staging"
+    names = ("output/rows", "rounds/cut/done/piece-0")
+    for name in names:
+        store.remote.write(name, name.encode())
+    fsync, synced, unsynced = os.fsync, set(), []
+
+    def record_sync(descriptor):
+        if (staging / names[1]).exists() and (staging / names[0]).stat().st_ino not in synced:
+            unsynced.append(names[0])
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    items = own_disk._Items(store, staging, {}, Executor(lambda item: None, lambda: 1))
+    item = WorkItem(str(staging / "request.json"), 1, "cut", "piece-0", 1, store.url)
+    items.take(item, ItemResult(files=tuple((name, name) for name in names)))
+    assert {(staging / name).stat().st_ino for name in names} <= synced
+    assert unsynced == []
