@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,8 @@ from store.verify import trust_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+# Held while events are uploaded: of two uploads of a file that grows, the earlier and shorter must not end last.
+_sending_events = threading.Lock()
 _MANIFEST_FILE = re.compile(rf"({KIND.pattern})/({KEY.pattern})/([^/]*)\.json")
 _EVENT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
 
@@ -169,7 +172,8 @@ class MirroredStore(Store):
     def push_events(self) -> int:
         """Upload each event file that is longer here than at the remote; returns how many."""
         paths = [path for path in sorted((self.root / "events").glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
-        return self._push_longer("events", paths)
+        with _sending_events:
+            return self._push_longer("events", paths)
 
     def push_replies(self) -> int:
         """Upload each file of paid replies that is longer here than at the remote; returns how many."""

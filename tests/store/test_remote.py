@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -322,6 +324,42 @@ def test_a_folder_that_was_moved_is_no_object_that_is_missing(pair, tmp_path):
     assert not a.remote.get("none.json", tmp_path / "none.json")
     with pytest.raises(Retryable, match="moved by another run"):
         a.remote.get("store.json", tmp_path / "gone" / "store.json")
+
+
+def test_of_two_uploads_of_a_growing_event_file_the_shorter_never_ends_last(pair, monkeypatch):
+    a, _ = pair
+    path = a.root / "events" / "child.jsonl"
+    path.write_bytes(b"1\n")
+    put, lock, begun, waited_for = a.remote.put, threading.Lock(), threading.Event(), threading.Event()
+
+    class Lock:
+        def __enter__(self):
+            if not lock.acquire(blocking=False):
+                waited_for.set()
+                lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    def put_slowly_at_first(source, name):
+        if begun.is_set():
+            put(source, name)
+            waited_for.set()
+            return
+        content = source.read_bytes()
+        begun.set()
+        waited_for.wait()
+        a.remote.write(name, content)
+
+    monkeypatch.setattr("store.mirror._sending_events", Lock(), raising=False)
+    monkeypatch.setattr(a.remote, "put", put_slowly_at_first)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(a.push_events)
+        begun.wait()
+        path.write_bytes(b"1\n2\n")
+        second = pool.submit(a.push_events)
+        assert (first.result(), second.result()) == (1, 1)
+    assert a.remote.read("events/child.jsonl", 100) == b"1\n2\n"
 
 
 def test_a_version_that_is_replaced_while_it_is_fetched_leaves_its_successor_intact(pair, monkeypatch):
