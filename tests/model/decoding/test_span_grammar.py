@@ -78,6 +78,14 @@ def test_a_part_of_the_text_may_be_the_whole_of_it_and_no_more():
     assert json.loads(written(empty, 0)) == ""
 
 
+def test_half_a_surrogate_pair_in_the_text_is_in_no_reply():
+    """JSON can spell one, and UTF-8, in which the grammar is passed on, cannot."""
+    text = "ab\ud83dcd"
+    held = Constraint(TOKENIZER, {"type": "string", "minLength": 1, "x-span": True}).within(text)
+    replies = {json.loads(reply) for seed in range(40) if (reply := written(held, seed))}
+    assert replies == {"a", "b", "ab", "c", "d", "cd"}
+
+
 @pytest.mark.parametrize(
     ("change", "reply"),
     [
