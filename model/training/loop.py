@@ -267,6 +267,8 @@ class _Run:
                 params = whole_on_hosts(state.params, self.mesh)
                 if jax.process_index() == 0:
                     self.sampler.show(params, done)
+        elif last:  # there may be no time to validate before the save: `train` does it, in this process or in a rerun
+            self.metrics.totals.validation = {}
         if stopping or last or done % config.save_every == 0:
             extra = {"account": asdict(self.metrics.totals), "vitals": asdict(self.divergence.state)}
             extra["rows_drawn"] = self.loader.rows_drawn_by(done)

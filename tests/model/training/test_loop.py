@@ -247,6 +247,19 @@ def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
         assert resumed[name] == facts[name], name
 
 
+def test_a_run_that_is_asked_to_stop_in_its_last_step_reports_the_validation_of_its_weights(finished):
+    root, facts, _ = finished
+
+    def preempted(kind, **fields):
+        if kind == "progress" and fields["done"] == STEPS - 1:  # recorded while the last step runs
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = run(root, emit=preempted, name="stopped-at-the-end")
+    assert weights_of(root, "stopped-at-the-end") == weights_of(root)
+    assert stopped["validation"] == facts["validation"]
+    assert run(root, name="stopped-at-the-end")["validation"] == facts["validation"]
+
+
 @pytest.fixture
 def copy(finished):
     """A copy of the finished run's checkpoints, without the weights."""
