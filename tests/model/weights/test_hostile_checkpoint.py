@@ -135,8 +135,11 @@ def test_a_description_of_ten_gigabytes_or_without_an_end(folder):
 
 @pytest.mark.parametrize(
     "claim",
-    [{"vocabulary": 10**12}, {"context": 10**12}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15}],
-)
+    [
+        {"vocabulary": 10**12}, {"context": 10**12}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
+        {"sca_per_block": 10**6},  # each is traced apart, so that their number costs time and not memory alone
+    ],
+)  # fmt: skip
 def test_a_model_too_large_for_any_memory(folder, claim):
     table = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(table | {"model": table["model"] | claim}))
