@@ -186,7 +186,9 @@ class LabelTuner:
             )
             # Over the validation rows, whose labels it does not use; the test rows are not looked at.
             bias_C = label_bias(validation_VC)
-            np.save(self.run.work / f"bias-{shots}-{seed}.npy", bias_C)
+            # Durable before the arm's own file, by which a resumed run knows that it need not be fitted again.
+            with atomic_path(self.run.work / f"bias-{shots}-{seed}.npy") as temporary, temporary.open("wb") as file:
+                np.save(file, bias_C)
             return validation_VC - bias_C, test_TC - bias_C
         # Full fine-tuning or LoRA. The weights of the best seed with the most shots become the checkpoint.
         search = partial(self._loss_at, shots)
