@@ -55,7 +55,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
                     "warning",
                     f"{what} has used {spent / budget:.0%} of its budget",
                     f"{dollars(spent)} of {dollars(budget)}. It ends at the limit with what it has by then; raise "
-                    f"{what}.budget_dollars and run it again for more: replies are kept.",
+                    f"{what.partition(':')[0]}.budget_dollars and run it again for more: replies are kept.",
                 )
     yield from _poor_judges(chosen)
 
@@ -98,13 +98,16 @@ def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
 
 
 def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
-    """(stage, dollars spent by this run, budget) for each stage of the chosen run that has a budget."""
+    """(step, dollars spent by this run, budget) for each step of the chosen run that has a budget.
+
+    The budget of evaluations is that of each endpoint's model; those of checkpoints call no endpoint.
+    """
     settings: Mapping[str, Any] = chosen.state.settings if chosen.state else {}
-    for stage in dict.fromkeys(row["stage"] for row in chosen.stages):
-        section = settings.get(stage)
+    for row in chosen.stages:
+        section = settings.get(row["stage"])
         budget = section.get("budget_dollars") if isinstance(section, Mapping) else None
-        if budget:
-            yield stage, spent(row for row in chosen.stages if row["stage"] == stage) or 0.0, float(budget)
+        if budget and (row["stage"] != "evaluate" or row["calls"]):
+            yield row["label"], spent([row]) or 0.0, float(budget)
 
 
 def spent(stages: Iterator[CatalogRow] | list[CatalogRow]) -> float | None:

@@ -6,6 +6,7 @@ from streamlit.testing.v1 import AppTest
 
 from common.files import read_json, write_json
 from flows.dashboard.runs import ladder
+from flows.dashboard.runs.attention import budgets
 from flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from flows.dashboard.runs.ladder import evaluation_folders, verdict
 from flows.dashboard.runs.table import table
@@ -108,6 +109,19 @@ def test_a_cancelled_run_has_its_way_on_and_a_budget_nearly_spent_is_named(store
     assert "nautile run toy" in literals(shown)
     assert ["distill", "2", "1", "$0.9000"] in tables(shown)[-1]  # as lineage and SQL count
     assert [metric.value for metric in shown.metric if metric.label == "paid for calls"] == ["$0.9000"]
+
+
+def test_the_budget_of_evaluations_is_that_of_each_model(store, monkeypatch):
+    labels = ["evaluate:small", "evaluate:large"]
+    planned(store, labels, state="done", settings={"evaluate": {"budget_dollars": 1.0}})
+    for label, cost in zip(labels, (0.6, 0.7), strict=True):
+        attempted(store, label, "done")
+        emit = EventWriter(store.root / "events" / f"calls-{cost}.jsonl", f"e-{label}", stage="evaluate")
+        emit("call", endpoint="teacher", attempt=1, dollars=cost, cached=False)
+        emit.close()
+    shown = overview(store, monkeypatch)
+    assert cards(shown) == []
+    assert list(budgets(chosen_run("r1"))) == [("evaluate:small", 0.6, 1.0), ("evaluate:large", 0.7, 1.0)]
 
 
 def test_a_plan_and_a_run_that_has_just_begun_do_not_take_over_the_page(store, monkeypatch):
