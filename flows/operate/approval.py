@@ -134,7 +134,9 @@ def ask(
         if answer.status == SetStateStatus.REJECT and answer.state and answer.state.is_running():
             note.unlink(missing_ok=True)
             return
-        if answer.status != SetStateStatus.ACCEPT:
+        # The answer to a first try was lost, and the client has sent the state again: the run is paused for this one.
+        is_set = answer.state and answer.state.is_paused() and answer.state.state_details.pause_key == slug(key)
+        if answer.status != SetStateStatus.ACCEPT and not is_set:
             reason = getattr(answer.details, "reason", answer.status)
             raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
         form = Approval.with_initial_data(description=message)

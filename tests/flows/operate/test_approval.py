@@ -5,10 +5,17 @@ How a run of the command line goes on: test_run.py; how one of a deployment is s
 
 import json
 import os
+import threading
 import time
+from datetime import timedelta
 from uuid import uuid4
 
+import httpx
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Running
 
 from common.errors import ConfigError
 from configs.operation import OperationConfig
@@ -18,7 +25,7 @@ from flows.operate.approval import before_step, expected_cost, question_at_budge
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
 from store.manifest import host, now
-from tests.support.servers.http_server import FakeServer, json_response
+from tests.support.servers.http_server import FakeServer, Response, json_response
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import start
 from tests.support.stages.toy_dag import toy_dag
@@ -208,3 +215,49 @@ def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, t
     (store.root / NOTES / "note.json").write_text(json.dumps(note))
     assert waiting(store) == []
     assert list((store.root / NOTES).iterdir()) == []
+
+
+class LostAnswer(FakeServer):
+    """A way to Prefect's server on which the answer to the first change of a state is lost after it was made."""
+
+    base_path = "/api"
+
+    def __init__(self, behind: str) -> None:
+        self.behind, self.lost = behind.removesuffix("/api"), 0
+
+    def respond(self, request):
+        address = f"{self.behind}{request.path}" + (f"?{request.query}" if request.query else "")
+        body = json.loads(request.body) if request.body else None
+        response = httpx.request(request.method, address, json=body, timeout=60.0)
+        if request.path.endswith("/set_state") and not self.lost:
+            self.lost = 1
+            return Response(503)
+        return Response(response.status_code, response.content, response.headers.get("content-type", ""))
+
+
+@pytest.mark.slow
+def test_a_question_whose_first_answer_of_the_server_was_lost_is_waited_for(prefect_url, tmp_path):
+    """Prefect's client sends the state again, and the server rejects it, because the run has it already."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+
+    @flow
+    def empty():
+        """Never run."""
+
+    with LostAnswer(prefect_url) as server, temporary_settings({PREFECT_API_URL: server.url}):
+        with get_client(sync_client=True) as client:
+            run = str(client.create_flow_run(empty, state=Running()).id)
+
+        def answer():
+            while not waiting(store):
+                time.sleep(0.05)
+            approve(store, run, None)
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        with store.run_lock(run).for_life():
+            approval.ask(store, run, "approve:align", "align", "Really?", timedelta(hours=1))
+        answering.join(60)
+    assert server.lost == 1
+    assert waiting(store) == []
