@@ -35,6 +35,8 @@ from tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
 
+LONGEST_NAME = 100  # characters in the name of a run (`flows.forms.RunName`)
+
 
 @dataclass(frozen=True)
 class ProgressListener:
@@ -126,7 +128,7 @@ def run(
             try:
                 with tags(TAG, config.name):
                     outputs: dict[str, dict[str, str]] = pipeline(  # type: ignore[assignment]  # no State is asked for
-                        argument + selection.options(), name=name or config.name
+                        argument + selection.options(), name=name or run_name_of(config)
                     )
             except StageFailed as failure:
                 # The details go into the log; the terminal gets one paragraph per step below.
@@ -193,6 +195,15 @@ def print_forecast(out: Console, run: PreparedRun, store: Store) -> None:
         out.print(Text("\n".join(forecast_lines(forecast_calls(to_make, store)))), soft_wrap=True)
         if missing := missing_settings(to_make):
             out.print(Text("\n  ".join(["settings that these endpoints still need:", *missing])), soft_wrap=True)
+
+
+def run_name_of(config: RunConfig) -> str:
+    """The name of a run that was given none: its configuration's, shortened to what the flow accepts.
+
+    Both ends stay: a sweep names the configuration of a run after the sweep, all settings of the arm, and the seed.
+    """
+    name = config.name
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 43]}...{name[-40:]}"
 
 
 def first_unfinished(progress: RunProgress) -> str | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from configs.operation import TelemetryConfig
 from flows.cli.terminal import console_for
 from flows.operate import prefect_server
+from flows.pipeline import pipeline
 from flows.progress_view import LogView, RunProgress
 from flows.run import ProgressListener, run, undelivered_line
 from flows.selection import Selection
@@ -121,12 +122,27 @@ def test_the_end_of_a_run_counts_what_its_sinks_missed_in_all_attempts(progress)
     )
 
 
-def test_a_forced_run_resumes_from_its_first_unfinished_step_though_a_later_one_was_at_work(
-    made, toy, toy_stages, monkeypatch, tmp_path
-):
+@pytest.fixture
+def run_until_stopped(made, toy_stages, monkeypatch, tmp_path):
+    """run_until_stopped(pipeline, config, selection) -> what is printed about the end; `pipeline` replaces the flow."""
+    monkeypatch.setenv("NAUTILE_STORE", str(shutil.copytree(made[0].root, tmp_path / "store")))
+    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(prefect_server, "prefect_api", nullcontext)
+    monkeypatch.setattr(prefect_server, "configure_prefect", lambda store: tmp_path / "nautile.log")
+    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: ())
+
+    def call(pipeline, config, selection):
+        monkeypatch.setattr("flows.pipeline.pipeline", pipeline)
+        err = Console(file=io.StringIO(), width=200)
+        assert run(config, "toy.toml", selection, Console(file=io.StringIO()), err) == 130
+        return err.file.getvalue()
+
+    return call
+
+
+def test_a_forced_run_resumes_from_its_first_unfinished_step_though_a_later_one_was_at_work(toy, run_until_stopped):
     """The evaluation of an endpoint's model reads nothing and begins at once, however late it is in the DAG."""
-    store = shutil.copytree(made[0].root, tmp_path / "store")
-    monkeypatch.setenv("NAUTILE_STORE", str(store))
 
     def stopped(*_, **__):
         for label in ("held_out", "ingest:wikipedia"):
@@ -134,15 +150,16 @@ def test_a_forced_run_resumes_from_its_first_unfinished_step_though_a_later_one_
         notify(StageUpdate("evaluate", "evaluate:align", "running"))
         raise KeyboardInterrupt
 
-    for name in ("PREFECT_HOME", "PREFECT_API_URL"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(prefect_server, "prefect_api", nullcontext)
-    monkeypatch.setattr(prefect_server, "configure_prefect", lambda store: tmp_path / "nautile.log")
-    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: ())
-    monkeypatch.setattr("flows.pipeline.pipeline", stopped)
-    err = Console(file=io.StringIO(), width=200)
-    out = Console(file=io.StringIO())
-    assert run(toy, "toy.toml", Selection(force=True), out, err) == 130
-    message = err.file.getvalue()
+    message = run_until_stopped(stopped, toy, Selection(force=True))
     assert "stopped in evaluate:align" in message
     assert "nautile run toy.toml --from ingest:synth --force" in message
+
+
+def test_a_configuration_with_a_long_name_has_a_run_whose_name_the_flow_accepts(toy, run_until_stopped):
+    """A sweep names the configuration of each run after all settings of its arm."""
+
+    def checked(config, name):
+        pipeline.validate_parameters({"config": config, "name": name})
+        raise KeyboardInterrupt
+
+    run_until_stopped(checked, toy.model_copy(update={"name": "sweep." + "learning_rate-0.001-" * 8}), Selection())
