@@ -57,11 +57,14 @@ def plan(store: Store) -> list[Migration]:
     # An input is older than what was made from it, so its new id is known when it is needed.
     for manifest, folder in sorted(manifests, key=lambda entry: entry[0]["created"]):
         kind, label = manifest["kind"], manifest["label"]
+        former_ids = [f"{kind}/{manifest['key']}"]
         if FORMER in manifest:
-            new_ids[f"{kind}/{manifest[FORMER]}"] = f"{kind}/{manifest['key']}"
+            former_ids.append(f"{kind}/{manifest[FORMER]}")
+            new_ids[former_ids[-1]] = f"{kind}/{manifest['key']}"
             if folder.name.partition(".")[0] == manifest[FORMER]:  # interrupted before the folder was renamed
                 migrations.append(Migration(label, kind, folder, manifest["key"]))
-            continue
+                continue
+            # Else it was migrated, perhaps by an earlier version: its key may differ again.
         inputs = {name: new_ids.get(full_id, full_id) for name, full_id in manifest["inputs"].items()}
         try:
             section = _section_of(manifest["config"], datetime.fromisoformat(manifest["created"]).timestamp())
@@ -70,7 +73,7 @@ def plan(store: Store) -> list[Migration]:
             continue
         key = stage_key(manifest["stage"], manifest["version"], key_fields(section), inputs)
         if key != manifest["key"]:
-            new_ids[f"{kind}/{manifest['key']}"] = f"{kind}/{key}"
+            new_ids |= dict.fromkeys(former_ids, f"{kind}/{key}")
             changes = {"key": key, "inputs": inputs, "config": section, FORMER: manifest["key"]}
             body = {name: value for name, value in manifest.items() if name != "seal"} | changes
             migrations.append(_unless_taken(Migration(label, kind, folder, key, "", with_seal(body))))

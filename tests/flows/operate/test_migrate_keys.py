@@ -123,3 +123,22 @@ def test_what_was_made_again_stays_beside_the_old(aged):
     again = migrate_keys.plan(aged)
     assert (again[0].folder, again[0].obstacle) == (first.folder, f"{first.key[:12]} exists already")
     assert migrate_keys.apply(aged, again) == len(migrations) - 1
+
+
+def test_what_was_migrated_once_is_migrated_again_by_a_later_version(aged, toy):
+    """The manifest has the key of two versions ago; its own key is that of the version before this one."""
+    migrate_keys.apply(aged, migrate_keys.plan(aged))
+    before, ids = digests(aged), {}
+    for artifact in aged.list():  # as a version of other keys has migrated them
+        manifest = {name: value for name, value in artifact.manifest.items() if name != "seal"}
+        manifest["inputs"] = {name: ids[full_id] for name, full_id in manifest["inputs"].items()}
+        manifest["key"] = stage_key("other", 9, {}, {"old": artifact.full_id})
+        manifest["former_key"] = stage_key("older", 1, {}, {"old": artifact.full_id})
+        ids[artifact.full_id] = f"{artifact.kind}/{manifest['key']}"
+        write_json(artifact.folder / MANIFEST, with_seal(manifest))
+        artifact.folder.rename(artifact.folder.with_name(manifest["key"]))
+    assert states(aged, toy) != {"made"}
+    assert migrate_keys.apply(aged, migrate_keys.plan(aged)) == len(ids)
+    assert states(aged, toy) == {"made"}
+    assert digests(aged) == before
+    assert migrate_keys.plan(aged) == []
