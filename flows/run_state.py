@@ -28,7 +28,7 @@ LIVE = ("running", "waiting")
 RUNS = """
 WITH latest AS (
     SELECT * FROM runs WHERE run IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY attempt DESC, time DESC) = 1),
+    QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
 begun AS (
     SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
         count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,

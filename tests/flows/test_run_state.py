@@ -143,3 +143,16 @@ def test_an_estimate_and_a_single_use_are_no_runs(store):
     rows = catalog.query(RUNS, [9])
     assert [row["run"] for row in rows] == ["r2", "r1"]
     assert newest_with_content(rows)["run"] == "r1"
+
+
+def test_a_step_that_another_run_completed_counts_as_finished(store):
+    """The attempts of an execution are numbered through; a reuse of its artifacts is always the first."""
+    plan(store, state="done", ended=at(9))
+    for label in STEPS[1:]:
+        attempt(store, label, "done", 1)
+    attempt(store, "ingest", "failed", 2, attempt=2, error="the teacher did not answer")
+    attempt(store, "ingest", "reused", 5)
+    catalog = Catalog(store)
+    catalog.ingest()
+    (row,) = catalog.query(RUNS, [9])
+    assert (row["finished"], row["failed"], row["planned"]) == (4, 0, 4)
