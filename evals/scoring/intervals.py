@@ -78,7 +78,10 @@ def paired(a: Sequence[float], b: Sequence[float], z: float = 1.96) -> Paired:
     # p is twice the smaller tail of Binomial(pairs, 1/2). It is summed in exact integers; from 1,000 pairs 2**pairs
     # does not fit a float, so logarithms are subtracted instead.
     pairs = only_a + only_b
-    tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
+    tail = coefficient = 1
+    for k in range(min(only_a, only_b)):
+        coefficient = coefficient * (pairs - k) // (k + 1)  # each from the last: alone it takes `k` steps
+        tail += coefficient
     p = min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
     return Paired(n, both, only_a, only_b, n - both - pairs, lead, low, high, p)
 

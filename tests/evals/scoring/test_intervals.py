@@ -66,3 +66,12 @@ def test_paired_holds_for_many_questions_and_refuses_unequal_ones(binomtest):
     assert paired(a, b).p == pytest.approx(binomtest(2700, 5700).pvalue, rel=1e-6)
     with pytest.raises(ValueError, match="2 and 1"):
         paired([True, False], [True])
+
+
+def test_a_test_of_twenty_thousand_discordant_questions_is_exact_and_takes_no_binomial_for_each(monkeypatch, binomtest):
+    computed, comb = [], math.comb
+    monkeypatch.setattr(math, "comb", lambda n, k: computed.append(k) or comb(n, k))
+    lost, won = 9_900, 10_100
+    test = paired([1] * lost + [0] * won, [0] * lost + [1] * won)
+    assert len(computed) < 2
+    assert test.p == pytest.approx(binomtest(lost, lost + won).pvalue, rel=1e-9)
