@@ -35,7 +35,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
 from store.locks import locks_work
-from store.manifest import KEY
+from store.manifest import KEY, host
 from tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
@@ -94,10 +94,16 @@ def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
 
 
 def attempts(store: Store) -> Iterator[Reconciled]:
-    """Close the attempts that the catalog has as running, but whose key no process has locked."""
+    """Close the attempts that the catalog has as running, but whose key no process has locked.
+
+    Machines that share only a remote do not share locks: each closes its own attempts, and the next attempt at a key
+    closes the one before it.
+    """
     catalog, closed = Catalog(store), False
     catalog.ingest(patience=PATIENCE_S)
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
+        if store.url is not None and row["host"] != host():
+            continue
         lock = store.lock(row["key"])
         if not lock.try_acquire():
             continue

@@ -11,6 +11,7 @@ from common.files import write_json
 from flows.operate import reconcile
 from flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
 from store.catalog import Catalog
+from store.manifest import host
 from tasks.engine.attempt_log import write_attempt_row
 from tests.support.samples.stage_store import key_of, published
 from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
@@ -120,3 +121,16 @@ def test_what_hinders_the_reconciler_is_told_and_hinders_nothing_else(store, mon
     assert list(reconcile_if_possible(store)) == [
         Reconciled("reconcile", "stopped", "the store is full. `nautile reconcile` tries again")
     ]
+
+
+@pytest.mark.slow
+def test_an_attempt_on_another_machine_with_the_same_remote_is_left_alone(machine):
+    """Its lock is on that machine's disk: that it is free here says nothing."""
+    there, here = machine("there"), machine("here")
+    attempt(there, "theirs", host="another-host")
+    there.push_events()
+    attempt(here, "ours", host=host())
+    here.refresh(events=True)
+    assert [result.outcome for result in attempts(here)] == ["its process is gone; marked interrupted"]
+    rows = Catalog(here).query("SELECT id, state FROM runs ORDER BY id")
+    assert {row["id"]: row["state"] for row in rows} == {"id-ours": "interrupted", "id-theirs": "running"}
