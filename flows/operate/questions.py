@@ -38,7 +38,8 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
 
     Raises `ConfigError` if no such run waits, several match, or its server refuses.
     """
-    matches = [note for note in waiting(store) if note["run"].startswith(run)]
+    # Every id begins with an empty name, such as that of a variable that is not set.
+    matches = [note for note in waiting(store) if run and note["run"].startswith(run)]
     if len(matches) > 1:
         raise ConfigError(f"{len(matches)} waiting runs begin with {run!r}: give more digits")
     # A run of another store has no note here; with its full id, the server of PREFECT_API_URL can be asked all the

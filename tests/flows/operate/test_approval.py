@@ -117,6 +117,20 @@ def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
         approve(store, "abc", None)
 
 
+def test_an_empty_name_approves_nothing(tmp_path):
+    """As from a variable of a script that is not set: an approval may cost money."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    run = str(uuid4())
+    with LockedServer() as server:
+        note = {"run": run, "label": "align", "message": "?", "since": now(), "host": host(), "pid": os.getpid()}
+        (store.root / NOTES).mkdir()
+        (store.root / NOTES / f"{run}.json").write_text(json.dumps(note | {"api": server.url}))
+        with store.run_lock(run).for_life(), pytest.raises(ConfigError, match="no run '' waits"):
+            approve(store, "", None)
+    assert server.requests == 0
+
+
 def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again(tmp_path):
     """In a container a restarted run often gets the id of the one that was killed."""
     store = Store(tmp_path / "store")
