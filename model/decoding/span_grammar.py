@@ -51,7 +51,9 @@ class SpanGrammar:
     def _grammar_text(self, document: str) -> str:
         lines = [f'start: "\\n" {document} "\\n"?', *self._lines]
         if self._spans:
-            chunks = [_chunk(character) for character in self._text]
+            # UTF-8 cannot spell half a surrogate pair. A zero byte, which no JSON string holds, is in no part.
+            text = "".join("\0" if "\ud800" <= character <= "\udfff" else character for character in self._text)
+            chunks = [character if character == "\0" else _literal(character)[1:-1] for character in text]
             lines.append(f"TEXT: %regex {json.dumps({'substring_chunks': chunks}, ensure_ascii=False)}")
         for (least, most), name in self._spans.items():
             lines.append(f'{name}: "\\"" (TEXT & {name}_LENGTH) "\\""')
@@ -193,9 +195,3 @@ def _json_rule(schema: Any, root: Schema) -> str:
 def _literal(words: str) -> str:
     """Quote a literal for the grammar."""
     return json.dumps(words, ensure_ascii=False)
-
-
-def _chunk(character: str) -> str:
-    """A character of the text as in a JSON string; half a surrogate pair, which UTF-8 cannot spell, as one that is in
-    none, so that no part of the text contains it."""
-    return "\x00" if "\ud800" <= character <= "\udfff" else json.dumps(character, ensure_ascii=False)[1:-1]
