@@ -32,6 +32,7 @@ from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_
 from flows.operate import approval, concurrency
 from flows.operate.notifications import notifying
 from flows.plans import recorded
+from flows.run_state import FIRST_UNFINISHED
 from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -119,7 +120,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
         # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
         with (
             store.run_lock(run_id).for_life(),
-            recorded(store, config, run, run_id, str(flow_run.name or config.name), resume("")),
+            recorded(store, config, run, run_id, str(flow_run.name or config.name), resume(FIRST_UNFINISHED)),
             cancelling(),
             compiling_ahead(store, config, run.steps, run.selection.force),
         ):

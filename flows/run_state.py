@@ -23,6 +23,10 @@ Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
 
+# Stands for a step in the resume command of a forced run. The command is recorded as the run starts, because a run that
+# is killed cannot record where it was; `RUNS` puts in the step.
+FIRST_UNFINISHED = "{first unfinished step}"
+
 # Pipeline runs, newest first: the newest start of each, with the counts of its steps by state. Old runs have no row in
 # `plans`; they are included if they have several steps, which single uses of a model do not have. (limit)
 RUNS = """
@@ -33,16 +37,20 @@ begun AS (
     SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
         count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,
         count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
-        count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped
+        count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped,
+        list(label) FILTER (state IN ('done', 'reused')) AS finished_labels
     FROM latest GROUP BY run),
 plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    p.resume, coalesce(least(b.begun, p.started), p.started, b.begun) AS begun,
+    replace(p.resume, '{first_unfinished}', coalesce(
+        list_filter(json_extract_string(p.steps, '$[*].label'),
+            lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1], '')) AS resume,
+    coalesce(least(b.begun, p.started), p.started, b.begun) AS begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
     coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
     coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped
 FROM begun b FULL JOIN plan p USING (run) WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY begun DESC LIMIT ?
-"""
+""".replace("{first_unfinished}", FIRST_UNFINISHED)
 # The newest start of a run. (run)
 PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
 # The last attempt at each step of a run, its times, and the endpoint calls of its execution. A step that the run itself

@@ -141,7 +141,7 @@ PLANS = CatalogTable(
     steps JSON,  -- in order: label, stage, key, after (the labels whose outputs it reads)
     settings JSON,  -- the whole configuration
     changes JSON,  -- what it changes in its base configuration: field, before, after
-    resume VARCHAR,  -- the command that continues it
+    resume VARCHAR,  -- the command that continues it; of a forced run with `{first unfinished step}` in place of a step
     started TIMESTAMP, ended TIMESTAMP, error VARCHAR, commit VARCHAR, host VARCHAR, time TIMESTAMP
     """,
     open_state="running",

@@ -6,7 +6,8 @@ import pytest
 
 from common.files import write_json
 from flows.operate.questions import NOTES
-from flows.run_state import RUNS, newest_with_content, questions_by_run, run_state
+from flows.run_state import FIRST_UNFINISHED, RUNS, newest_with_content, questions_by_run, run_state
+from flows.selection import Selection
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
@@ -156,3 +157,19 @@ def test_a_step_that_another_run_completed_counts_as_finished(store):
     catalog.ingest()
     (row,) = catalog.query(RUNS, [9])
     assert (row["finished"], row["failed"], row["planned"]) == (4, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "command"),
+    [
+        ((), "nautile run toy --from ingest --force --ask-again"),
+        (("ingest", "pretrain", "report"), "nautile run toy --from align --force --ask-again"),
+    ],
+)
+def test_a_forced_run_that_was_killed_continues_at_its_first_unfinished_step(store, labels, command):
+    """The steps before it have just been written; executed again, their replies would be paid for again."""
+    selection = Selection(force=True, ask_again=True)
+    plan(store, state="interrupted", ended=at(9), resume=f"nautile run toy{selection.options(FIRST_UNFINISHED)}")
+    for label in labels:
+        attempt(store, label, "done", 1)
+    assert shown(store)[0].resume == command
