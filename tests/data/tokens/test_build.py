@@ -266,7 +266,7 @@ def peak(work):
 
 
 def peaks(batches, plan, folder):
-    """Peak memory of tokenising a file (the least of three, because threads of other tests allocate too) and packing it."""
+    """Peak memory of tokenising a file (the least of three: threads of other tests allocate too) and packing it."""
     tokenising = min(
         peak(partial(tokenise_file, batches(), plan, DocumentChecks(), folder / name)) for name in ("a", "b", "unit")
     )
