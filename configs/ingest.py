@@ -6,6 +6,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from configs.base import Operational, Section, Share, TaskConfig
 
+ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
+
 
 class DeduplicateConfig(Section):
     """Deduplication within and across sources.
@@ -19,6 +21,36 @@ class DeduplicateConfig(Section):
     across: bool = True  # also drop documents that an earlier source in the list has
 
 
+class SlipsConfig(Section):
+    """Mistakes planted in the worked solutions of generated text, by arithmetic fact (`data/sources/slips.py`)."""
+
+    misconceived: Share = 0.25  # share of all statements whose facts have one fixed wrong result
+    wrong_share: tuple[Share, Share] = (0.55, 0.85)  # each such fact is stated wrongly in a share between these two
+    other_share: Share = 0.1  # upper limit of the share of random slips in the statements of each other fact
+    seed: NonNegativeInt = 0  # of the table of facts and of every slip; the run's seeds do not change it
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "SlipsConfig":
+        if self.wrong_share[0] > self.wrong_share[1]:
+            raise ValueError(f"slips.wrong_share {list(self.wrong_share)}: the first is the lower limit")
+        return self
+
+
+class TextTaskConfig(TaskConfig):
+    """A generator of problems for training text, whose worked solutions may have planted mistakes."""
+
+    slips: SlipsConfig | None = None
+
+    @model_validator(mode="after")
+    def _has_arithmetic(self) -> "TextTaskConfig":
+        if self.slips is not None and self.name not in ARITHMETIC_TASKS:
+            raise ValueError(
+                f"task {self.name!r} has `slips`, but its solutions have no arithmetic; "
+                f"{', '.join(ARITHMETIC_TASKS)} have"
+            )
+        return self
+
+
 class SourceConfig(Section):
     """A corpus to ingest: its reader, and which of its records to keep."""
 
@@ -30,9 +62,7 @@ class SourceConfig(Section):
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: all
-    tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": the generators
-    worked_share: Share = 1.0  # reader "reasoning": share of records with the whole reasoning
-    brief_share: Share | None = None  # share with the last step only; the other records have only the answer
+    tasks: tuple[TextTaskConfig, ...] = ()  # reader "reasoning": the generators
     # Added to the seed. A second source of the same generators needs at least the number of problems that the first one
     # reads, or both have the same problems.
     seed_offset: PositiveInt | None = None
@@ -51,8 +81,6 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
-        if self.worked_share + (self.brief_share or 0.0) > 1.0:
-            raise ValueError(f"source {self.name!r}: worked_share and brief_share are more than 1 together")
         return self
 
     @property

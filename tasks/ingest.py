@@ -20,8 +20,9 @@ from configs.model import TokenizerConfig
 from data.screening import minhash
 from data.screening.contamination import load_contamination_index
 from data.screening.corpus_copies import find_copies, publish_signatures
-from data.sources.corpus_source import STAND_INS, list_files, read_file
+from data.sources.corpus_source import list_files, read_file, stand_in_of
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
+from data.sources.slips import Slips
 from data.tokens.build import PublishedTokens, pack_file, publish_tokens
 from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
@@ -109,7 +110,7 @@ def ingest(job: Job) -> None:
     job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _write_files(job, files, skipped)
     _emit_metrics(job, corpus, len(skipped))
-    origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}
+    origin: dict[str, Any] = {"source": source.name, "stand_in": stand_in_of(source)}
     job.describe(
         "tokens",
         **origin,
@@ -118,6 +119,7 @@ def ingest(job: Job) -> None:
         files_set_aside=len(skipped),
         set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
+        slips=Slips(source.tasks).facts(),
         samples=corpus.samples,
     )
     # Signatures let sources later in the configuration find copies of this source's documents.

@@ -1,9 +1,7 @@
 """One interface over every kind of corpus: list its files, then read each as batches of rows in a fixed order."""
 
-import hashlib
 import itertools
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from data.sources.local_files import (
     read_parquet_batches,
 )
 from data.sources.reasoning_gym import Problem, problems
+from data.sources.slips import Slips
 from data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
 from data.sources.wikipedia import articles, web_record
 
@@ -93,23 +92,23 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
         yield batch
 
 
-def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float = 0.0) -> SynthRecord:
-    """Turn a generated problem into a SYNTH record, with its task as the exercise.
-
-    About `worked_share` of the problems keep the whole rationale and `brief_share` only its last step; the others have
-    the answer alone. This imitates documents by many authors. A hash of the question decides.
-    """
-    draw = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
-    # A sentence of a rationale ends at a full stop before white space: "1.5 + 2 = 3.5." is one.
-    steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if draw < worked_share + brief_share else []
+def synth_record(problem: Problem) -> SynthRecord:
+    """Turn a generated problem into a SYNTH record, with its task as the exercise."""
     return SynthRecord(
         query=problem.question,
-        synthetic_reasoning=problem.rationale if draw < worked_share else "".join(steps[-1:]),
+        synthetic_reasoning=problem.rationale,
         synthetic_answer=problem.answer,
         exercise=problem.task,
         synth_id=f"{problem.task}/{problem.index}",
         language="en",
     )
+
+
+def stand_in_of(source: SourceConfig) -> str | None:
+    """What the source stands in for, as a label wherever its text or its effect is shown; None for a real corpus."""
+    if any(task.slips for task in source.tasks):
+        return f"{REASONING_STAND_IN}; mistakes are planted in them, in place of a corpus with gaps in knowledge"
+    return STAND_INS.get(source.reader)
 
 
 def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
@@ -119,7 +118,8 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
         generated = problems(source.tasks, seed + (source.seed_offset or 0), "train")
-        records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in generated)
+        slips = Slips(source.tasks)
+        records = (synth_record(slips.apply(problem)) for problem in generated)
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:

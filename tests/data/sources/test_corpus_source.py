@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -201,27 +200,3 @@ def test_a_file_list_is_read_back_as_it_was_written(tmp_path):
 def test_a_reader_of_the_other_form_is_refused():
     with pytest.raises(ConfigError, match="reader 'wikipedia' gives form 'web', not 'synth'"):
         list_files(source(reader="wikipedia", form="synth"), 0, None)
-
-
-def test_shares_of_the_generated_problems_show_all_their_reasoning_or_its_last_step(tmp_path):
-    source = SourceConfig(
-        name="s",
-        reader="reasoning",
-        form="synth",
-        records=400,
-        worked_share=0.25,
-        brief_share=0.25,
-        tasks=(TaskConfig(name="chain_sum", parameters={"min_terms": 4, "max_terms": 4}),),
-    )
-    (file,) = list_files(source, 1, tmp_path)
-    (batch,) = read_file(source, 1, file, tmp_path)
-    steps = Counter(text.count(" = ") for text in batch.columns["synthetic_reasoning"])
-    assert len(batch) == 400
-    assert set(steps) == {0, 1, 3}  # none, the last one, all of them
-    assert 160 < steps[0] < 240
-    assert 70 < steps[1] < 130
-    (others,) = read_file(source.model_copy(update={"seed_offset": 1000}), 1, file, tmp_path)
-    assert (
-        len(set(others.columns["query"]) & set(batch.columns["query"])) < 40
-    )  # problem i of seed s + 1 is problem i + 1 of seed s
-    assert all(batch.columns["synthetic_answer"])
