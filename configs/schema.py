@@ -25,7 +25,7 @@ from configs.operation import (
     ScheduleConfig,
     TelemetryConfig,
 )
-from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 
 
 class RunConfig(Section):
@@ -66,6 +66,11 @@ class RunConfig(Section):
                     f"pretrain.phases {phase.name!r}: unknown sources {sorted(unknown)} in its mixture; "
                     f"known are {sorted(source_names)}"
                 )
+        for number, stage in enumerate(TRAINED):
+            start = getattr(self, stage).start
+            if start in TRAINED[number:]:
+                earlier = ", ".join(TRAINED[:number]) or "none"
+                raise ValueError(f"{stage}.start: {start!r} is no earlier stage of this run; there is {earlier}")
         # Endpoints must exist; a checker can be a judge, but cannot write answers.
         check_fallbacks(self.endpoints)
         judges = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]

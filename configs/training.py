@@ -17,23 +17,30 @@ from pydantic import (
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
+# Each stage trains the checkpoint of the one before.
+TRAINED = ("pretrain", "align", "reason", "self_distill")
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
 
 
 class StartSection(Section):
     """The section of a step that may start from any checkpoint in the store instead of the previous step's.
 
-    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage. It is resolved before
-    anything runs (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
+    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage; or the name of an earlier
+    stage of the same run, such as "pretrain", which leaves out the stages between. It is resolved before anything runs
+    (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
     """
 
     start: str | None = None
 
     @field_validator("start")
     @classmethod
-    def _is_an_id_or_newest(cls, start: str | None) -> str | None:
-        if start is not None and not re.fullmatch(r"checkpoint/[0-9a-f]{1,64}|newest(:\S+)?", start):
-            raise ValueError(f'{start!r} must be "checkpoint/ID", "newest" or "newest:LABEL", as in "newest:align"')
+    def _names_a_checkpoint(cls, start: str | None) -> str | None:
+        forms = rf"checkpoint/[0-9a-f]{{1,64}}|newest(:\S+)?|{'|'.join(TRAINED)}"
+        if start is not None and not re.fullmatch(forms, start):
+            raise ValueError(
+                f'{start!r} must be "checkpoint/ID", "newest", "newest:LABEL", as in "newest:align", or an earlier '
+                'stage of this run, as "pretrain"'
+            )
         return start
 
 

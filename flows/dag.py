@@ -17,6 +17,7 @@ from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
 from configs.schema import RunConfig
+from configs.training import TRAINED
 from tasks.align import align
 from tasks.distill import distill
 from tasks.engine.stage import Stage
@@ -31,7 +32,6 @@ from tasks.self_distill import self_distill
 
 DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
-TRAINED = ("pretrain", "align", "reason", "self_distill")  # each stage trains the checkpoint of the one before
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,10 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
 
 
 def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
-    """Give each step in `starts` its stored checkpoint, and drop the steps whose outputs nothing reads any more."""
+    """Give each step in `starts` the checkpoint that it names, and drop the steps whose outputs nothing reads any more.
+
+    A start is the id of a stored checkpoint, or the name of an earlier stage of the run.
+    """
     # A start at `reason` makes `pretrain` and `align` superfluous: every trained stage before the last start.
     replaced = TRAINED[: max(TRAINED.index(name) for name in starts)]
     kept_steps: list[Step] = []
@@ -182,14 +185,18 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
         # Dropped unless something reads it: the trained stages that a start replaces with their evaluations, and what
-        # only they needed (ingests, the distillation).
-        if step.label not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
+        # only they needed (ingests, the distillation). A stage of this run that another starts from is read: it stays,
+        # with its evaluation.
+        if trained not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
             needs = {name: need for name, need in step.needs.items() if name != "checkpoint"}
-            # Pretraining continues from a checkpoint under another input name, because it may also begin without.
-            stored = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
-            step = replace(step, needs=needs, stored_inputs=stored)
+            if (start := starts[step.label]) in TRAINED:
+                step = replace(step, needs=needs | {"checkpoint": Need(start, "checkpoint")})
+            else:
+                # Pretraining continues from a checkpoint under another input name, because it may also begin without.
+                stored = {START if step.label == "pretrain" else "checkpoint": start}
+                step = replace(step, needs=needs, stored_inputs=stored)
         producers |= {need.producer for need in step.needs.values()}
         kept_steps.insert(0, step)
     return kept_steps
