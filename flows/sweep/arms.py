@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from common.text import did_you_mean, visible
 from configs.changes import short_names
-from configs.load import load, load_own
+from configs.load import load, load_own, locate
 from configs.schema import RunConfig
 from configs.sweep import SweepConfig
 from evals.benchmarks.catalogue import COMPOSITES
@@ -99,10 +99,11 @@ class Sweep:
 
 
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
-    """Read and check a sweep file: all configurations and DAGs, and that no two runs are the same.
+    """Read and check a sweep: all configurations and DAGs, and that no two runs are the same.
 
-    `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with the file and the arm.
+    `path`: a file, or the name of a shipped sweep. `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with the file and the arm.
     """
+    path = locate(path, sweeps=True)
     section = load_own(path, SweepConfig)
     name = _name(path, store)
     # A configuration beside the sweep file comes first; otherwise the word is a shipped one or a path, as on the
