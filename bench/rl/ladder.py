@@ -1,4 +1,4 @@
-"""The default run over several seeds, beside three controls: what does each reinforcement stage gain, and what else would?
+"""The default run over several seeds, beside three controls: what does each stage gain, and would something else?
 
     python bench/rl/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
         [--report]
@@ -106,58 +106,59 @@ def markdown(figures: Figures, bound: float, problems: int) -> str:
     """The tables: the stages of the first arm, the ends of all arms, and each seed."""
     ladder_arm, *controls = figures
     stages = figures[ladder_arm]
-    lines = [
+    parts = [
         f"Percent of {problems:,} held-out problems solved (greedy, strict grader): mean over seeds with the 95 % t "
         "interval over seeds. The same problems for every seed and arm, none of which was used to choose a setting. "
         f"A perfect learner of the text solves {100 * bound:.1f} %.",
-        "",
-        "| after | solved | least, most | gain over the stage before | with steps | solved, of those with steps | finished "
-        "| misconceived facts stated wrongly | processor s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        _stage_table(stages, problems),
+        _arm_table(figures, problems),
     ]
-    before: str | None = None
-    for stage, by_seed in stages.items():
-        gain = _lead_text(_lead(stages[before], by_seed, problems, len(stages) - 1)) if before else ""
-        accuracies = [f.accuracy for f in by_seed.values()]
-        cells = [
-            stage,
-            _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()})),
-            f"{100 * min(accuracies):.1f}, {100 * max(accuracies):.1f}",
-            gain,
-            *(_mean(getattr(f, name) for f in by_seed.values()) for name in
-              ("with_steps", "accuracy_given_steps", "finished", "misconceived_wrong")),
-            _seconds(by_seed.values()),
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-        before = stage
-    lines += [
-        "",
-        "| arm | at the end | against the ladder | processor s after the pretraining it shares |",
-        "| --- | --- | --- | --- |",
-    ]
-    last = list(stages)[-1]
-    for arm in (ladder_arm, *controls):
-        end = list(figures[arm])[-1]
-        by_seed = figures[arm][end]
-        against = "" if arm == ladder_arm else _lead_text(_lead(stages[last], by_seed, problems, len(controls)))
-        cells = [arm, _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()})), against,
-                 _own_seconds(figures[arm], stages)]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
     factors = [factor for f in stages.get("reason", {}).values() for factor in f.factors]
     if factors:
-        lines += ["", f"Balance factor of `reason`, all seeds and steps: {min(factors):.2f} to {max(factors):.2f}, median "
-                  f"{median(factors):.2f}."]  # fmt: skip
-    seeds = sorted({seed for by_seed in stages.values() for seed in by_seed})
-    lines += [
-        "",
-        f"| seed | {' | '.join(stages)} | {' | '.join(controls)} |",
-        f"| {' | '.join(['---'] * (1 + len(stages) + len(controls)))} |",
+        span = f"{min(factors):.2f} to {max(factors):.2f}, median {median(factors):.2f}"
+        parts.append(f"Balance factor of `reason`, all seeds and steps: {span}.")
+    ends = {arm: figures[arm][list(figures[arm])[-1]] for arm in controls}
+    rows = [
+        [
+            str(seed),
+            *(f"{100 * of[seed].accuracy:.1f}" if seed in of else "–" for of in (*stages.values(), *ends.values())),
+        ]
+        for seed in sorted({seed for by_seed in stages.values() for seed in by_seed})
     ]
-    for seed in seeds:
-        ends = [figures[arm][list(figures[arm])[-1]] for arm in controls]
-        values = [by_seed.get(seed) for by_seed in (*stages.values(), *ends)]
-        lines.append(f"| {seed} | {' | '.join(f'{100 * v.accuracy:.1f}' if v else '–' for v in values)} |")
-    return "\n".join(lines) + "\n"
+    parts.append(_table(["seed", *stages, *(f"{arm} alone" for arm in controls)], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _stage_table(stages: Mapping[str, Mapping[int, StageFigures]], problems: int) -> str:
+    heads = ["after", "solved", "least, most", "gain over the stage before", "with steps", "solved of those with steps",
+             "finished", "misconceived facts stated wrongly", "processor s"]  # fmt: skip
+    shares = ("with_steps", "accuracy_given_steps", "finished", "misconceived_wrong")
+    rows, before = [], None
+    for stage, by_seed in stages.items():
+        accuracies = {seed: f.accuracy for seed, f in by_seed.items()}
+        gain = _lead_text(_lead(stages[before], by_seed, problems, len(stages) - 1)) if before else ""
+        span = f"{100 * min(accuracies.values()):.1f}, {100 * max(accuracies.values()):.1f}"
+        means = [_mean(getattr(f, name) for f in by_seed.values()) for name in shares]
+        rows.append([stage, _summary_text(summary(accuracies)), span, gain, *means, _seconds(by_seed.values())])
+        before = stage
+    return _table(heads, rows)
+
+
+def _arm_table(figures: Figures, problems: int) -> str:
+    ladder_arm, *controls = figures
+    stages, rows = figures[ladder_arm], []
+    for arm in figures:
+        by_seed = figures[arm][list(figures[arm])[-1]]
+        found = _lead(stages[list(stages)[-1]], by_seed, problems, len(controls))
+        end = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
+        rows.append([arm, end, "" if arm == ladder_arm else _lead_text(found), _own_seconds(figures[arm], stages)])
+    return _table(
+        ["arm", "at the end", "against the first arm", "processor s beyond the pretraining of the first"], rows
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _lead(first: Mapping[int, StageFigures], other: Mapping[int, StageFigures], problems: int, tests: int) -> SeedLead:
@@ -170,7 +171,8 @@ def _lead_text(found: SeedLead) -> str:
     if found.low is None or found.high is None or found.detectable is None:
         return text
     p = "<0.0001" if found.p is not None and found.p < 1e-4 else f"{found.p:.2g}"
-    return f"{text} [{100 * found.low:+.1f}, {100 * found.high:+.1f}], p {p}; could have found {100 * found.detectable:.1f}"
+    interval = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return f"{text} {interval}, p {p}; could have found {100 * found.detectable:.1f}"
 
 
 def _summary_text(of: SeedSummary) -> str:
@@ -188,15 +190,12 @@ def _seconds(figures: Iterable[StageFigures]) -> str:
     return f"{fmean(known):.0f}" if known else "–"
 
 
-def _own_seconds(
-    arm: Mapping[str, Mapping[int, StageFigures]], ladder: Mapping[str, Mapping[int, StageFigures]]
-) -> str:
-    """Mean processor seconds of an arm's training, less those of the ladder's pretraining."""
-
-    def total(stages: Mapping[str, Mapping[int, StageFigures]]) -> float:
-        return sum(fmean(f.processor_seconds or 0.0 for f in by_seed.values()) for by_seed in stages.values())
-
-    return f"{total(arm) - total({'pretrain': ladder['pretrain']}):.0f}"
+def _own_seconds(arm: Mapping[str, Mapping[int, StageFigures]], first: Mapping[str, Mapping[int, StageFigures]]) -> str:
+    """Mean processor seconds of an arm's training, less those of the first arm's pretraining."""
+    means = [
+        fmean(f.processor_seconds or 0.0 for f in by_seed.values()) for by_seed in (*arm.values(), first["pretrain"])
+    ]
+    return f"{sum(means[:-1]) - means[-1]:.0f}"
 
 
 def main() -> None:

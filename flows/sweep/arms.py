@@ -101,7 +101,8 @@ class Sweep:
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     """Read and check a sweep: all configurations and DAGs, and that no two runs are the same.
 
-    `path`: a file, or the name of a shipped sweep. `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with the file and the arm.
+    `path`: a file, or the name of a shipped sweep. `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with
+    the file and the arm.
     """
     path = locate(path, sweeps=True)
     section = load_own(path, SweepConfig)
