@@ -59,6 +59,7 @@ class StageFigures:
     factors: tuple[float, ...]  # the balance factor of each step
 
 
+StageSeeds = Mapping[str, Mapping[int, StageFigures]]  # stage -> seed
 Figures = dict[str, dict[str, dict[int, StageFigures]]]  # arm -> stage -> seed
 
 
@@ -129,7 +130,7 @@ def markdown(figures: Figures, bound: float, problems: int) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _stage_table(stages: Mapping[str, Mapping[int, StageFigures]], problems: int) -> str:
+def _stage_table(stages: StageSeeds, problems: int) -> str:
     heads = ["after", "solved", "least, most", "gain over the stage before", "with steps", "solved of those with steps",
              "finished", "misconceived facts stated wrongly", "processor s"]  # fmt: skip
     shares = ("with_steps", "accuracy_given_steps", "finished", "misconceived_wrong")
