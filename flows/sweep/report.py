@@ -15,8 +15,8 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import read_json
 from evals.running.rows import SampleRow, read_rows
-from evals.scoring.comparison import holm, mean_weights
-from evals.scoring.intervals import bootstrap_mean, paired, paired_bootstrap, wilson
+from evals.scoring.comparison import mean_weights
+from evals.scoring.intervals import LEVEL, bootstrap_mean, holm, paired, paired_bootstrap, wilson
 from evals.scoring.scores import by_question, title_of, vote
 from flows.sweep.arms import FOLDER
 from store.artifacts import Store
@@ -149,10 +149,10 @@ def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
     tests = {
         (table["benchmark"], row["arm"]): row["p"] for table in tables for row in table["arms"] if row["p"] is not None
     }
-    significant = holm(tests)  # over all tests of the report
+    corrected = holm(tests)  # over all tests of the report
     for table in tables:
         for row in table["arms"]:
-            row["significant"] = (table["benchmark"], row["arm"]) in significant if row["p"] is not None else None
+            row["significant"] = None if row["p"] is None else corrected[table["benchmark"], row["arm"]] < LEVEL
     return tables
 
 
