@@ -13,7 +13,7 @@ from typing import Any
 from common.errors import ConfigError
 from evals.benchmarks.catalogue import COMPOSITES
 from evals.running.rows import SampleRow
-from evals.scoring.intervals import LEVEL, holm, paired, paired_bootstrap
+from evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
 from evals.scoring.scores import Scores, by_question, title_of, vote
 from evals.tables import paper_figures as paper
 from evals.tables.results import ResultTable, signed
@@ -40,6 +40,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         after.append(vote([rows_b[_question(row)] for row in question], verdict))
     return {
         "verdict": verdict,
+        "over": "problems",
         "common": len(pairs),
         "only_in_a": len(a) - len(pairs),
         "only_in_b": len(b) - len(pairs),
@@ -66,7 +67,7 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common rows; "
         "n: questions, each with one vote. Lead in points with its 95 % interval; p: McNemar's exact test, two-sided "
-        "(a paired bootstrap for means)."
+        f"(a paired bootstrap for means). Both are {OVER_PROBLEMS}."
     ]
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(
@@ -158,13 +159,14 @@ def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
 def whose_gain(test: Mapping[str, Any], a: str = "A", b: str = "B") -> str:
     """Which of two models is better by a paired test, and by how much, in words.
 
-    A model is called better only if the 95 % interval of its lead excludes 0.
+    A model is called better only if the 95 % interval of its lead over problems excludes 0. It is a sentence about two
+    models, not about the recipes that made them.
     """
     lead, low, high = (100 * test[name] for name in ("lead", "low", "high"))
     if low > 0 or high < 0:
         better, sign = (b, 1) if low > 0 else (a, -1)
         low, high = sorted((sign * low, sign * high))
-        return f"{better} is better by {sign * lead:.1f} points [{low:.1f}, {high:.1f}]"
+        return f"{better} is better by {sign * lead:.1f} points [{low:.1f}, {high:.1f}] over problems"
     if lead == 0:
         return f"both score the same, [{low:.1f}, {high:.1f}]"
     ahead = b if lead > 0 else a

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 LEVEL = 0.05  # of significance, after Holm's correction where there are several tests
+OVER_PROBLEMS = "over problems; says nothing about another seed"  # what an interval of one run generalises to
 Name = TypeVar("Name", bound=Hashable)
 
 

@@ -20,8 +20,6 @@ import numpy as np
 from evals.scoring.intervals import LEVEL, paired, paired_bootstrap
 
 POWER = 0.8  # chance of finding an effect of the size `SeedLead.detectable`
-OVER_SEEDS = "over seeds: what another seed could change (Student's t)"
-OVER_PROBLEMS = "over problems; says nothing about another seed"
 
 
 @dataclass(frozen=True)
