@@ -10,7 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from configs.keys import classified_fields
-from evals.scoring.over_seeds import summary
+from evals.scoring.intervals import holm
+from evals.scoring.over_seeds import lead, summary
+from evals.tables.ladder import Ladder
 from store.catalog import CatalogRow
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
@@ -57,6 +59,33 @@ def spread(accuracies: Accuracies, label: str, benchmark: str) -> dict[str, Any]
     by_seed = accuracies.get(label, {}).get(benchmark, {})
     names = sorted(by_seed, key=lambda name: (len(name), name))  # as numbers
     return {**asdict(summary(by_seed)), "seeds": names} if len(names) > 1 else None
+
+
+def ladder_over_seeds(accuracies: Accuracies, ladder: Ladder) -> list[dict[str, Any]]:
+    """The stages of a ladder over the seeds of its recipe; empty unless a stage has two.
+
+    Each row has `stage`, the fields of `spread`, `over` (the stage before) and `gain`, the fields of a `SeedLead` over
+    it with `p_corrected` by Holm for the number of gains (None: fewer than two seeds have both).
+    """
+    found = {
+        entry["stage"]: accuracies.get(f"evaluate:{entry['stage']}", {}).get(ladder["benchmark"], {})
+        for entry in ladder["stages"]
+        if entry["score"]
+    }
+    pairs = {
+        entry["stage"]: (found[entry["over"]], found[entry["stage"]], entry["score"]["n"])
+        for entry in ladder["stages"]
+        if entry["over"] and len(found[entry["over"]].keys() & found[entry["stage"]].keys()) > 1
+    }
+    gains = {stage: lead(before, after, len(pairs), problems) for stage, (before, after, problems) in pairs.items()}
+    corrected = holm({stage: gain.p for stage, gain in gains.items() if gain.p is not None})
+    rows = []
+    for entry in ladder["stages"]:
+        stage = entry["stage"]
+        if over_seeds := spread(accuracies, f"evaluate:{stage}", ladder["benchmark"]):
+            gain = {**asdict(gains[stage]), "p_corrected": corrected[stage]} if stage in gains else None
+            rows.append({"stage": stage, **over_seeds, "over": entry["over"], "gain": gain})
+    return rows
 
 
 def recipe_seeds(recipes: Mapping[str, Accuracies], label: str, benchmark: str) -> dict[str, dict[str, Any] | None]:

@@ -119,7 +119,7 @@ def report_view(report: dict[str, Any]) -> Any:
     parts: list[Any] = []
     for metric in report["metrics"]:
         parts.append(Text(f"{metric['title']}, {report['verdict']}, after {report['after']}", "bold"))
-        table = FittingTable(*metric_heads(first))
+        table = FittingTable(*metric_heads(metric, first))
         for row in metric["arms"]:
             table.add_row(*metric_cells(row, first))
         parts += [table, *(Text(line, "dim") for line in recipe_lines(metric)), Text()]
@@ -171,9 +171,10 @@ def recipe_lines(metric: dict[str, Any]) -> list[str]:
     return [spread_in_words(row["arm"], row["recipe_seeds"]) for row in rows]
 
 
-def metric_heads(first: str) -> list[str]:
+def metric_heads(metric: dict[str, Any], first: str) -> list[str]:
     """The columns of `metric_cells`."""
-    return ["arm", "seeds", "n", "% [95 %]", f"against {first}, points [95 %]", "p", "finds"]
+    over = " or ".join(sorted({row["over"] for row in metric["arms"] if row["over"]}))
+    return ["arm", "seeds", "n", f"% [95 % over {over}]", f"against {first}, points [95 %]", "p, Holm", "finds"]
 
 
 def metric_cells(row: dict[str, Any], first: str) -> list[str]:

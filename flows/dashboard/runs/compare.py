@@ -137,7 +137,8 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
         if measured:
             values = "; ".join(f"{row['arm']} {100 * row['accuracy']:.1f} %" for row in measured)
             intervals(measured).show(f"{metric['title']} with intervals: {values}")
-        cards.show([cards.table(metric_heads(first_arm), [metric_cells(row, first_arm) for row in metric["arms"]])])
+        heads = metric_heads(metric, first_arm)
+        cards.show([cards.table(heads, [metric_cells(row, first_arm) for row in metric["arms"]])])
         for line in recipe_lines(metric):
             st.caption(shared.escaped(line))
     if report["metrics"]:
