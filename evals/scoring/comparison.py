@@ -67,7 +67,7 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common rows; "
         "n: questions, each with one vote. Lead in points with its 95 % interval; p: McNemar's exact test, two-sided "
-        f"(a paired bootstrap for means). Both are {OVER_PROBLEMS}."
+        f"(a paired bootstrap for means). Both: {OVER_PROBLEMS}."
     ]
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(

@@ -82,7 +82,7 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         rows.append((entry["stage"], with_interval(score), *tested, n, f"{entry['paper']:.2f}"))
     notes = [
         "Strict accuracy in percent with the 95 % Wilson interval. Gain over the stage before on the same problems, "
-        "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided. Intervals and p are "
+        "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided. Intervals and p: "
         f"{OVER_PROBLEMS}."
     ]
     if any(entry["over"] and not entry["test"] for entry in ladder["stages"]):

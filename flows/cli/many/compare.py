@@ -211,7 +211,7 @@ def seed_lines(comparison: dict[str, Any]) -> list[str]:
         for row in comparison["scores"]
         for line in recipe_lines(f"after {row['stage']}, {row['title']}", row["recipe_seeds"])
     ]
-    return [*([f"Intervals and p are {OVER_PROBLEMS}."] if rows else []), *spreads]
+    return [*([f"Intervals and p: {OVER_PROBLEMS}."] if rows else []), *spreads]
 
 
 def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:

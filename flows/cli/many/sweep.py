@@ -159,7 +159,8 @@ def note(report: dict[str, Any]) -> str:
             f"With one seed, {OVER_PROBLEMS}: Wilson's interval and McNemar's exact test, two-sided, paired by "
             "question (for a mean of benchmarks, bootstraps)."
         )
-    tested = f"; p is corrected by Holm for the {tests} tests of this report, * below 0.05" if tests else ""
+    several = "test" if tests == 1 else "tests"
+    tested = f"; p is corrected by Holm for the {tests} {several} of this report, * below 0.05" if tests else ""
     return " ".join(parts) + f" Intervals are of 95 %, not corrected{tested}."
 
 
