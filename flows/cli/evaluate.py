@@ -66,7 +66,10 @@ def evaluation_view(result: dict[str, Any]) -> RenderableType:
     share = f"{100 * result['accuracy']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
     left_out = f", {result['left_out']} too long" if result["left_out"] else ""
     parts: list[RenderableType] = [
-        Text(f"{result['model']}: {share} of {result['problems']:,} held-out problems, strict{left_out}")
+        Text(
+            f"{result['model']}: {share} of {result['problems']:,} held-out problems, strict{left_out}; "
+            "95 % interval over problems"
+        )
     ]
     if result["comparison"]:
         table = comparison_table(result["comparison"], "A", "B")

@@ -19,6 +19,7 @@ from evals.tables.ladder import ladder
 from evals.tables.results import TABLE_1_BENCHMARKS
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
+from tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
 from tasks.reporting.problems import changed_problems
 
 Facts = dict[str, Any]
@@ -90,9 +91,12 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     ladder_data = ladder(by_stage, rows)
+    about = _about(catalog, inputs)
+    other_seeds = accuracies_by_seed(lambda sql, *values: catalog.query(sql, values), about.get("run"))
     return {
-        "about": _about(catalog, inputs),
+        "about": about,
         "ladder": ladder_data,
+        "ladder_over_seeds": ladder_over_seeds(other_seeds, ladder_data) if ladder_data else [],
         "problems": changed_problems(ladder_data, rows) if ladder_data else [],
         "stages": _stages(inputs, spent),
         "scores": by_stage,

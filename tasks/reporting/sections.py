@@ -147,7 +147,7 @@ def _last_and_others(scores: Mapping[str, Facts]) -> list[str]:
     return [*stages[-1:], *(name for name in scores if name not in paper.TABLE_1)]
 
 
-_HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."
+_HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval over problems and the number of questions."
 
 
 def _cell(score: Facts | None) -> str:
