@@ -19,10 +19,6 @@ def test_the_spectrum_at_the_start(samples):
     config = tiny_config(spectral_samples=samples, memory_heads=4)
     params = jax.tree.map(lambda leaf: leaf[0], initialise(config, 0)["blocks"]["sca_0"])
     decay_K, grid_KHM, weights_KHM = spectrum(params, config)
-    free = config.model_copy(update={"grid": "free", "integration": "free"})
-    starts = spectrum(jax.tree.map(lambda leaf: leaf[0], initialise(free, 0)["blocks"]["sca_0"]), free)
-    np.testing.assert_allclose(starts.grid_KHM, grid_KHM, rtol=1e-6)
-    np.testing.assert_allclose(starts.weights_KHM, weights_KHM, rtol=1e-6)
     np.testing.assert_allclose(decay_K, np.geomspace(0.001, 0.1, 4), rtol=1e-3)
     assert float(grid_KHM.min()) >= 0.001
     assert float(grid_KHM.max()) <= 3.0 + 1e-6
@@ -30,6 +26,28 @@ def test_the_spectrum_at_the_start(samples):
     if samples > 1:
         np.testing.assert_allclose(grid_KHM[..., -1], 3.0, rtol=1e-6)
     np.testing.assert_allclose(weights_KHM.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_free_and_fixed_spectra_start_as_the_authors():
+    """Only the fixed ones have no gradient."""
+
+    @partial(jax.jit, static_argnums=1)
+    def slopes(params, config):
+        def total(params):
+            spectral = spectrum(params, config)
+            return jnp.sum(jnp.sin(spectral.grid_KHM)) + jnp.sum(jnp.sin(spectral.weights_KHM[..., 0])), spectral
+
+        return jax.grad(total, has_aux=True)(params)
+
+    spectra = {}
+    for form in ("author", "free", "fixed"):
+        config = tiny_config(blocks=1, **({} if form == "author" else {"grid": form, "integration": form}))
+        layer = jax.tree.map(lambda leaf: leaf[0], initialise(config, 0)["blocks"]["sca_0"])
+        slope, spectra[form] = slopes({name: layer[name] for name in ("theta", "integration", "decay")}, config)
+        assert all(np.any(slope[name]) == (form != "fixed") for name in ("theta", "integration"))
+    for spectral in spectra.values():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), spectral, spectra["author"])
 
 
 @pytest.mark.parametrize("samples", [1, 2])
