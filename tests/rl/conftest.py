@@ -28,7 +28,7 @@ def policy(**changes) -> PolicyConfig:
 
 def tiny_model() -> ModelConfig:
     return ModelConfig(
-        vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, sca_per_block=1, context=128,
+        vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, pattern="SA", context=128,
         memory_heads=2, query_heads=2, chunk=8, attention_heads=2, kv_heads=1, feed_forward=40,
         compute_dtype="float32", remat="none",
     )  # fmt: skip

@@ -28,7 +28,7 @@ TOKENIZER = TokenizerConfig(ranks=256)
 ROW = 32
 STEPS = 24
 MODEL = ModelConfig(
-    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, sca_per_block=1, context=ROW, memory_heads=2, query_heads=2,
+    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, pattern="SA", context=ROW, memory_heads=2, query_heads=2,
     spectral_samples=1, chunk=8, attention_heads=2, kv_heads=1, feed_forward=16, compute_dtype="float32", remat="none",
 )  # fmt: skip
 
