@@ -203,12 +203,11 @@ class ReasonConfig(PolicyGradientConfig):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
     problems: ProblemsConfig
-    # The gradient of completions below the mean (g-) is scaled to the norm of that of the others ("equalise"), scaled
-    # but never amplified ("cap"), not scaled ("off"), or left out ("positives"); see rl/objectives.py.
-    balance: Literal["equalise", "cap", "off", "positives"] = "equalise"
-    balance_over: Literal["step", "group"] = "step"  # balance the gradients of the whole step, or of each group
-    balance_max: PositiveFloat | None = None  # upper limit of the factor on g-; None: no limit
-    balance_epsilon: PositiveFloat = 1e-8  # added to the norm of g- before dividing by it
+    # What is made of the gradients of the completions above and below the mean of their group, g+ and g-: an entry of
+    # rl/objectives.py, such as "balanced" (paper §4.3), "capped", "plain", "constant" or "positives".
+    objective: str = "balanced"
+    balance_over: Literal["step", "group"] = "group"  # norms of g+ and g- of each group (paper §4.3), or of the step
+    negative_weight: NonNegativeFloat = 0.5  # objective "constant": the factor on g-
 
 
 class SelfDistillConfig(StartSection):

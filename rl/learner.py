@@ -30,7 +30,8 @@ from model.layers.common import Params
 from model.sharding import put_shared_rows, replicated
 from model.training import optimizer
 from rl.finite_updates import SkippedUpdates
-from rl.objectives import Aggregate, Balance, balance, token_weights
+from rl.objective_registry import Balance
+from rl.objectives import Aggregate, balance, token_weights
 from rl.policy_gradient import LearnerProgram
 from rl.rewards import carries_signal
 from rl.rollouts import Group
@@ -137,7 +138,7 @@ class Learner:
         """One optimizer step on all groups; returns its metrics. `ratio`: weigh by the ratio to the sampled policy."""
         shared: dict[str, Any] = {}  # sums over all rows: "counts", and "kl" where its gradient is separate
         group_norms: list[dict[str, Array]] = []  # with balance over groups: one entry per group
-        if self.balance is None or self.balance.over == "step":
+        if self.balance is None or not self.balance.by_group:
             rows = [row for group in groups for row in group]
             plus, minus = self._signed_gradients(rows, ratio, shared)
         else:

@@ -19,7 +19,7 @@ from model.nautile import initialise, shapes
 from model.sharding import make_mesh, parameter_shardings, put_shared_rows
 from model.training import optimizer
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.problems.load import load
 from rl.rollouts import Group, RolloutEngine
 from rl.self_distillation import programs

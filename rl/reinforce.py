@@ -23,7 +23,7 @@ from model.training.preemption import StopRequested, joint_termination
 from rl.group_draw import GroupDraw, Scorer
 from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.problems.load import ProblemOrder
 from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log

@@ -53,8 +53,8 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends = 'local'\n[reason]\nballance = 'cap'", r"unknown key `reason\.ballance`"),
-        ("extends = 'local'\n[reason]\nbalance = 'most'", r"`reason\.balance`: Input should be 'equalise'"),
+        ("extends = 'local'\n[reason]\nobjektive = 'plain'", r"unknown key `reason\.objektive`"),
+        ("extends = 'local'\n[reason]\nbalance_over = 'all'", r"`reason\.balance_over`: Input should be 'step'"),
         ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
         ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
         ("extends = 'local'\n[align.judge]\nendpoint = 'unknown'", "no endpoint 'unknown'"),
