@@ -133,6 +133,13 @@ class PolicyConfig(Section):
     advantage: Literal["dr", "std"] = "dr"
     # Equal weight of all tokens of a group ("group_tokens", paper §4.2), or of all completions ("sequence_mean").
     aggregate: Literal["group_tokens", "sequence_mean"] = "group_tokens"
+    # A group's share of the loss: one of the groups with a signal ("live"), or of all that the step drew ("drawn"),
+    # so that a step in which few groups have a signal is a small one.
+    group_weights: Literal["live", "drawn"] = "live"
+    # Leave completions that were cut at `rollout.max_tokens` out of the loss (DAPO's overlong filtering). Their rewards
+    # still count in the mean of their group.
+    mask_truncated: bool = False
+    temperature: PositiveFloat | None = None  # of the learner's log-probabilities; None: that of `rollout`
     ratio: bool = True  # weigh by the clipped probability ratio to the sampler's policy; false: treat as on-policy
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
@@ -158,8 +165,10 @@ class JudgeConfig(Section):
     reason_weight: Share = 0.30  # of the score for the reasoning
     answer_weight: Share = 0.55  # of the score for the answer
     follow_weight: Share = 0.15  # of the score for following the instruction
-    overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `max_tokens`
-    mastered_mean: float = 90.0  # a group whose overall scores (0 to 100) have a higher mean than this
+    reference: bool = False  # show the judge the right answer, where one is known: the reward is then nearly verifiable
+    overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `rollout.max_tokens`
+    overlong_tokens: NonNegativeInt = 0  # the penalty rises linearly over so many tokens before the limit; 0: no ramp
+    mastered_mean: float = 90.0  # a group whose overall scores (0 to 100) have a higher mean than this (rl/rewards.py)
     mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
@@ -187,7 +196,7 @@ class PolicyGradientConfig(StartSection):
                 raise ValueError(
                     f"rollout.{name} is {value}: top-k and top-p leave tokens out that the policy may choose, so the "
                     f"gradient would be that of another policy; set rollout.{name} = {off}. rollout.temperature may "
-                    "have any value: the learner uses it too"
+                    "have any value: the learner uses it too (or that of policy.temperature)"
                 )
         return self
 
@@ -217,7 +226,10 @@ class SelfDistillConfig(StartSection):
     problems: ProblemsConfig
     rounds: PositiveInt = 1  # rounds of sampling and training
     epochs: PositiveInt = 1  # passes over the traces of a round
-    batch_rows: PositiveInt = 16  # traces in an update
+    batch_rows: PositiveInt = 16  # traces in an update; that of fewer, at the end, has a learning rate that much lower
+    # The loss of a batch: the mean over traces of advantage times mean cross-entropy ("example", paper §4.4), or over
+    # all of its tokens of advantage times cross-entropy ("batch_tokens"), in which long traces weigh more.
+    aggregate: Literal["example", "batch_tokens"] = "example"
     optimizer: OptimizerConfig
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

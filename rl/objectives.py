@@ -16,7 +16,6 @@ from model.training.optimizer import norm
 from rl.objective_registry import Balance
 
 Aggregate = Literal["group_tokens", "sequence_mean"]
-GroupWeights = Literal["live", "drawn"]
 
 
 def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: float) -> tuple[Array, Array]:
@@ -45,16 +44,18 @@ def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
     return jnp.exp(difference_BL) - difference_BL - 1.0
 
 
-def token_weights(lengths: list[list[int]], aggregate: Aggregate = "group_tokens") -> list[list[float]]:
+def token_weights(
+    lengths: list[list[int]], aggregate: Aggregate = "group_tokens", group_count: int | None = None
+) -> list[list[float]]:
     """The loss weight of a token of each completion, by group. `lengths`: tokens of each completion, by group.
 
     "group_tokens": 1 / (tokens of the group * groups), so that every token of a group has the same weight (paper §4.2,
     token-level normalisation). "sequence_mean": 1 / (tokens of the completion * completions of the group * groups),
     the mean over completions of the mean over tokens (GRPO, arXiv:2402.03300 equation 3). Every group with tokens has
-    the same total weight, 1 / groups.
+    the same total weight, 1 / groups. `group_count`: the number of groups, if not that of those with tokens.
     """
     totals = [sum(group) for group in lengths]
-    group_count = sum(1 for total in totals if total)
+    group_count = group_count or sum(1 for total in totals if total)
     if aggregate == "sequence_mean":
         return [[1.0 / (length * len(group) * group_count) if length else 0.0 for length in group] for group in lengths]
     return [

@@ -73,7 +73,7 @@ def rehearse_self_distillation(
         for group in _sample_groups(engine, params, config.problems, rollout, seed)
         for completion in group.rollouts
     ]
-    init_state, step = programs(model, config.optimizer, mesh)
+    init_state, step = programs(model, config.optimizer, mesh, config.aggregate)
     state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, 1))(optimizer.applied(state))
     batch = next(batches(rows[: config.batch_rows], config.batch_rows, rollout.prompt_length + rollout.max_tokens))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class JudgeScorer:
     """Have the judge score all completions in one batch of requests.
 
-    The reward of a completion is None where the judge gave no score.
+    The reward of a completion of at most `max_tokens` tokens is None where the judge gave no score.
     """
 
-    def __init__(self, judge: Judge, config: JudgeConfig) -> None:
-        self.judge, self.config = judge, config
+    def __init__(self, judge: Judge, config: JudgeConfig, max_tokens: int) -> None:
+        self.judge, self.config, self.max_tokens = judge, config, max_tokens
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
@@ -36,7 +36,7 @@ class JudgeScorer:
         ]
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
-            rollout.reward = judged(score, self.config, rollout.truncated)
+            rollout.reward = judged(score, self.config, len(rollout.ids), self.max_tokens, rollout.truncated)
             # Not part of the reward. Shows whether the judge prefers correct answers, for problems with an answer key.
             if group.problem.answer:
                 rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
@@ -95,7 +95,7 @@ def align(job: Job) -> None:
             return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
-        scorer = JudgeScorer(judges[0], config.judge) if judges else None
+        scorer = JudgeScorer(judges[0], config.judge, config.rollout.max_tokens) if judges else None
         params, run_facts = reinforce(replace(run, scorer=scorer), params)
     facts |= run_facts
     # All processes hold the same weights; the first writes them.
