@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
+from configs.distill import PromptSetConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
@@ -69,15 +70,25 @@ class PretrainConfig(StartSection):
 
 
 class ProblemSource(Section):
-    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), or a file of your own."""
+    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), a file of your own, or prompts.
+
+    The source "prompts" has no answers, and is for [align] alone, whose judge needs none.
+    """
 
     source: Literal[
-        "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl"
+        "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl", "prompts"
     ] = "reasoning"
     tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": the generators
     revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
     path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
+    prompt_set: PromptSetConfig | None = None  # source "prompts": as in `distill.prompt_sets`, without weight and count
     license: Operational[str] = ""  # of the problems, for the model cards
+
+    @model_validator(mode="after")
+    def _has_its_prompt_set(self) -> "ProblemSource":
+        if (self.source == "prompts") != (self.prompt_set is not None):
+            raise ValueError("source 'prompts' and `prompt_set` belong together: set both, or neither")
+        return self
 
 
 class WeightedSource(ProblemSource):
@@ -206,6 +217,8 @@ class AlignConfig(PolicyGradientConfig):
 
     judge: JudgeConfig
     problems: ProblemsConfig
+    # Problems with answers for the guard and for the calibration of the judge; None: those of `problems` that have one.
+    answered: ProblemsConfig | None = None
 
 
 class ReasonConfig(PolicyGradientConfig):

@@ -105,6 +105,8 @@ def prepare_run(
     for step in steps:
         if step.label in reinforced:
             check_files(reinforced[step.label].problems, step.label)
+        if step.label == "align" and config.align.answered is not None:
+            check_files(config.align.answered, "align", "answered")
         if step.label == "reason":
             objective_named(config.reason.objective)
     changes = changed_settings(base, config) if base else []

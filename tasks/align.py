@@ -53,17 +53,20 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
+@stage("align", version=8, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
+    from rl.problems.load import load
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep")
+    params, inputs, screen = load_inputs(
+        job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep", config.answered
+    )
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,
@@ -91,7 +94,12 @@ def align(job: Job) -> None:
             assert pool is not None
             pool.check()
             # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
-            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
+            problems = inputs.problems
+            if config.answered is not None:
+                most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2, 1)
+                answered = config.answered.model_copy(update={"count": most})
+                problems = load(answered, job.seed, unanswered="skip", or_fewer=True)
+            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in problems if p.answer]
             return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
