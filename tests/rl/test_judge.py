@@ -20,8 +20,9 @@ from rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
 from rl.rubric import CRITERIA
 from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
-CONFIG = JudgeConfig(endpoint="judge")
-SEES = JudgeConfig(endpoint="judge", reference=True)
+# The judge sees the right answers, so that a request has every section; `BLIND` is the default.
+CONFIG = JudgeConfig(endpoint="judge", reference=True)
+BLIND = JudgeConfig(endpoint="judge")
 ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n + 1}", str(n + 1), f"{n} + 1 = {n + 1}.") for n in range(12)]
 GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
 
@@ -63,7 +64,7 @@ def test_marks_are_read_and_the_rubric_comes_first(judge_of):
 
 def test_the_reference_is_shown_where_there_is_one_and_after_the_answer(judge_of):
     with FakeOpenAI(reply=reply_with()) as server:
-        judge_of(server, SEES).score([JudgeItem("Q?", "A.", "R."), JudgeItem("Q?", "A.", None)])
+        judge_of(server).score([JudgeItem("Q?", "A.", "R."), JudgeItem("Q?", "A.", None)])
     titles = [[line.split(" ", 2)[2] for line in section_lines(body)] for body in server.bodies]
     assert sorted(titles) == [
         ["question", "reasoning", "answer to grade", "end"],
@@ -73,12 +74,12 @@ def test_the_reference_is_shown_where_there_is_one_and_after_the_answer(judge_of
 
 def test_the_judge_does_not_see_the_key_unless_it_is_asked_to(judge_of):
     with FakeOpenAI(reply=reply_with()) as server:
-        judge = judge_of(server)
+        judge = judge_of(server, BLIND)
         judge.score([JudgeItem("Q?", "A.", "R.")])
         calibrate(judge, ITEMS[:2], hostile=2)
     assert not any("right answer" in line for body in server.bodies for line in section_lines(body))
     assert judge.facts()["reference"] is False
-    assert Judge(judge._pool, SEES).facts()["reference"] is True
+    assert Judge(judge._pool, CONFIG).facts()["reference"] is True
 
 
 def section_lines(body):
@@ -310,7 +311,7 @@ def test_a_judge_that_reads_answers_as_data_is_not_moved(judge_of):
 
     items = [JudgeItem(f"What is the name {n}?", f"{n}0", f"name {n}0", f"It is name {n}0.") for n in range(5)]
     with FakeOpenAI(reply=by_reference) as server:
-        hostile = calibrate(judge_of(server, SEES), items, hostile=2 * len(FORMS))["hostile"]
+        hostile = calibrate(judge_of(server), items, hostile=2 * len(FORMS))["hostile"]
     assert (hostile["right"]["moved"], hostile["wrong"]["points"] > 0) == (0, True)
     assert {form for form, points in hostile["forms"].items() if points} == {"reference quoted back"}
 
