@@ -62,7 +62,7 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "muon"] = "adamw"
     learning_rate: PositiveFloat = 1e-3  # the highest, reached at the end of the warm-up
     final_learning_rate: NonNegativeFloat = 1e-5  # at the last step; unused by "constant"
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warm-up, stable, decay
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # wsd: warm-up, stable, decay
     warmup_steps: NonNegativeInt = 0  # updates before the peak; the rate rises linearly, from peak / (warmup_steps + 1)
     decay_share: Share = 0.2  # wsd only: the share of all steps in which the rate falls
     beta1: Share = 0.9  # decay of the mean of gradients

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class JudgeScorer:
     """Have the judge score all completions in one batch of requests.
 
-    The reward of a completion is None where the judge gave no score.
+    The reward of a completion of at most `max_tokens` tokens is None where the judge gave no score.
     """
 
-    def __init__(self, judge: Judge, config: JudgeConfig) -> None:
-        self.judge, self.config = judge, config
+    def __init__(self, judge: Judge, config: JudgeConfig, max_tokens: int) -> None:
+        self.judge, self.config, self.max_tokens = judge, config, max_tokens
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
@@ -36,7 +36,7 @@ class JudgeScorer:
         ]
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
-            rollout.reward = judged(score, self.config, rollout.truncated)
+            rollout.reward = judged(score, self.config, len(rollout.ids), self.max_tokens, rollout.truncated)
             # Not part of the reward. Shows whether the judge prefers correct answers, for problems with an answer key.
             if group.problem.answer:
                 rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
@@ -53,17 +53,20 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
+@stage("align", version=8, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
+    from rl.problems.load import load
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep")
+    params, inputs, screen = load_inputs(
+        job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep", config.answered
+    )
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,
@@ -91,11 +94,16 @@ def align(job: Job) -> None:
             assert pool is not None
             pool.check()
             # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
-            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
+            problems = inputs.problems
+            if config.answered is not None:
+                most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2, 1)
+                answered = config.answered.model_copy(update={"count": most})
+                problems = load(answered, job.seed, unanswered="skip", or_fewer=True)
+            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in problems if p.answer]
             return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
-        scorer = JudgeScorer(judges[0], config.judge) if judges else None
+        scorer = JudgeScorer(judges[0], config.judge, config.rollout.max_tokens) if judges else None
         params, run_facts = reinforce(replace(run, scorer=scorer), params)
     facts |= run_facts
     # All processes hold the same weights; the first writes them.

@@ -28,12 +28,12 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
+@stage("reason", version=7, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
-    from rl.objectives import Balance
+    from rl.objective_registry import Balance
     from rl.reinforce import Reinforcement, reinforce
     from rl.stage_inputs import load_inputs
 
@@ -55,5 +55,5 @@ def reason(job: Job) -> None:
     params, facts = reinforce(run, params)
     if job.process == 0:
         save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
-    job.describe("checkpoint", balance=config.balance, **facts)
+    job.describe("checkpoint", objective=config.objective, **facts)
     job.describe("rollouts", **facts, **screen.facts())

@@ -105,7 +105,7 @@ def table(bench: Bench, seeds: list[int]) -> list[Arm]:
                     "checkpoint"
                 ]
             else:
-                changes = {"balance": "off" if name == "plain" else "equalise"}
+                changes = {"objective": name}
                 checkpoint = bench.stage("reason", label, {"checkpoint": checkpoints[start_name]}, seed, **changes)[
                     "checkpoint"
                 ]
@@ -130,12 +130,12 @@ def rates(bench: Bench, values: list[float]) -> list[Arm]:
     for rate in values:
         policy = bench.config.reason.policy.model_dump(mode="json")
         policy["optimizer"] |= {"learning_rate": rate}
-        for mode, title in (("off", "plain"), ("equalise", "balanced")):
-            label = f"{title}.rate{rate:g}"
-            checkpoint = bench.stage("reason", label, {"checkpoint": start}, 1, balance=mode, policy=policy)[
+        for name in ("plain", "balanced"):
+            label = f"{name}.rate{rate:g}"
+            checkpoint = bench.stage("reason", label, {"checkpoint": start}, 1, objective=name, policy=policy)[
                 "checkpoint"
             ]
-            arms.append(Arm(label, f"{title} GRPO at {rate:g}", "start", [bench.measured(checkpoint, label)]))
+            arms.append(Arm(label, f"{name} GRPO at {rate:g}", "start", [bench.measured(checkpoint, label)]))
     return arms
 
 

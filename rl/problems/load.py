@@ -20,7 +20,7 @@ from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
 from rl.problems.files import check_expressions, read_problems, refuse_unanswered
-from rl.problems.sets import TRAINING_SETS, prompt_of, training_problems
+from rl.problems.sets import TRAINING_SETS, prompt_of, prompts_without_answers, training_problems
 
 Unanswered = Literal["refuse", "keep", "skip"]
 SCREEN_BATCH = 256  # problems screened at a time
@@ -59,6 +59,8 @@ class ProblemScreen:
     ) -> None:
         """Record for `facts` the problems of a source, and how many were left out by reason."""
         name = source.path if source.source == "jsonl" else source.source
+        if source.prompt_set is not None:
+            name = f"prompts of {source.prompt_set.path or source.prompt_set.source}"
         unanswered = sum(not problem.answer for problem in problems)
         row = {"source": name, "split": split, "problems": len(problems), "without_answer": unanswered}
         self._sources.append(row | {"left_out": dict(sorted(left_out.items()))})
@@ -85,8 +87,8 @@ def load(
     """Load `config.count` problems of the split that pass `screen`; `question` of each becomes its whole prompt.
 
     Several sources contribute their shares, evenly mixed. `unanswered`: what to do with a problem without an answer.
-    `fits`: whether a prompt is short enough. Too long ones of a training set are left out and counted; those of a
-    generator or a file are kept, and the rollout engine raises an error for them.
+    `fits`: whether a prompt is short enough. Too long ones of a training set or a prompt set are left out and
+    counted; those of a generator or a file are kept, and the rollout engine raises an error for them.
 
     Raises `ConfigError` if a source has fewer problems than its share (unless `or_fewer`), or for an answer that is
     missing or cannot be compared.
@@ -177,11 +179,12 @@ def _filter_prompts(
     fits: Callable[[str], bool] | None,
     left_out: Counter[str],
 ) -> Iterator[Problem]:
-    """Skip repeated prompts, and prompts of a training set that are too long."""
+    """Skip repeated prompts, and prompts of a training set or prompt set that are too long."""
+    from_a_set = source.source in TRAINING_SETS or source.prompt_set is not None
     for problem in problems:
         if problem.question in known_questions:
             left_out["are asked already"] += 1
-        elif source.source in TRAINING_SETS and fits is not None and not fits(problem.question):
+        elif from_a_set and fits is not None and not fits(problem.question):
             left_out["are longer than rollout.prompt_length"] += 1
         else:
             known_questions.add(problem.question)
@@ -223,5 +226,6 @@ def _from_file(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterato
 _READERS: dict[str, Callable[[ProblemSource, int, ProblemSplit], Iterable[Problem]]] = {
     "reasoning": _generated,
     "jsonl": _from_file,
+    "prompts": prompts_without_answers,
     **dict.fromkeys(TRAINING_SETS, training_problems),
 }

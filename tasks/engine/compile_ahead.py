@@ -57,7 +57,7 @@ def main(path: Path) -> None:
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Compile the programs of a stage of `REHEARSED`, configured by `section`."""
     # Imported here because the flow imports this file, and JAX takes seconds.
-    from rl.objectives import Balance
+    from rl.objective_registry import Balance
     from rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
 
     seed = section["seed"]

@@ -52,7 +52,7 @@ def test_the_push_lowers_every_advantage_and_gives_mastered_groups_a_signal():
 
 def rows(solved: dict[str, float], seeds=SEEDS):
     """A row for each arm and seed, in which the first of 400 problems are solved."""
-    modes = {"plain": ("off", "step"), "balanced-step": ("equalise", "step"), "balanced-group": ("equalise", "group")}
+    modes = {"plain": ("plain", "step"), "balanced-step": ("balanced", "step"), "balanced-group": ("balanced", "group")}
     made = []
     for arm, share in solved.items():
         for seed in seeds:
@@ -98,7 +98,7 @@ def test_a_tiny_cell_trains_and_is_not_trained_again(tmp_path):
     tasks = [Problem("chain_sum", i, f"{i} + 1?", str(i + 1), "") for i in range(4)]
     model = tiny_model()
     study = Study(initialise(model, 0), model, tokenizer_for(TOKENIZER), tasks, tasks)
-    cell = Cell("E7", "equalise", steps=1, prompts=2, group=2, push=0.1, stale_spectra=True)
+    cell = Cell("E7", "balanced", steps=1, prompts=2, group=2, push=0.1, stale_spectra=True)
     run(study, [cell], tmp_path)
     (file,) = tmp_path.glob("E7*.json")
     row = read_json(file)

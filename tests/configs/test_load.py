@@ -53,8 +53,8 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends = 'local'\n[reason]\nballance = 'cap'", r"unknown key `reason\.ballance`"),
-        ("extends = 'local'\n[reason]\nbalance = 'most'", r"`reason\.balance`: Input should be 'equalise'"),
+        ("extends = 'local'\n[reason]\nobjektive = 'plain'", r"unknown key `reason\.objektive`"),
+        ("extends = 'local'\n[reason]\nbalance_over = 'all'", r"`reason\.balance_over`: Input should be 'step'"),
         ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
         ("extends = 'local'\n[model]\npattern = ''", r"`model\.pattern`: '' must be letters S .* and A"),
         ("extends = 'local'\n[model]\npattern = 'SSX'", r"`model\.pattern`: 'SSX' must be letters S .* and A"),

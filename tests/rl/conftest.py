@@ -51,7 +51,10 @@ def tokenizer():
 
 # What the compiled gradients do not depend on. They are given the defaults, so a test that depends on one would fail.
 # (`steps` and `inner_epochs` set the length of a learning rate's schedule, which is constant here.)
-NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every", "inner_epochs")
+NOT_COMPILED = (
+    "advantage", "aggregate", "group_weights", "mask_truncated", "ratio", "sync_every", "skip_limit", "refill",
+    "save_every", "inner_epochs",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,15 +28,15 @@ def read(store, tmp_path, toy_stages):
 
 
 def test_a_grid_is_every_combination_and_each_seed_a_run(read):
-    sweep = read(f'seeds = [0, 7]\nset = ["report.samples=2"]\n{GRID}reason.balance = ["off", "equalise"]\n')
+    sweep = read(f'seeds = [0, 7]\nset = ["report.samples=2"]\n{GRID}reason.objective = ["plain", "balanced"]\n')
     assert [run.title for run in sweep.runs[:3]] == [
-        "steps=3, balance=off seed 0",
-        "steps=3, balance=off seed 7",
-        "steps=3, balance=equalise seed 0",
+        "steps=3, objective=plain seed 0",
+        "steps=3, objective=plain seed 7",
+        "steps=3, objective=balanced seed 0",
     ]
     last = sweep.runs[-1]
-    assert last.run_name == last.config.name == "try-out.steps-30-balance-equalise.seed7"
-    assert (last.config.reason.policy.steps, last.config.reason.balance, last.config.seed) == (30, "equalise", 7)
+    assert last.run_name == last.config.name == "try-out.steps-30-objective-balanced.seed7"
+    assert (last.config.reason.policy.steps, last.config.reason.objective, last.config.seed) == (30, "balanced", 7)
     assert last.config.report.samples == 2
     assert len(sweep.runs) == 8
     assert sweep.after == "evaluate:self_distill"
@@ -127,8 +127,8 @@ def test_the_sweep_of_the_benchmark_begins_from_one_checkpoint(store):
     checkpoint(store, "start")
     sweep = read_sweep(ROOT / "bench" / "rl" / "table1_rates.toml", store)
     assert [run.arm for run in sweep.runs][:2] == [
-        "learning_rate=3e-05, balance=off",
-        "learning_rate=3e-05, balance=equalise",
+        "learning_rate=3e-05, objective=plain",
+        "learning_rate=3e-05, objective=balanced",
     ]
     assert {tuple(step.label for step in run.prepared.steps) for run in sweep.runs} == {
         ("held_out", "reason", "evaluate:reason")

@@ -45,7 +45,7 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
             ),
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, "sync_every": 3, **changes}),
-            scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE),
+            scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE, 6),
             identity={"run": 1},
             work=folder,
             rollouts=folder / "rollouts.jsonl",
