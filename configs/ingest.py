@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share, TaskConfig
+from configs.base import Operational, Section, Seed, Share, TaskConfig
 
 
 class DeduplicateConfig(Section):
@@ -16,7 +16,9 @@ class DeduplicateConfig(Section):
     # Also drop documents that share a band of MinHash values (data/screening/minhash.py). Off by default: FineWeb-Edu
     # is deduplicated already, and it costs a seventh of the time of tokenising and 112 bytes per document on disk.
     near: bool = False
-    across: bool = True  # also drop documents that an earlier source in the list has
+    # Also drop documents that an earlier source in the list has. A source then depends on all sources before it, so
+    # those whose text another seed leaves unchanged belong first in the list.
+    across: bool = True
 
 
 class SourceConfig(Section):
@@ -33,9 +35,9 @@ class SourceConfig(Section):
     tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": the generators
     worked_share: Share = 1.0  # reader "reasoning": share of records with the whole reasoning
     brief_share: Share | None = None  # share with the last step only; the other records have only the answer
-    # Added to the seed. A second source of the same generators needs at least the number of problems that the first one
-    # reads, or both have the same problems.
-    seed_offset: PositiveInt | None = None
+    # Reader "reasoning": of its problems, together with `name`, so that sources of the same generators differ. None:
+    # the data seed of the run. A number keeps the text as it is over seeds, as the exemplars of a distillation need it.
+    seed: Seed | None = None
     validation_share: Share = 0.01  # share of the documents for validation, not trained on
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker has one file in memory
@@ -51,6 +53,8 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
+        if self.reader != "reasoning" and self.seed is not None:
+            raise ValueError(f"source {self.name!r}: only reader 'reasoning' draws its records by a `seed`")
         if self.worked_share + (self.brief_share or 0.0) > 1.0:
             raise ValueError(f"source {self.name!r}: worked_share and brief_share are more than 1 together")
         return self

@@ -170,10 +170,10 @@ def test_problems_without_an_answer_are_refused_kept_or_skipped(problem_file):
     assert facts["left_out"]["have no answer"] > 5
     assert (facts["source"], facts["problems"], facts["without_answer"]) == (str(problem_file), 30, 0)
     with pytest.raises(ConfigError, match=r"has \d+ distinct guard problems.*, not 128"):
-        load_guard(config, policy(guard_every=1, guard_problems=128), 0)
+        load_guard(config, policy(guard_every=1, guard_problems=128))
     problem_file.write_text('{"question": "Say hello."}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"policy\.guard_every: `problems` has no guard problem with an answer"):
-        load_guard(config, policy(guard_every=1), 0)
+        load_guard(config, policy(guard_every=1))
 
 
 def test_a_file_that_is_not_there_or_is_too_small(tmp_path, problem_file):
