@@ -11,6 +11,7 @@ from data.endpoints.pool import EndpointPool
 from data.sources.reasoning_gym import derived_seed
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
+from rl.problems.load import load_references
 from rl.rewards import is_mastered, judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -60,7 +61,6 @@ def align(job: Job) -> None:
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
-    from rl.problems.load import load_references
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 

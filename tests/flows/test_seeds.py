@@ -45,11 +45,11 @@ def moved(config: RunConfig, **update) -> list[str]:
 
 def own_seeds(config: RunConfig) -> dict[str, list[str]]:
     """Step -> the seeds in its own section, so not through its inputs."""
-    found = {}
+    seeds = {}
     for label, step in steps_of(config).items():
         source = step.section.get("ingest", {}).get("source", {})
-        found[label] = [*step.section.get("seeds", {}), *(["source"] if source.get("seed") is not None else [])]
-    return found
+        seeds[label] = [*step.section.get("seeds", {}), *(["source"] if source.get("seed") is not None else [])]
+    return seeds
 
 
 def test_each_step_has_the_seeds_that_it_uses(local):
@@ -158,7 +158,9 @@ def test_a_sweep_refuses_it_too(tmp_path, value):
 
 
 def test_a_source_that_is_not_generated_takes_no_seed():
-    with pytest.raises(ConfigError, match="source 'fineweb_edu': only reader 'reasoning' draws its records by a `seed`"):
+    with pytest.raises(
+        ConfigError, match="source 'fineweb_edu': only reader 'reasoning' draws its records by a `seed`"
+    ):
         load("local", ["ingest.sources.0.seed=1"])
 
 

@@ -79,7 +79,9 @@ def test_reasoning_problems_in_synths_form(monkeypatch):
     config = source(reader="reasoning", form="synth", tasks=TASKS, records=12, seed=5)
     records = records_of(config)
     assert len({record.query for record in records}) == 12
-    for record, problem in zip(records, problems([TaskConfig(**TASKS[0])], derived_seed(5, "x"), "train"), strict=False):
+    for record, problem in zip(
+        records, problems([TaskConfig(**TASKS[0])], derived_seed(5, "x"), "train"), strict=False
+    ):
         assert isinstance(record, SynthRecord)
         assert (record.query, record.synthetic_answer) == (problem.question, problem.answer)
         assert (record.synthetic_reasoning, record.exercise) == (problem.rationale, "gsm_symbolic")
