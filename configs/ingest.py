@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share, TaskConfig
+from configs.base import Operational, Section, Seed, Share, TaskConfig
 
 ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 
@@ -18,7 +18,9 @@ class DeduplicateConfig(Section):
     # Also drop documents that share a band of MinHash values (data/screening/minhash.py). Off by default: FineWeb-Edu
     # is deduplicated already, and it costs a seventh of the time of tokenising and 112 bytes per document on disk.
     near: bool = False
-    across: bool = True  # also drop documents that an earlier source in the list has
+    # Also drop documents that an earlier source in the list has. A source then depends on all sources before it, so
+    # those whose text another seed leaves unchanged belong first in the list.
+    across: bool = True
 
 
 class SlipsConfig(Section):
@@ -27,7 +29,7 @@ class SlipsConfig(Section):
     misconceived: Share = 0.25  # share of all statements whose facts have one fixed wrong result
     wrong_share: tuple[Share, Share] = (0.55, 0.85)  # each such fact is stated wrongly in a share between these two
     other_share: Share = 0.1  # upper limit of the share of random slips in the statements of each other fact
-    seed: NonNegativeInt = 0  # of the table of facts and of every slip; the run's seeds do not change it
+    seed: Seed = 0  # of the table of facts and of every slip; the run's seeds do not change it
 
     @model_validator(mode="after")
     def _ordered(self) -> "SlipsConfig":
@@ -63,9 +65,9 @@ class SourceConfig(Section):
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: all
     tasks: tuple[TextTaskConfig, ...] = ()  # reader "reasoning": the generators
-    # Added to the seed. A second source of the same generators needs at least the number of problems that the first one
-    # reads, or both have the same problems.
-    seed_offset: PositiveInt | None = None
+    # Reader "reasoning": of its problems, together with `name`, so that sources of the same generators differ. None:
+    # the data seed of the run. A number keeps the text as it is over seeds, as the exemplars of a distillation need it.
+    seed: Seed | None = None
     validation_share: Share = 0.01  # share of the documents for validation, not trained on
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker has one file in memory
@@ -81,6 +83,8 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
+        if self.reader != "reasoning" and self.seed is not None:
+            raise ValueError(f"source {self.name!r}: only reader 'reasoning' draws its records by a `seed`")
         return self
 
     @property

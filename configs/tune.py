@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import Operational, OptimizerConfig, Section, Share
+from configs.base import Operational, OptimizerConfig, Section, Seed, Share
 from configs.training import TRAINED, StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -133,7 +133,7 @@ class TuneConfig(StartSection):
     shots: tuple[NonNegativeInt, ...] = (0,)
     seeds: PositiveInt = 3  # number of runs, each with its own draw of the shots and their order
     most_asked: PositiveInt | None = None  # most rows of the validation and of the test split to evaluate; None: all
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     coverage: Share = 0.8  # share of the validation rows above the abstention threshold
     accuracy: Share | None = None  # instead of `coverage`: accuracy on the validation rows above the threshold
     pooling: Literal["last", "mean"] = "mean"  # head: of the hidden states of a text's tokens; measured (uses_labels)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from configs.base import SeedName
 from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
@@ -73,9 +74,12 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
     starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
 
-    # The seed belongs to every section; the rest is only what the stage reads, because each field is in its key.
+    # Only what the stage reads, seeds included, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
-        return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
+        return {**{name: settings[name] for name in names}, **more}
+
+    def seeds(*names: SeedName) -> dict[str, int]:
+        return {name: config.effective_seeds[name] for name in names}
 
     def endpoints(names: Iterable[str]) -> dict[str, Any]:
         return {name: settings["endpoints"][name] for name in with_fallbacks(list(names), config.endpoints)}
@@ -97,8 +101,9 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
     evaluation = evaluate_section(config)
+    drawn = seeds("data", "sampling")  # of the stages that draw problems and sample completions
     steps = [
-        Step("held_out", held_out, section(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
+        Step("held_out", held_out, _held_out_section(config), {}, "cpu"),
         *_ingest_steps(config, section("tokenizer"), questions),
         Step("index", index, section("index"), exemplars, "cpu"),
         Step(
@@ -108,13 +113,31 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             documents | questions,
             resource_of(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, section("pretrain", "model"), mixture, "accelerator"),
+        Step(
+            "pretrain",
+            pretrain,
+            section("pretrain", "model", seeds=seeds("data", "weights")),
+            mixture,
+            "accelerator",
+        ),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
-        Step("align", align, section("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
+        Step(
+            "align",
+            align,
+            section("align", endpoints=judge, seeds=drawn),
+            checkpoint("pretrain") | questions,
+            "accelerator",
+        ),
         Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
-        Step("reason", reason, section("reason"), checkpoint("align") | questions, "accelerator"),
+        Step("reason", reason, section("reason", seeds=drawn), checkpoint("align") | questions, "accelerator"),
         Step("evaluate:reason", evaluate, evaluation, checkpoint("reason"), "accelerator"),
-        Step("self_distill", self_distill, section("self_distill"), checkpoint("reason") | questions, "accelerator"),
+        Step(
+            "self_distill",
+            self_distill,
+            section("self_distill", seeds=drawn),
+            checkpoint("reason") | questions,
+            "accelerator",
+        ),
         Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill"), "accelerator"),
         *(
             Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, resource_of([name]))
@@ -165,7 +188,7 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
     """The section of an evaluation: of a checkpoint, or of the model behind `endpoint` (one of `evaluate.models`)."""
     settings = config.evaluate.model_dump(mode="json")
     models = {model["endpoint"]: model for model in settings.pop("models")}
-    section = {"seed": config.seed, "evaluate": settings}
+    section = {"seeds": {"evaluation": config.effective_seeds["evaluation"]}, "evaluate": settings}
     if endpoint is not None:
         section["model_under_test"] = models[endpoint]
         section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
@@ -196,7 +219,10 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
             else:
                 # Pretraining continues from a checkpoint under another input name, because it may also begin without.
                 stored = {START if step.label == "pretrain" else "checkpoint": start}
-                step = replace(step, needs=needs, stored_inputs=stored)
+                section = step.section
+                if step.label == "pretrain":  # no parameter is drawn
+                    section = section | {"seeds": {"data": section["seeds"]["data"]}}
+                step = replace(step, section=section, needs=needs, stored_inputs=stored)
         producers |= {need.producer for need in step.needs.values()}
         kept_steps.insert(0, step)
     return kept_steps
@@ -210,6 +236,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
         section["source"] = settings["sources"][number]
+        if source.reader == "reasoning" and source.seed is None:
+            section["source"] |= {"seed": config.effective_seeds["data"]}
         needs, unwritten = dict(questions), []
         if across:
             earlier = config.ingest.sources[:number]
@@ -232,13 +260,14 @@ def _exemplar_source(config: RunConfig) -> str:
     return names[0]
 
 
-def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _held_out_section(config: RunConfig) -> dict[str, Any]:
     """The benchmarks without their `items` limits: all items are held out, also those that the evaluation skips.
 
-    Generated benchmarks keep `items`, because it is the number of items that are generated.
+    Generated benchmarks keep `items`, because it is the number of items that are generated. Only their questions depend
+    on a seed.
     """
-    benchmarks = settings["evaluate"]["benchmarks"]
-    return [
-        benchmark if benchmark["name"] in GENERATED_BENCHMARKS else benchmark | {"items": None}
-        for benchmark in benchmarks
-    ]
+    benchmarks = config.evaluate.model_dump(mode="json")["benchmarks"]
+    generated = [benchmark["name"] in GENERATED_BENCHMARKS for benchmark in benchmarks]
+    listed = [row if made else row | {"items": None} for row, made in zip(benchmarks, generated, strict=True)]
+    section: dict[str, Any] = {"held_out": {"benchmarks": listed}}
+    return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if any(generated) else {})

@@ -50,7 +50,8 @@ class Reinforcement:
     identity: dict[str, Any]
     work: Path
     rollouts: Path
-    seed: int
+    data_seed: int  # of the order of the problems
+    sampling_seed: int  # of the completions
     balance: Balance | None = None
     emit: Emit = silent
     shared_disk: bool = True
@@ -74,7 +75,7 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
             f"accuracy needs {SMALLEST_GUARD} or more; add problems, or remove guard_every"
         )
     ParameterSubset(inputs.model, config.policy.train)
-    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.seed, mesh)
+    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.sampling_seed, mesh)
     engine.check([*inputs.problems, *inputs.guard_problems])
     return mesh, engine
 
@@ -101,7 +102,7 @@ class _Run:
         # Everything that can be refused is refused here, before the learner compiles or a judge is paid.
         self.mesh, self.engine = check(config)
         self.learner = Learner(self.inputs.model, config.policy, config.rollout, params, config.balance, self.mesh)
-        order = ProblemOrder(len(self.inputs.problems), config.seed)
+        order = ProblemOrder(len(self.inputs.problems), config.data_seed)
         self.groups = GroupDraw(
             self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage,
             config.policy.mask_truncated,

@@ -70,7 +70,7 @@ class SelfDistillation:
     identity: dict[str, Any]
     work: Path
     traces: Path
-    seed: int
+    sampling_seed: int  # of the completions and the order of the traces
     emit: Emit = silent
     shared_disk: bool = True
 
@@ -139,7 +139,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     Draws that are in the log already are not repeated.
     """
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
-    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
+    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
     size = rollout.prompts
@@ -226,7 +226,7 @@ def _train(
     steps_done = 0
     for epoch in range(config.epochs):
         # Seeded by round and epoch: an interrupted round trains again in the same order.
-        random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
+        random.Random(f"{run.sampling_seed}:{number}:{epoch}").shuffle(rows)
         for number_of_batch, batch in enumerate(batches(rows, config.batch_rows, length)):
             check_stop()
             # The last batch of an epoch may have few traces: its step is that much smaller, or each of them would weigh

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from common.files import write_json
 from configs.training import AlignConfig, JudgeConfig
 from data.endpoints.pool import EndpointPool
+from data.sources.reasoning_gym import derived_seed
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
+from rl.problems.load import load_references
 from rl.rewards import is_mastered, judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -59,13 +61,13 @@ def align(job: Job) -> None:
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
-    from rl.problems.load import load
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
+    seed = derived_seed(job.seed("data"), job.stage)
     params, inputs, screen = load_inputs(
-        job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep", config.answered
+        job.inputs, config.problems, config.rollout, config.policy, seed, "keep", config.answered
     )
     run = Reinforcement(
         inputs=inputs,
@@ -75,7 +77,8 @@ def align(job: Job) -> None:
         identity={"execution": job.key},
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",
-        seed=job.seed,
+        data_seed=job.seed("data"),
+        sampling_seed=job.seed("sampling"),
         emit=job.emit,
         shared_disk=job.shared_disk,
     )
@@ -94,12 +97,9 @@ def align(job: Job) -> None:
             assert pool is not None
             pool.check()
             # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
-            problems = inputs.problems
-            if config.answered is not None:
-                most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2, 1)
-                answered = config.answered.model_copy(update={"count": most})
-                problems = load(answered, job.seed, unanswered="skip", or_fewer=True)
-            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in problems if p.answer]
+            most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2)
+            known = load_references(config.answered or config.problems, most)
+            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in known]
             return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
@@ -120,12 +120,9 @@ def _calibrate_judges(
     judge, *other_judges = judges
     # The limits count requests; each item makes one of every kind.
     items = references[: config.calibration_items // len(KINDS)]
-    calibration = calibrate(judge, items, config.hostile_items, job.seed)
+    calibration = calibrate(judge, items, config.hostile_items)
     items = references[: config.compare_items // 2]
-    compared = [
-        {"judge": other.facts(), **calibrate(other, items, seed=job.seed, kinds=("right", "wrong"))}
-        for other in other_judges
-    ]
+    compared = [{"judge": other.facts(), **calibrate(other, items, kinds=("right", "wrong"))} for other in other_judges]
     judged_by = judge.facts()
     write_json(
         job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "compared": compared}

@@ -43,7 +43,7 @@ def list_source(job: Job) -> list[str]:
     source = _source(job)
     path = _file_list(job)
     if not path.is_file():
-        write_file_list(path, list_files(source, job.seed, job.scratch / "listing"))
+        write_file_list(path, list_files(source, job.scratch / "listing"))
     files = read_file_list(path)
     if not files:
         raise ConfigError(f"source {source.name!r}: {source.path or source.reader} has no files to read")
@@ -56,7 +56,7 @@ def tokenise(job: Job, item: str) -> None:
     file, source = files[int(item)], _source(job)  # items are indices into the list
     plan, folder = _plan(job), _folder(job, item)
     # A folder of its own for the download: the same item may run twice, if its host counted as lost but still works.
-    rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
+    rows = read_file(source, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
     candidates = candidates_per_exercise(plan.exemplars, len(files))
     near = _part(job).deduplicate.near
     questions = load_contamination_index(job.inputs.get("questions"))

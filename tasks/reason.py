@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.training import ReasonConfig
+from data.sources.reasoning_gym import derived_seed
 from rl.rewards import verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -38,7 +39,8 @@ def reason(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("reason", ReasonConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed)
+    seed = derived_seed(job.seed("data"), job.stage)
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, seed)
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,
@@ -47,7 +49,8 @@ def reason(job: Job) -> None:
         identity={"execution": job.key},
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",
-        seed=job.seed,
+        data_seed=job.seed("data"),
+        sampling_seed=job.seed("sampling"),
         balance=Balance.of(config),
         emit=job.emit,
         shared_disk=job.shared_disk,

@@ -83,7 +83,7 @@ class Study:
         params, model, tokenizer = load_weights(checkpoint)
         held_out_config = config.evaluate.held_out
         assert held_out_config is not None
-        drawn = generated(held_out_config.tasks, config.seed, "held_out")
+        drawn = generated(held_out_config.tasks, config.seeds.evaluation, "held_out")
         held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
         return cls(
             on_device(params), model, tokenizer_for(tokenizer), load_problems(config.reason.problems, 1), held_out

@@ -83,11 +83,12 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
     )
     out = work / "weights"
-    facts = pretrain(Pretraining(settings, model, config.tokenizer, sources, seed), work, out, silent)
+    pretraining = Pretraining(settings, model, config.tokenizer, sources, data_seed=seed, weights_seed=seed)
+    facts = pretrain(pretraining, work, out, silent)
     params, _, tokenizer = load_weights(out)
     held_out_config = config.evaluate.held_out
     assert held_out_config is not None
-    drawn = problems(held_out_config.tasks, config.seed, "held_out")
+    drawn = problems(held_out_config.tasks, config.seeds.evaluation, "held_out")
     held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
     # Only the evaluation of the study is used: its sampling and its grader.
     solved = Study(params, model, tokenizer_for(tokenizer), [], held_out).solved(params, 0.0)

@@ -20,7 +20,7 @@ from data.sources.local_files import (
     read_jsonl,
     read_parquet_batches,
 )
-from data.sources.reasoning_gym import Problem, problems
+from data.sources.reasoning_gym import Problem, derived_seed, problems
 from data.sources.slips import Slips
 from data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
 from data.sources.wikipedia import articles, web_record
@@ -36,7 +36,7 @@ _FORMS = {"wikipedia": "web", "reasoning": "synth"}
 _SAMPLE_COLUMNS = ("id", "url", "synth_id")  # not trained on; read only to identify the samples that are displayed
 
 
-def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile]:
+def list_files(source: SourceConfig, folder: Path) -> list[SourceFile]:
     """List the files of `source` in order; if its `records` is set, only those with its first `records` rows.
 
     Files that must be downloaded to count their rows go to `folder` and are removed afterwards. Raises `ConfigError`
@@ -49,7 +49,7 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
         )
     # Sources from packages: their records are divided into ranges.
     if source.reader == "wikipedia":
-        count = len(articles(seed))
+        count = len(articles())
         return _ranges("wikipedia", min(count, source.records or count), ARTICLES_PER_FILE)
     if source.reader == "reasoning":
         if source.records is None:
@@ -74,13 +74,13 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
     return _first_records(files, source.records, count_rows)
 
 
-def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """Read one file and apply the language and score filters of `source`; dropped rows are counted in the batches.
 
     A row whose language or score is unknown is dropped too. A file of the Hub is downloaded into `folder`, then
     removed. Raises `ConfigError` for a file that cannot be read, `Retryable` for a temporary failure.
     """
-    for batch in _batches(source, seed, file, folder):
+    for batch in _batches(source, file, folder):
         if source.languages:
             languages = batch.columns["language"]
             batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
@@ -111,13 +111,13 @@ def stand_in_of(source: SourceConfig) -> str | None:
     return STAND_INS.get(source.reader)
 
 
-def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+def _batches(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """The rows of one file or range, before the filters."""
     end = None if file.rows is None else file.first + file.rows
     if source.reader == "wikipedia":
-        yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
+        yield from batched(map(web_record, articles()[file.first : end]), "web")
     elif source.reader == "reasoning":
-        generated = problems(source.tasks, seed + (source.seed_offset or 0), "train")
+        generated = problems(source.tasks, derived_seed(source.seed or 0, source.name), "train")
         slips = Slips(source.tasks)
         records = (synth_record(slips.apply(problem)) for problem in generated)
         yield from batched(itertools.islice(records, file.first, end), "synth")

@@ -2,8 +2,9 @@
 
 They stand in for SYNTH offline and are the problems of the reinforcement-learning stages. Each rationale is computed
 here from the generator's metadata, so it is always right; a source of text may plant mistakes in it afterwards
-(`data.sources.slips`). Train, guard and held-out problems are disjoint by construction: a hash of the question's text
-decides its split, independent of seed, task mix and order.
+(`data.sources.slips`). Problems of texts ("train"), of the reinforcement stages ("reinforce"), of their guard and of
+the evaluation are disjoint by construction: a hash of the question's text decides its split, independent of seed, task
+mix and order.
 
 `_factory` imports `reasoning_gym` late, and only the generators used here, because many modules need only the types.
 """
@@ -25,7 +26,7 @@ from configs.base import TaskConfig
 from configs.ingest import ARITHMETIC_TASKS
 from data.sources.calculation import Operation, Result, sum_of, text_of, work_out
 
-ProblemSplit = Literal["train", "guard", "held_out"]
+ProblemSplit = Literal["train", "reinforce", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the split, after which a task is exhausted
@@ -58,12 +59,18 @@ class Problem:
     operations: tuple[Operation, ...] = field(default=(), repr=False)
 
 
+def derived_seed(seed: int, name: str) -> int:
+    """A seed below 2**62 for one use of `seed`, unrelated to those of other names and seeds."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 2
+
+
 def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:
     """Generate distinct problems of one split in a deterministic order, until every task is exhausted.
 
     Raises `ConfigError` for an unknown task, or a parameter that its generator refuses.
     """
-    generators = []
+    # Problem i of a generator's seed s + 1 is problem i + 1 of its seed s, so seeds in a row must be spread.
+    seed, generators = derived_seed(seed, "generators"), []
     for task in tasks:
         if task.name not in (known := (*ARITHMETIC_TASKS, *_RATIONALES)):
             known_names = ", ".join(known)
@@ -90,9 +97,9 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
 
 
 def problem_split(question: str) -> ProblemSplit:
-    """The split of a question, by its hash: 5 % held out, 5 % guard (checked during training), 90 % train."""
+    """The split of a question, by its hash: 5 % held out, 5 % guard, 20 % reinforce, 70 % train."""
     bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
-    return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"
+    return "held_out" if bucket == 0 else "guard" if bucket == 1 else "reinforce" if bucket < 6 else "train"
 
 
 def is_correct(problem: Problem, answer: str) -> bool:

@@ -93,11 +93,15 @@ def test_the_verdict_is_two_sentences_from_the_first_stage_to_the_last(data, row
 
 
 def test_the_line_below_the_title_says_whose_results_these_are():
-    about = {"configuration": "local", "seeds": [1], "commits": ["abc", "def-dirty"], "machines": ["vm"]}
+    seeds = {"data": [1], "weights": [1], "sampling": [1], "evaluation": [0]}
+    about = {"configuration": "local", "seeds": seeds, "commits": ["abc", "def-dirty"], "machines": ["vm"]}
     line = about_line(about | {"run": "r1", "artifacts": 3, "newest": "2026-11-22 22:14:48"})
     assert line.startswith("configuration local · seed 1 · commit abc, def-dirty · machine vm · run r1")
     assert line.endswith("3 artifacts, the newest of 2026-11-22 22:14:48 UTC")
     assert about_line({}) == ""
+    assert about_line({"seeds": {"evaluation": [0]}}) == ""
+    assert about_line({"seeds": {"data": [1], "weights": [1, 2]}}) == "data seed 1 · weights seed 1, 2"
+    assert about_line({"seeds": seeds | {"evaluation": [3]}}) == "seed 1 · evaluation seed 3"
 
 
 def test_the_sentence_names_only_gains_whose_interval_is_above_zero(data, rows):

@@ -132,8 +132,8 @@ def test_a_source_with_slips_is_labelled_as_such(tmp_path):
     source = SourceConfig(name="s", reader="reasoning", form="synth", records=64, tasks=tasks())
     assert "mistakes are planted" in stand_in_of(source)
     assert stand_in_of(source.model_copy(update={"tasks": tuple(tasks(None))})) == REASONING_STAND_IN
-    (file,) = list_files(source, 1, tmp_path)
-    (batch,) = read_file(source, 1, file, tmp_path)
+    (file,) = list_files(source, tmp_path)
+    (batch,) = read_file(source, file, tmp_path)
     steps = [s for text in batch.columns["synthetic_reasoning"] for s in statements_of(text)]
     assert 0.1 < sum(not s.is_right for s in steps) / len(steps) < 0.4
 

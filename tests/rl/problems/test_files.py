@@ -67,10 +67,11 @@ def test_every_question_is_in_one_split_once(source):
     rows = [{"question": f"What is {n} / 4?", "answer": f"{n}/4"} for n in range(60)]
     problems = list(read_problems(source(*rows, rows[0])))
     assert [problem.question for problem in problems] == [row["question"] for row in rows]
-    counts = {split: sum(problem_split(p.question) == split for p in problems) for split in ("train", "guard")}
-    for split, count in counts.items():
+    # No text is made from a file, so what generators keep for the text is trained on here.
+    for split, hashed in {"train": {"train", "reinforce"}, "guard": {"guard"}}.items():
+        count = sum(problem_split(p.question) in hashed for p in problems)
         drawn = load(ProblemsConfig(count=count, **source(*rows).model_dump()), 0, split)
-        assert {problem_split(problem.question) for problem in drawn} == {split}
+        assert {problem_split(problem.question) for problem in drawn} == hashed
 
 
 def test_optional_fields_and_lines_with_other_separators(source):

@@ -41,7 +41,7 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
                 model,
                 TOKENIZER,
                 load(ProblemsConfig(tasks=SUMS, count=12), 0),
-                load_guard(ProblemsConfig(tasks=SUMS), policy(steps=steps, **changes), 0),
+                load_guard(ProblemsConfig(tasks=SUMS), policy(steps=steps, **changes)),
             ),
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, "sync_every": 3, **changes}),
@@ -49,7 +49,8 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
             identity={"run": 1},
             work=folder,
             rollouts=folder / "rollouts.jsonl",
-            seed=7,
+            data_seed=7,
+            sampling_seed=7,
             emit=emit,
         )
         params, facts = reinforce(reinforcement, initialise(model, 0))

@@ -74,7 +74,7 @@ def run(
     root: Path, config: PretrainConfig | None = None, emit: Emit = silent, name: str = "run", seed: int = 0
 ) -> dict[str, Any]:
     """Train under `root`, with shared shards, and work and output in the folder `name`."""
-    pretraining = Pretraining(config or settings(), MODEL, TOKENIZER, sources(root), seed)
+    pretraining = Pretraining(config or settings(), MODEL, TOKENIZER, sources(root), seed, seed)
     return train(pretraining, root / name / "work", root / name / "out", emit)
 
 
