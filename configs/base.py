@@ -47,6 +47,9 @@ def fingerprint(value: Any) -> str:
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+TrainOn = Literal["replies", "all"]
+"""Which targets of a source are trained on: those of the replies alone, or those of the prompts as well."""
+
 
 class TaskConfig(Section):
     """One generator of verifiable problems (`data/sources/reasoning_gym.py`)."""

@@ -9,7 +9,7 @@ from typing import cast
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from configs.base import Operational, Section
+from configs.base import Operational, Section, TrainOn
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -26,6 +26,8 @@ from configs.operation import (
     TelemetryConfig,
 )
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+
+DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 
 
 class RunConfig(Section):
@@ -57,9 +59,14 @@ class RunConfig(Section):
         """The section `[deploy.NAME]`, or its defaults."""
         return self.deploy.get(cast(Deployed, name), DeployConfig())
 
+    @property
+    def train_on(self) -> dict[str, TrainOn]:
+        """Which targets are trained on, by the name of the token source in a mixture."""
+        return {source.name: source.train_on for source in self.ingest.sources} | {DISTILLED: self.distill.train_on}
+
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":
-        source_names = {source.name for source in self.ingest.sources} | {"distilled"}
+        source_names = {*self.train_on}
         for phase in self.pretrain.phases:
             if unknown := set(phase.mixture) - source_names:
                 raise ValueError(

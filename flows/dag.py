@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
-from configs.schema import RunConfig
+from configs.schema import DISTILLED, RunConfig
 from tasks.align import align
 from tasks.distill import distill
 from tasks.engine.stage import Stage
@@ -29,7 +29,6 @@ from tasks.reason import reason
 from tasks.report import report
 from tasks.self_distill import self_distill
 
-DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
 TRAINED = ("pretrain", "align", "reason", "self_distill")  # each stage trains the checkpoint of the one before
 
@@ -72,6 +71,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     settings = config.model_dump(mode="json")
     # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
     starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
+    # Read by pretraining alone. The default is left out of the key, as an unset field is.
+    settings["distill"].pop("train_on")
 
     # The seed belongs to every section; the rest is only what the stage reads, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
@@ -96,6 +97,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # All sources of all phases are inputs, whichever phase reads them first: pretraining is one step.
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
+    replies = {name: value for name in names if (value := config.train_on[name]) != "all"}
+    targets = {"train_on": replies} if replies else {}
     evaluation = evaluate_section(config)
     steps = [
         Step("held_out", held_out, section(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
@@ -108,7 +111,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             documents | questions,
             resource_of(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, section("pretrain", "model"), mixture, "accelerator"),
+        Step("pretrain", pretrain, section("pretrain", "model", **targets), mixture, "accelerator"),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
         Step("align", align, section("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
         Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
@@ -202,7 +205,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
-        section["source"] = settings["sources"][number]
+        # Shards are the same whatever is trained on.
+        section["source"] = {name: value for name, value in settings["sources"][number].items() if name != "train_on"}
         needs, unwritten = dict(questions), []
         if across:
             earlier = config.ingest.sources[:number]

@@ -271,7 +271,8 @@ def update(
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
     """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): mean over all tokens of A_i * CE.
 
-    A_i is the advantage of the token's trace. `tx_of` makes the optimizer for a learning-rate schedule, here the
+    A_i is the advantage of the token's trace. The tokens are those of the completions: prompts have weight 0, whatever
+    `train_on` their source in pretraining had. `tx_of` makes the optimizer for a learning-rate schedule, here the
     constant `rate`. Returns parameters, state, the loss, and what `finite_update` measured.
 
     The cross-entropy is computed at temperature 1, whatever the sampling temperature was: this is supervised learning,

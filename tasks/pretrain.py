@@ -36,7 +36,7 @@ def pretrain(job: Job) -> None:
     start = None
     if START in job.inputs:
         start = Start(job.inputs[START], rows_before(job.inputs[START], sources))
-    pretraining = Pretraining(config, model, tokenizer, sources, job.seed, start)
+    pretraining = Pretraining(config, model, tokenizer, sources, job.seed, start, job.section.get("train_on", {}))
     out = job.output("checkpoint")
     facts = train(pretraining, job.scratch, out, job.emit, job.remote_files, shared_disk=job.shared_disk)
     job.describe("checkpoint", **facts, stand_ins=[])
