@@ -42,8 +42,8 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "bits_per_byte": Metric(
             "Bits per byte",
             "bits per byte",
-            "The loss for each byte of the targets trained on, comparable between tokenizers, but not between settings of "
-            "train_on.",
+            "The loss for each byte of the targets trained on, comparable between tokenizers, but not between "
+            "settings of train_on.",
             "Lower is better; about 1 is a good small model on web text.",
         ),
         "learning_rate": Metric(
@@ -81,7 +81,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "tokens_per_second": Metric(
             "Speed",
             SPEED,
-            "Positions read in training, padding and prompts included, or tokens written, in a second; pauses left out.",
+            "Positions trained on (with padding and prompts) or tokens written in a second, pauses left out.",
             "Flat; a dip is a busy machine.",
         ),
         "step_seconds": Metric("Step time", "s", "Median time of a step.", "Flat."),
