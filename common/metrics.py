@@ -35,13 +35,15 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "loss": Metric(
             "Loss",
             NATS,
-            "Mean cross-entropy of the targets since the last point.",
+            "Mean cross-entropy of the targets trained on since the last point; of a source with train_on = replies "
+            "those of its replies.",
             "Falls fast at first, then ever more slowly; a lasting rise means a learning rate that is too high.",
         ),
         "bits_per_byte": Metric(
             "Bits per byte",
             "bits per byte",
-            "The loss for each byte of text, comparable between tokenizers.",
+            "The loss for each byte of the targets trained on, comparable between tokenizers, but not between "
+            "settings of train_on.",
             "Lower is better; about 1 is a good small model on web text.",
         ),
         "learning_rate": Metric(
@@ -79,7 +81,7 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "tokens_per_second": Metric(
             "Speed",
             SPEED,
-            "Tokens trained on or written in a second, pauses left out.",
+            "Positions trained on (with padding and prompts) or tokens written in a second, pauses left out.",
             "Flat; a dip is a busy machine.",
         ),
         "step_seconds": Metric("Step time", "s", "Median time of a step.", "Flat."),
@@ -110,14 +112,15 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "validation_loss": Metric(
             "Validation loss",
             NATS,
-            "Loss on texts that are not trained on.",
+            "Loss on texts that are held out, over the same targets as the loss: with train_on = replies, those of the "
+            "replies.",
             "Falls with the loss; a rise while the loss falls is overfitting.",
             smooth=False,
         ),
         "validation_bits_per_byte": Metric(
             "Validation bits per byte",
             "bits per byte",
-            "Bits per byte on texts that are not trained on.",
+            "Bits for each byte of those targets, on texts that are held out.",
             "Falls with the training curve.",
             smooth=False,
         ),
@@ -310,7 +313,9 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Mean difficulty", "0 to 1", "Mean difficulty of the kept documents.", "Spread over the scale."
         ),
         "tokens": Metric("Tokens", "tokens", "Tokens written.", "As the budget of training asks."),
-        "cropped": Metric("Cropped", "documents", "Documents cut at the context's length.", "Few."),
+        "cropped": Metric(
+            "Cropped", "tokens", "Tokens of documents beyond the length of a row, which are left out.", "Few."
+        ),
         "padded": Metric(
             "Padding", "tokens", "Positions of the rows that hold no text.", "A small share of the tokens."
         ),

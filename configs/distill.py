@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, refuse_removed
+from configs.base import Operational, Section, Seed, Share, TrainOn, refuse_removed
 from configs.endpoint import refuse_secrets
 
 
@@ -138,6 +138,8 @@ class DistillConfig(Section):
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
     same_language: bool = True  # reject a document in another language than its query, if both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
+    # Train on all targets of documents, or on those of the replies alone; in the key of `pretrain`, not of `distill`.
+    train_on: TrainOn = "all"
     chunk: Operational[PositiveInt] = 1024  # prompts in a file; a resumed run repeats the checks of unfinished files
 
     @model_validator(mode="before")

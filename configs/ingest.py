@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, TaskConfig
+from configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn
 
 ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 
@@ -71,6 +71,9 @@ class SourceConfig(Section):
     validation_share: Share = 0.01  # share of the documents for validation, not trained on
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker has one file in memory
+    # Form "synth": train on all targets, or on those of the replies alone. Only pretraining reads it, so that it is in
+    # the key of `pretrain` and not of `ingest` (flows/dag.py): another value ingests nothing again.
+    train_on: TrainOn = "all"
     languages: tuple[str, ...] = ()  # drop records in other or unknown languages; empty: keep all
     minimum_score: float | None = None  # FineWeb-Edu's `score`: drop records below it, or without one
     license: Operational[str] = ""  # of the text, for data and model cards
@@ -85,6 +88,10 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
         if self.reader != "reasoning" and self.seed is not None:
             raise ValueError(f"source {self.name!r}: only reader 'reasoning' draws its records by a `seed`")
+        if self.train_on == "replies" and self.form == "web":
+            raise ValueError(
+                f"source {self.name!r}: train_on 'replies' needs prompts, and form 'web' has none: leave it out"
+            )
         return self
 
     @property

@@ -9,7 +9,7 @@ from typing import cast
 
 from pydantic import Field, model_validator
 
-from configs.base import Operational, Section, Seed, SeedName
+from configs.base import Operational, Section, Seed, SeedName, TrainOn
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -41,6 +41,9 @@ class SeedsConfig(Section):
     # Generated test problems, selection of a benchmark's items, order of options, answers, bootstrap. `seed` does not
     # set it: what is measured stays the same over runs.
     evaluation: Seed = 0
+
+
+DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 
 
 class RunConfig(Section):
@@ -84,9 +87,14 @@ class RunConfig(Section):
         """The section `[deploy.NAME]`, or its defaults."""
         return self.deploy.get(cast(Deployed, name), DeployConfig())
 
+    @property
+    def train_on(self) -> dict[str, TrainOn]:
+        """Which targets are trained on, by the name of the token source in a mixture."""
+        return {source.name: source.train_on for source in self.ingest.sources} | {DISTILLED: self.distill.train_on}
+
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":
-        source_names = {source.name for source in self.ingest.sources} | {"distilled"}
+        source_names = {*self.train_on}
         for phase in self.pretrain.phases:
             if unknown := set(phase.mixture) - source_names:
                 raise ValueError(

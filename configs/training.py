@@ -49,7 +49,7 @@ class PhaseConfig(Section):
     """A phase of pretraining."""
 
     name: str
-    tokens: PositiveInt  # length of the phase
+    tokens: PositiveInt  # length of the phase in positions read; padding and prompts count, trained on or not
     mixture: dict[str, PositiveFloat]  # token source -> weight; rows are drawn in proportion
 
 

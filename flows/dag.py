@@ -17,7 +17,7 @@ from configs.base import SeedName
 from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
-from configs.schema import RunConfig
+from configs.schema import DISTILLED, RunConfig
 from configs.training import TRAINED
 from tasks.align import align
 from tasks.distill import distill
@@ -31,7 +31,6 @@ from tasks.reason import reason
 from tasks.report import report
 from tasks.self_distill import self_distill
 
-DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
 
 
@@ -73,6 +72,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     settings = config.model_dump(mode="json")
     # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
     starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
+    # Read by pretraining alone. The default is left out of the key, as an unset field is.
+    settings["distill"].pop("train_on")
 
     # Only what the stage reads, seeds included, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
@@ -100,6 +101,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # All sources of all phases are inputs, whichever phase reads them first: pretraining is one step.
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
+    replies = {name: value for name in names if (value := config.train_on[name]) != "all"}
+    targets = {"train_on": replies} if replies else {}
     evaluation = evaluate_section(config)
     drawn = seeds("data", "sampling")  # of the stages that draw problems and sample completions
     steps = [
@@ -116,7 +119,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
         Step(
             "pretrain",
             pretrain,
-            section("pretrain", "model", seeds=seeds("data", "weights")),
+            section("pretrain", "model", seeds=seeds("data", "weights"), **targets),
             mixture,
             "accelerator",
         ),
@@ -235,7 +238,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
     steps = []
     for number, source in enumerate(config.ingest.sources):
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
-        section["source"] = settings["sources"][number]
+        # Shards are the same whatever is trained on.
+        section["source"] = {name: value for name, value in settings["sources"][number].items() if name != "train_on"}
         if source.reader == "reasoning" and source.seed is None:
             section["source"] |= {"seed": config.effective_seeds["data"]}
         needs, unwritten = dict(questions), []

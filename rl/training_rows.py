@@ -1,5 +1,7 @@
 """Padded batches of completions for the training forward pass, in few shapes, because each shape is compiled.
 
+Only completions are trained on: a prompt's targets have weight 0, as with `train_on = "replies"` in pretraining.
+
 `batches` makes whole rows: prompt, then sampled ids, padded on the right. `completion_batches` makes rows of the
 completions alone, each with the index of its prompt in `prompts_of`, so that a prompt is computed once for all of them.
 """
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.tokens.target_weights import target_weights
 from model.decoding.buckets import length_buckets
 
 RowBatch = dict[str, np.ndarray]
@@ -53,10 +56,11 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
             tokens = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
             start, end = len(row.prompt_ids), len(row)
             # The target at column i is the token at i + 1, so the completion's targets begin at `start` - 1.
+            columns = np.arange(width)
             batch["tokens"][index, :end] = tokens
             batch["segments"][index, :end] = 1
             batch["targets"][index, : end - 1] = tokens[1:]
-            batch["weights"][index, start - 1 : end - 1] = row.weight
+            batch["weights"][index] = row.weight * target_weights(columns < end - 1, columns, start)
             # The sampler inserted this token, so the policy neither earns nor loses by it.
             if row.forced is not None:
                 batch["weights"][index, start - 1 + row.forced] = 0.0

@@ -70,7 +70,8 @@ def distill(job: Job) -> None:
     }
     job.describe("documents", **documents, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
-    card = write_card(job.output("data_card"), {**documents, "retrieval": index.facts}, result.stats, config)
+    more = {"retrieval": index.facts, "rows": corpus.row_figures()}
+    card = write_card(job.output("data_card"), documents | more, result.stats, config)
     job.describe("data_card", **card, documents=counts["documents"])
 
 

@@ -79,6 +79,16 @@ class PublishedTokens:
     contaminated: dict[str, int]  # hits by benchmark
     tokens_per_second: float  # of tokenising, in one process
 
+    def row_figures(self) -> dict[str, float]:
+        """Shares of the training rows: of filled positions, of cropped documents, of targets that are in replies.
+
+        The last is what `train_on = "replies"` trains on; web text has none.
+        """
+        index = self.index
+        share = None if index.form == "web" else index.trained_share("replies")
+        figures = {"fill": index.fill(), "cropped_share": index.cropped_share(), "reply_share": share}
+        return {name: round(value, 4) for name, value in figures.items() if value is not None}
+
     def facts(self) -> dict[str, Any]:
         """The counts as plain data, with the names that manifests show."""
         index = self.index
@@ -96,6 +106,7 @@ class PublishedTokens:
             "cropped": index.total("cropped"),
             "cropped_documents": index.total("cropped_documents"),
             "padded": index.total("padded"),
+            **self.row_figures(),
             "bytes_per_token": self.bytes_per_token,
             "disk_bytes_per_token": round(disk, 4),
         }

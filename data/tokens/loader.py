@@ -16,12 +16,15 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.files import RemoteFiles
+from configs.base import TrainOn
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.shuffle import permute
 from data.tokenizer import tokenizer_for
 from data.tokens.row_reader import OpenFiles, PackedRow, RowReader
 from data.tokens.shards import REBUILD, ShardIndex, read_index, verify_shards
+from data.tokens.source_reading import SourceReading
+from data.tokens.target_weights import target_weights
 
 Batch = dict[str, np.ndarray]
 MILLION = 1_000_000  # shares are rounded to a millionth, so that row number times share stays within int64
@@ -70,6 +73,16 @@ class Mixture:
             remaining -= counts[-1]
         return np.array([*counts, remaining], np.int64)
 
+    def rows_by_source(self, rows: int) -> dict[str, int]:
+        """`counts` by the names of the sources."""
+        return dict(zip(self.sources, self.counts(rows).tolist(), strict=True))
+
+
+def phase_rows(phase: PhaseConfig, batch_rows: int, row_length: int) -> tuple[int, dict[str, int]]:
+    """(steps, rows of each source) of a phase, which ends when `phase.tokens` positions are read, padding included."""
+    steps = -(-phase.tokens // (batch_rows * row_length))
+    return steps, Mixture(phase.mixture).rows_by_source(steps * batch_rows)
+
 
 class Loader:
     """Batches for pretraining from several token sources; `rows` is the number of training rows by source.
@@ -78,6 +91,7 @@ class Loader:
     counts as tokens. `before`: rows of each source that an earlier run has drawn; this run continues after them. With
     `hosts` > 1, `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows / hosts. `source`
     in a batch indexes `names`. `remote` opens shards that are not in the folders, and verifies what it downloads.
+    `train_on`: "replies" for the sources of which only the replies are trained on; the other ones are as a whole.
 
     Raises `ConfigError` naming the artifact if its shards are damaged, or of another tokenizer or row length.
     """
@@ -93,6 +107,7 @@ class Loader:
         host: int = 0,
         hosts: int = 1,
         remote: RemoteFiles | None = None,
+        train_on: Mapping[str, TrainOn] | None = None,
     ) -> None:
         if batch_rows % hosts:
             raise ConfigError(f"pretrain.batch_rows {batch_rows} does not divide among {hosts} hosts")
@@ -100,13 +115,23 @@ class Loader:
         indexes = {name: _checked_index(name, folder, tokenizer, remote) for name, folder in folders.items()}
         self.names: tuple[str, ...] = tuple(folders)
         self.row_length: int = _common_row_length(folders, indexes)
+        self.train_on: dict[str, TrainOn] = {name: (train_on or {}).get(name, "all") for name in self.names}
+        for name, index in indexes.items():
+            _check_train_on(name, index, self.train_on[name])
         # The readers of all sources share one cache of open files.
         shards = [entry for index in indexes.values() for entry in index.shards]
         files = OpenFiles(len(shards), remote, max((entry.bytes for entry in shards), default=1))
         end_of_text = tokenizer_for(tokenizer).end_of_text
-        self._readers = {name: RowReader(folders[name], index, end_of_text, files) for name, index in indexes.items()}
+        self._readers = {
+            name: RowReader(folders[name], index, end_of_text, files, self.train_on[name])
+            for name, index in indexes.items()
+        }
         self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
         self.rows: dict[str, int] = {name: reader.rows("train") for name, reader in self._readers.items()}
+        self._shares = {
+            name: (index.fill(), index.cropped_share(), index.trained_share(self.train_on[name]))
+            for name, index in indexes.items()
+        }
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
         # A phase begins at the step where the previous one ended; epochs of a source continue across phases.
         self._phases: list[_Phase] = []
@@ -120,11 +145,11 @@ class Loader:
                     )
                 if not self.rows[name]:
                     raise ConfigError(f"tokens artifact {folders[name]}: source {name!r} has no training rows")
-            steps = -(-config.tokens // (batch_rows * self.row_length))
+            steps, counts = phase_rows(config, batch_rows, self.row_length)
             phase = _Phase(config.name, first, Mixture(config.mixture), dict(drawn))
             self._phases.append(phase)
-            for name, count in zip(phase.mixture.sources, phase.mixture.counts(steps * batch_rows), strict=True):
-                drawn[name] += int(count)
+            for name, count in counts.items():
+                drawn[name] += count
             first += steps
         self.steps: int = first
         self.rows_drawn: dict[str, int] = {name: drawn[name] - before[name] for name in self.names}
@@ -139,13 +164,16 @@ class Loader:
     def rows_drawn_by(self, step: int) -> dict[str, int]:
         """Rows of each source that the first `step` steps draw, including those that an earlier run drew (`before`)."""
         phase = self._phase(step - 1)
-        counts = phase.mixture.counts((step - phase.first) * self._batch_rows)
-        drawn = dict(zip(phase.mixture.sources, counts.tolist(), strict=True))
+        drawn = phase.mixture.rows_by_source((step - phase.first) * self._batch_rows)
         return {name: before + drawn.get(name, 0) for name, before in phase.drawn_before.items()}
 
     def epochs(self, source: str) -> float:
         """Number of passes over the training rows of `source` in all phases together."""
         return self.rows_drawn[source] / max(1, self.rows[source])
+
+    def reading(self) -> dict[str, SourceReading]:
+        """How each source is read, in all phases together."""
+        return {name: SourceReading(self.train_on[name], *self._shares[name], self.epochs(name)) for name in self.names}
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`, this host's rows: the arrays of `assemble`, `source` and `bytes`.
@@ -211,23 +239,26 @@ def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
 
     tokens int32 (0 in padding), targets int32 (the next token of the same document, else 0), segments int32 (from 1,
     one per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where the
-    target is trained on, else 0).
+    target is trained on, else 0: see `data.tokens.target_weights`).
     """
     shape = (len(rows), row_length)
-    tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    following = np.array([[-1 if next_id is None else next_id] for _, _, next_id in rows], np.int32).reshape(-1, 1)
+    tokens, segments, positions, prompts = (np.zeros(shape, np.int32) for _ in range(4))
+    following = np.array([[-1 if row.following is None else row.following] for row in rows], np.int32).reshape(-1, 1)
     if rows:
-        row_lengths = np.array([len(ids) for ids, _, _ in rows])
-        pieces = np.array([len(lengths) for _, lengths, _ in rows])
-        lengths = np.concatenate([lengths for _, lengths, _ in rows]).astype(np.int64)
+        row_lengths = np.array([len(row.ids) for row in rows])
+        pieces = np.array([len(row.lengths) for row in rows])
+        lengths = np.concatenate([row.lengths for row in rows]).astype(np.int64)
         filled = np.arange(row_length) < row_lengths[:, None]
-        tokens[filled] = np.concatenate([ids for ids, _, _ in rows])
+        tokens[filled] = np.concatenate([row.ids for row in rows])
         # Pieces and tokens are numbered over all rows at once; subtracting the number at the start of the row (of the
         # piece) makes the numbers local.
         of_row = np.arange(1, len(lengths) + 1) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         segments[filled] = np.repeat(of_row, lengths)
         positions[filled] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    # A target is trained on if the next token is in the same piece, or continues the last piece in the next row.
+        if any(row.prompts is not None for row in rows):
+            of_piece = [np.zeros_like(row.lengths) if row.prompts is None else row.prompts for row in rows]
+            prompts[filled] = np.repeat(np.concatenate(of_piece), lengths)
+    # A token has a target if the next token is in the same piece, or continues the last piece in the next row.
     same = np.concatenate([(segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), following >= 0], axis=1)
     targets = np.where(same, np.concatenate([tokens[:, 1:], following], axis=1), 0).astype(np.int32)
     return {
@@ -235,7 +266,7 @@ def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
         "targets": targets,
         "segments": segments,
         "positions": positions,
-        "weights": same.astype(np.float32),
+        "weights": target_weights(same, positions, prompts),
     }
 
 
@@ -260,6 +291,17 @@ def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig, remote: 
     if remote is None and index.total("bytes") <= DIGEST_LIMIT:
         verify_shards(folder, index)
     return index
+
+
+def _check_train_on(name: str, index: ShardIndex, train_on: TrainOn) -> None:
+    """Raise `ConfigError` if a source is to be trained on replies that it does not have."""
+    if train_on == "replies" and index.form == "web":
+        raise ConfigError(f"source {name!r}: train_on 'replies' needs prompts, and form 'web' has none: leave it out")
+    if index.trained_share(train_on) == 0:
+        raise ConfigError(
+            f"source {name!r}: train_on 'replies' leaves nothing to train on, because every prompt fills its row of "
+            f"{index.row_length} tokens: raise ingest.row_length"
+        )
 
 
 def _common_row_length(folders: Mapping[str, Path], indexes: Mapping[str, ShardIndex]) -> int:

@@ -81,41 +81,23 @@ class ConcatPacker:
 
 
 @dataclass
-class FirstFitPacker:
-    """Puts each document uncut into the first row that has room for it.
-
-    A document longer than a row is cropped to its first `row_length` tokens, which fill a row. Dropping such documents
-    would lose most of the long reasoning in SYNTH; and because a cropped one has no end marker, the model does not
-    learn to stop early.
-    """
+class FirstFit:
+    """Rows of `row_length` tokens, each with some free: a document goes to the first one with room for it."""
 
     row_length: int
-    _documents: list[np.ndarray] = field(default_factory=list)
-    _prompts: list[int] = field(default_factory=list)
-    _row_of: list[int] = field(default_factory=list)
     # Free tokens of each row [blocks, BLOCK], and the maximum of each block [blocks]: a search looks at the maxima and
     # at one block, not at every row.
     _free: np.ndarray = field(default_factory=lambda: np.zeros((1, BLOCK), np.int64))
     _most_free: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    _cropped_documents: int = 0
-    _cropped_tokens: int = 0
     rows: int = 0
 
-    def add(self, ids: np.ndarray, prompt: int) -> None:
-        """Place one document, whose first `prompt` tokens come before the assistant's part."""
-        if not len(ids):
-            return
-        if len(ids) > self.row_length:
-            self._cropped_documents += 1
-            self._cropped_tokens += len(ids) - self.row_length
-            ids = ids[: self.row_length]
-        row = self._first_fit(len(ids))
+    def place(self, length: int) -> int:
+        """Take `length` tokens of the first row with room for them, or of a new row; returns its number."""
+        row = self._first_fit(length)
         block, column = divmod(row, BLOCK)
-        self._free[block, column] -= len(ids)
+        self._free[block, column] -= length
         self._most_free[block] = self._free[block].max()
-        self._documents.append(ids)
-        self._prompts.append(min(prompt, len(ids)))
-        self._row_of.append(row)
+        return row
 
     def _first_fit(self, length: int) -> int:
         """The number of the first row with room for `length` tokens; a new row if there is none."""
@@ -129,6 +111,52 @@ class FirstFitPacker:
         self._free[block, column] = self.row_length
         self.rows += 1
         return self.rows - 1
+
+
+def packed_lengths(lengths: np.ndarray, row_length: int) -> tuple[float, float]:
+    """(fill, share of cropped documents) of chat records with `lengths` tokens [documents] in rows of `row_length`."""
+    rows = FirstFit(row_length)
+    for length in np.minimum(lengths, row_length).tolist():
+        rows.place(length)
+    tokens = int(np.minimum(lengths, row_length).sum())
+    return tokens / max(1, rows.rows * row_length), float((lengths > row_length).sum()) / max(1, len(lengths))
+
+
+@dataclass
+class FirstFitPacker:
+    """Puts each document uncut into the first row that has room for it.
+
+    A document longer than a row is cropped to its first `row_length` tokens, which fill a row. Dropping such documents
+    would lose most of the long reasoning in SYNTH; and because a cropped one has no end marker, the model does not
+    learn to stop early.
+    """
+
+    row_length: int
+    _documents: list[np.ndarray] = field(default_factory=list)
+    _prompts: list[int] = field(default_factory=list)
+    _row_of: list[int] = field(default_factory=list)
+    _cropped_documents: int = 0
+    _cropped_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._rows = FirstFit(self.row_length)
+
+    @property
+    def rows(self) -> int:
+        return self._rows.rows
+
+    def add(self, ids: np.ndarray, prompt: int) -> None:
+        """Place one document, whose first `prompt` tokens come before the assistant's part."""
+        if not len(ids):
+            return
+        if len(ids) > self.row_length:
+            self._cropped_documents += 1
+            self._cropped_tokens += len(ids) - self.row_length
+            ids = ids[: self.row_length]
+        row = self._rows.place(len(ids))
+        self._documents.append(ids)
+        self._prompts.append(min(prompt, len(ids)))
+        self._row_of.append(row)
 
     def finish(self) -> PackedRows:
         """The rows of all documents added so far; the documents of a row stay in the order they were added."""

@@ -1,5 +1,7 @@
 """Random access to the rows of a `tokens` artifact: two reads per row, independent of the number of shards.
 
+A third one reads the lengths of the prompts, where a source is trained on its replies alone.
+
 The file `rows.u4`, which `write_row_offsets` adds to the artifact, says where each row begins: for every shard in the
 order of the index, `rows + 1` pairs (first token, first piece) of uint32. It is memory-mapped, 8 bytes a row: 1.2 GB
 for 36,000 shards of 4,096 rows, which the page cache holds as far as there is room. For an older artifact without that
@@ -15,11 +17,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from common.errors import ConfigError
 from common.files import RemoteFiles, atomic_path, file_size
+from configs.base import TrainOn
 from data.tokens.shards import REBUILD, ShardEntry, ShardIndex, Split, count_type, token_type
 
 OFFSETS = "rows.u4"
@@ -29,7 +33,17 @@ MOST_FILES = 65_536
 READERS = 8  # threads that read counts or open remote shards
 ROWS_PER_ADVICE = 64  # rows that the kernel is advised of before the first of them is read
 
-PackedRow = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
+
+class PackedRow(NamedTuple):
+    """A row without padding. `following`: the id that continues its last piece in the next row, if there is one.
+
+    `prompts`: leading tokens of each piece that are not trained on; None: all pieces are trained on as a whole.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    prompts: np.ndarray | None
+    following: int | None
 
 
 def write_row_offsets(folder: Path, index: ShardIndex) -> None:
@@ -107,15 +121,21 @@ class OpenFiles:
 
 
 class RowReader:
-    """Reads rows of one artifact; `files` may be shared with other readers. For one thread at a time."""
+    """Reads rows of one artifact; `files` may be shared with other readers. For one thread at a time.
 
-    def __init__(self, folder: Path, index: ShardIndex, end_of_text: int, files: OpenFiles) -> None:
+    With `train_on` "replies" rows have the lengths of their prompts; such an artifact must be of form "synth".
+    """
+
+    def __init__(
+        self, folder: Path, index: ShardIndex, end_of_text: int, files: OpenFiles, train_on: TrainOn = "all"
+    ) -> None:
         self._folder, self._end_of_text, self._files = folder, end_of_text, files
-        self._is_web = index.form == "web"
+        self._is_web, self._reads_prompts = index.form == "web", train_on == "replies"
         self._token_type, self._count_type = token_type(index.tokenizer.vocabulary), count_type(index.row_length)
         self._paths = [f"{folder}/{entry.file}" for entry in index.shards]
         self._tokens = np.array([entry.tokens for entry in index.shards], np.int64)  # of each shard
         self._rows = np.array([entry.rows for entry in index.shards], np.int64)
+        self._pieces = np.array([entry.pieces for entry in index.shards], np.int64)
         # For each split: the index numbers of its shards, and the cumulative number of rows at the end of each.
         self._shards = {
             split: np.array([number for number, entry in enumerate(index.shards) if entry.split == split], np.int64)
@@ -144,44 +164,44 @@ class RowReader:
         reads_next = (after[0] < self._tokens[shards]) & self._is_web
         token_bytes, count_bytes = self._token_type.itemsize, self._count_type.itemsize
         counts_begin = self._tokens[shards] * token_bytes + self._rows[shards] * count_bytes
-        # Byte ranges in the shard: offset and size of the tokens, offset and size of the piece lengths.
-        spans = np.stack(
-            [
-                first[0] * token_bytes,
-                (after[0] - first[0] + reads_next) * token_bytes,
-                counts_begin + first[1] * count_bytes,
-                (after[1] - first[1]) * count_bytes,
-            ],
-            axis=1,
-        ).tolist()
+        # Byte ranges in the shard, as (offset, size): of the tokens, and of the piece lengths.
+        lengths_at, lengths_size = counts_begin + first[1] * count_bytes, (after[1] - first[1]) * count_bytes
+        ranges = [
+            (first[0] * token_bytes, (after[0] - first[0] + reads_next) * token_bytes),
+            (lengths_at, lengths_size),
+        ]
+        if self._reads_prompts:  # they follow the lengths of all pieces of the shard
+            ranges.append((lengths_at + self._pieces[shards] * count_bytes, lengths_size))
+        spans = np.array(ranges).transpose(2, 0, 1).tolist()
         shards, reads_next = shards.tolist(), reads_next.tolist()
         rows: list[PackedRow] = []
         for start in range(0, len(shards), self._files.together):
             block = slice(start, start + self._files.together)
             descriptors = self._descriptors(shards[block])
-            for descriptor, (tokens_at, tokens_size, counts_at, counts_size) in zip(
-                descriptors, spans[block], strict=True
-            ):
-                os.posix_fadvise(descriptor, tokens_at, tokens_size, os.POSIX_FADV_WILLNEED)
-                os.posix_fadvise(descriptor, counts_at, counts_size, os.POSIX_FADV_WILLNEED)
+            for descriptor, span in zip(descriptors, spans[block], strict=True):
+                for offset, size in span:
+                    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
             rows += map(self._row, shards[block], descriptors, reads_next[block], spans[block])
         return rows
 
-    def _row(self, shard: int, descriptor: int, reads_next: bool, span: list[int]) -> PackedRow:
+    def _row(self, shard: int, descriptor: int, reads_next: bool, span: list[list[int]]) -> PackedRow:
         """Read one row by its byte ranges. `reads_next`: the tokens include the one after the row."""
-        tokens_at, tokens_size, counts_at, counts_size = span
         try:
-            tokens, counts = os.pread(descriptor, tokens_size, tokens_at), os.pread(descriptor, counts_size, counts_at)
+            parts = [os.pread(descriptor, size, offset) for offset, size in span]
         except OSError as error:
             raise self._damaged(shard, f"cannot be read ({error.strerror})") from None
-        if (len(tokens), len(counts)) != (tokens_size, counts_size):
+        if [len(part) for part in parts] != [size for _, size in span]:
             raise self._damaged(shard, "is too short")
-        ids, lengths = np.frombuffer(tokens, self._token_type), np.frombuffer(counts, self._count_type)
+        ids, lengths = np.frombuffer(parts[0], self._token_type), np.frombuffer(parts[1], self._count_type)
+        prompts = np.frombuffer(parts[2], self._count_type) if self._reads_prompts else None
         ids, following = (ids[:-1], int(ids[-1])) if reads_next else (ids, None)
         if sum(lengths.tolist()) != len(ids):
             raise self._damaged(shard, f"and {OFFSETS} differ")
+        if prompts is not None and (prompts > lengths).any():
+            raise self._damaged(shard, "is damaged (a prompt is longer than its document)")
         # After an end-of-text the next token begins another document, and is no target.
-        return ids, lengths, None if reads_next and ids[-1] == self._end_of_text else following
+        following = None if reads_next and ids[-1] == self._end_of_text else following
+        return PackedRow(ids, lengths, prompts, following)
 
     def _descriptors(self, shards: list[int]) -> list[int]:
         try:
@@ -194,3 +214,17 @@ class RowReader:
     def _damaged(self, shard: int, problem: str) -> ConfigError:
         name = os.path.relpath(self._paths[shard], self._folder)
         return ConfigError(f"tokens artifact {self._folder}: shard {name} {problem}; {REBUILD}")
+
+
+def read_document_lengths(folder: Path, index: ShardIndex, most: int) -> np.ndarray:
+    """Tokens of each chat record in the first `most` training shards, in row order: int64 [documents].
+
+    Cropped ones have the length of a row. Raises `OSError` for a shard that is not in the folder.
+    """
+    token_size, counts = token_type(index.tokenizer.vocabulary).itemsize, count_type(index.row_length)
+    entries = [entry for entry in index.shards if entry.split == "train"][:most]
+    lengths = [
+        np.fromfile(folder / e.file, counts, e.pieces, offset=e.tokens * token_size + e.rows * counts.itemsize)
+        for e in entries
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *lengths])

@@ -21,6 +21,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.files import INDEX_LIMIT, file_size, read_bounded_text, sha256_of, write_atomically
+from configs.base import TrainOn
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import PackedRows
@@ -33,7 +34,10 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard in the index. `tokens`, `cropped` and `padded` count tokens."""
+    """One shard in the index. `tokens`, `cropped`, `padded` and `prompt_tokens` count tokens.
+
+    `prompt_tokens`: those before the assistant's part; None for web text, and in an index of an earlier version.
+    """
 
     file: str
     split: Split
@@ -46,6 +50,7 @@ class ShardEntry:
     padded: int
     bytes: int
     sha256: str
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,28 @@ class ShardIndex:
     def total(self, count: str, split: Split | None = None) -> int:
         """The sum over shards of one field of `ShardEntry`, for `split` or for both splits."""
         return sum(getattr(entry, count) for entry in self.shards if split in (None, entry.split))
+
+    def fill(self) -> float:
+        """Share of the positions of the training rows that hold a token; the others are padding."""
+        return self.total("tokens", "train") / max(1, self.rows("train") * self.row_length)
+
+    def cropped_share(self) -> float:
+        """Share of the training documents that were cropped to a row."""
+        return self.total("cropped_documents", "train") / max(1, self.total("documents", "train"))
+
+    def trained_share(self, train_on: TrainOn) -> float | None:
+        """Share of the targets of the training rows that have a weight; None if the shards' prompts were not counted.
+
+        Every token but the first of its document is a target, and the replies' targets are all tokens after the
+        prompts. Where a prompt fills its row, no target is left.
+        """
+        if train_on == "all" or self.form == "web":
+            return 1.0
+        if any(entry.prompt_tokens is None for entry in self.shards if entry.split == "train"):
+            return None
+        tokens = self.total("tokens", "train")
+        targets = tokens - self.total("documents", "train")
+        return (tokens - self.total("prompt_tokens", "train")) / max(1, targets)
 
 
 def write_shard(
@@ -92,6 +119,7 @@ def write_shard(
         padded=packed.padded_tokens,
         bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
+        prompt_tokens=None if packed.prompts is None else int(packed.prompts.sum()),
     )
 
 
@@ -159,7 +187,8 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
     if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
         return f"no shard is called {str(entry.file)[:80]!r}"
     counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
-    if any(type(count) is not int or count < 0 for count in counts):
+    optional = () if entry.prompt_tokens is None else (entry.prompt_tokens,)
+    if any(type(count) is not int or count < 0 for count in (*counts, *optional)):
         return f"{entry.file}: counts must be whole numbers of at least 0"
     # Per row its number of pieces; per piece its length, and in chat records also the length of its prompt.
     stored_counts = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)

@@ -36,10 +36,22 @@ def plan(
             metavar="MIXING/CHUNK/REMAT", help="With --compare: only this setting, e.g. fused/32/block. Repeatable."
         ),
     ] = None,
+    row_length: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Also pack the documents of the sources in the store into rows of N tokens, and show how far these "
+            "are filled and how many documents are cropped. Repeatable.",
+        ),
+    ] = None,
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
+    """Estimate memory and time of pretraining by compiling its step for other chips, what it reads, and API costs.
+
+    By source: fill of the rows, share of cropped documents, share of targets trained on, epochs; of one that is not in
+    the store yet only what is certain.
 
     If the chips cannot be planned for, the other estimates are still printed, and the exit code is 2.
     """
@@ -56,6 +68,7 @@ def plan(
     from flows.dag import pipeline_steps
     from flows.forecast import forecast_calls, forecast_lines
     from flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
+    from flows.reading_forecast import forecast_reading, pack_anew, reading_markdown
 
     store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
@@ -73,14 +86,18 @@ def plan(
             # forecast of the calls.
             plan_error = error
     calls = forecast_calls(steps, store)
+    sources, anew = forecast_reading(run_config, store), pack_anew(run_config, store, row_length or ())
     if as_json:
         more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
+        more |= {"sources": {name: asdict(row) for name, row in sources.items()}, "rows": [asdict(row) for row in anew]}
         text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
         plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
         typer.echo(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
     else:
         if plan_error is None:
             print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
+        if sources:
+            print_markdown(reading_markdown(sources, anew))
         for line in forecast_lines(calls):
             typer.echo(line)
         for heading, lines in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):

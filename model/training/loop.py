@@ -21,11 +21,13 @@ import numpy as np
 from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
 from common.files import RemoteFiles, sha256_of
+from configs.base import TrainOn
 from configs.keys import key_fields
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Batch, Loader
+from data.tokens.source_reading import READING, reading_line
 from model.capacity.flops import peak_of, training_flops
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows, whole_on_hosts
@@ -59,7 +61,8 @@ class Pretraining:
     """Everything that determines the weights of a run.
 
     `sources`: folders of `tokens` artifacts by the names used in mixtures. `start`: a checkpoint for the initial
-    weights; optimizer moments, schedule and step start anew.
+    weights; optimizer moments, schedule and step start anew. `train_on`: "replies" for the sources whose prompts have
+    no weight in the loss.
     """
 
     config: PretrainConfig
@@ -69,6 +72,7 @@ class Pretraining:
     data_seed: int = 0  # of the order of rows
     weights_seed: int = 0  # of the initial parameters, if there is no `start`
     start: Start | None = None
+    train_on: Mapping[str, TrainOn] = field(default_factory=dict)
 
 
 def train(
@@ -115,8 +119,9 @@ class _Run:
         before = self.start.rows_before if self.start else {}
         host, hosts = jax.process_index(), jax.process_count()
         self.loader = Loader(
-            sources, config.phases, config.batch_rows, pretraining.data_seed, tokenizer, before, host, hosts, remote
-        )
+            sources, config.phases, config.batch_rows, pretraining.data_seed, tokenizer, before, host, hosts, remote,
+            pretraining.train_on,
+        )  # fmt: skip
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
         _check(config, model, tokenizer, self.loader, self.mesh.size)
@@ -132,7 +137,8 @@ class _Run:
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, length)
         peak_tokens = peak * self.mesh.size / self.flops if peak else None
-        self.metrics = TrainMetrics(emit, names, self.tokens, self.steps, config.log_every, peak_tokens)
+        closing = reading_line(self.loader.reading())
+        self.metrics = TrainMetrics(emit, names, self.tokens, self.steps, config.log_every, peak_tokens, closing)
         self.divergence = DivergenceMonitor(
             config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks
         )
@@ -161,7 +167,7 @@ class _Run:
             "tokens": self.steps * self.tokens,
             "tokens_by_source": {name: rows * length for name, rows in loader.rows_drawn.items()},
             "rows_drawn": loader.rows_drawn_by(self.steps),
-            "epochs_by_source": {name: round(loader.epochs(name), 3) for name in loader.names},
+            READING: {name: source.facts() for name, source in loader.reading().items()},
             "parameters": sum(counts.values()),
             "validation": self.metrics.totals.validation,
             **self.metrics.facts(),
@@ -334,6 +340,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
         "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
         "seeds": [pretraining.data_seed, pretraining.weights_seed],
+        **({"train_on": dict(pretraining.train_on)} if pretraining.train_on else {}),
         **({"start": sha256_of(start.folder / WEIGHTS), "rows_before": dict(start.rows_before)} if start else {}),
     }
 

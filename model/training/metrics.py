@@ -37,11 +37,21 @@ class TrainMetrics:
     """Accumulates the metrics of each step and emits them every `log_every` steps."""
 
     def __init__(
-        self, emit: Emit, names: tuple[str, ...], tokens: int, steps: int, log_every: int, peak_tokens: float | None
+        self,
+        emit: Emit,
+        names: tuple[str, ...],
+        tokens: int,
+        steps: int,
+        log_every: int,
+        peak_tokens: float | None,
+        closing: str = "",
     ) -> None:
-        """`tokens`: per step. `peak_tokens`: tokens/s at the peak FLOP/s of the devices; None if unknown."""
+        """`tokens`: per step, padding and prompts included. `closing`: added to the progress note of the last step.
+
+        `peak_tokens`: tokens/s at the peak FLOP/s of the devices; None if unknown.
+        """
         self._emit, self._names, self._tokens, self._steps, self._log_every = emit, names, tokens, steps, log_every
-        self._peak_tokens = peak_tokens
+        self._peak_tokens, self._closing = peak_tokens, closing
         self.totals = MetricTotals()
         self.durations: list[float] = []
         self._window_from = 0
@@ -78,6 +88,8 @@ class TrainMetrics:
         # A median, which a single slow step does not move.
         rate = self._tokens / statistics.median(self.durations[-20:])
         note = f"{rate:,.0f} tokens/s" if mean is None else f"loss {mean:.2f}, {rate:,.0f} tokens/s"
+        if step + 1 == self._steps and self._closing:
+            note += f"; {self._closing}"
         self._emit("progress", done=step + 1, total=self._steps, unit="steps", note=note)
         return float(loss_S.sum() / max(weight_S.sum(), 1.0)) if finite else None
 

@@ -21,6 +21,7 @@ from common.events import Emit, flush, silent
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from data.shuffle import permute
+from data.tokens.target_weights import target_weights
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward
@@ -33,7 +34,10 @@ COLUMNS = 32  # lengths are multiples of the mixing operator's chunk, so that no
 
 
 class TuningRow(NamedTuple):
-    """A prompt and its reply, or a question's options and the share of people who chose each."""
+    """A prompt and its reply, or a question's options and the share of people who chose each.
+
+    Only continuations are trained on: the prompt has weight 0, as with `train_on = "replies"` in pretraining.
+    """
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
@@ -147,15 +151,15 @@ def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
     batch["weights"] = np.zeros((questions * options, length), np.float32)
     batch["shares"] = np.zeros((questions, options), np.float32)
     batch["real"] = np.zeros((questions, options), bool)
+    columns = np.arange(length)  # each row is one document, so a column is a position
     for question, row in enumerate(rows):
         for option, (continuation, share) in enumerate(zip(row.continuations, row.shares, strict=True)):
-            # Predict each token of the continuation from those before it; the prompt has weight 0.
             place = question * options + option
             ids = [*row.prompt, *continuation]
             batch["tokens"][place, : len(ids)] = ids
             batch["targets"][place, : len(ids) - 1] = ids[1:]
             batch["segments"][place, : len(ids)] = 1
-            batch["weights"][place, len(row.prompt) - 1 : len(ids) - 1] = 1.0
+            batch["weights"][place] = target_weights(columns < len(ids) - 1, columns, len(row.prompt))
             batch["shares"][question, option], batch["real"][question, option] = share, True
     return batch
 

@@ -11,6 +11,7 @@ from common.files import write_json, write_text
 from common.text import amount, size, visible
 from configs.distill import DistillConfig
 from data.distill.stats import BINS, DistillStats
+from data.tokens.source_reading import share_text
 from evals.tables.results import MISSING, ResultTable
 from tasks.reporting.blocks import BarChart, Paragraph, ReportBlock, ReportSection, Samples, TimeChart
 from tasks.reporting.render import html_page, markdown
@@ -22,7 +23,8 @@ TITLE = "Data card: distilled documents"
 def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillConfig) -> dict[str, Any]:
     """Write the card into `folder`; returns the facts for its manifest.
 
-    `facts`: those of the documents, with `prompt_sets`, `retrieval` and `held_out` (None: no question was held out).
+    `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: no question was held out) and
+    `rows` (`PublishedTokens.row_figures`). How often they are read is known only to a pretraining.
     """
     rejected = tuple(
         Samples(f"Rejected: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
@@ -74,6 +76,9 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         "retrieval": f"{retrieval['kind']} index over {retrieval['model']}, recall@5 {retrieval['recall']:.3f}, "
         f"{size(retrieval['index_bytes'])}",
         "decontaminated": decontaminated,
+        "rows filled": share_text(facts["rows"]["fill"]),
+        "documents cropped to a row": share_text(facts["rows"]["cropped_share"]),
+        "targets in replies": f'{share_text(facts["rows"].get("reply_share"))}, which train_on = "replies" trains on',
         "replies without token counts": amount(facts["replies_without_token_counts"]),
     }
     yield ResultTable("Counts", ("What", "Value"), tuple(rows.items()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.text import duration
+from data.tokens.source_reading import SourceReading, reading_rows
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.tables.ladder import gains_in_words, ladder_table
 from evals.tables.results import table_1, table_2, with_interval
@@ -85,7 +86,12 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 for row in facts["phases"]
             ],
             "read": [
-                (row["source"], f"{row['tokens']:,}", None if row["epochs"] is None else f"{row['epochs']:.2f}")
+                (
+                    row["source"],
+                    f"{row['tokens']:,}",
+                    # A checkpoint of an earlier version did not record how it read its sources.
+                    *(reading_rows({"": SourceReading(**row["reading"])})[0][1:] if row["reading"] else [None] * 5),
+                )
                 for row in facts["read"]
             ],
             "sources": [

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.files import read_json
 from configs.model import ModelConfig
+from data.tokens.source_reading import READING
 from evals.scoring.scores import Scores
 from evals.tables.ladder import ladder
 from rl.problems.sets import TRAINING_SETS
@@ -160,11 +161,11 @@ def _phases(item: Input) -> list[Facts]:
 
 
 def _read(item: Input) -> list[Facts]:
-    """The tokens that a pretraining read, by source."""
+    """The tokens that a pretraining read, by source, with the figures of `SourceReading` if it recorded them."""
     by_source = item.facts.get("tokens_by_source") if item.artifact.kind == "checkpoint" else None
-    epochs = item.facts.get("epochs_by_source", {})
+    readings = item.facts.get(READING, {})
     return [
-        {"label": item.label, "source": source, "tokens": tokens, "epochs": epochs.get(source)}
+        {"label": item.label, "source": source, "tokens": tokens, "reading": readings.get(source)}
         for source, tokens in (by_source or {}).items()
     ]
 

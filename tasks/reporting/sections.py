@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.text import duration, size, visible
+from data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from evals.tables import paper_figures as paper
 from evals.tables.breakdown import breakdown
 from evals.tables.results import MISSING, ResultTable, table_1, table_2
@@ -77,7 +78,14 @@ def compose(data: Facts) -> list[ReportSection]:
     details = [
         ReportSection("The run", tuple(_run(data["stages"]))),
         ReportSection("Results", tuple(_results(data["scores"]))),
-        ReportSection("Pretraining", (*_charts(data["curves"], TRAINING), *_counts(data["stages"], ("pretrain",)))),
+        ReportSection(
+            "Pretraining",
+            (
+                *_readings(data["stages"]),
+                *_charts(data["curves"], TRAINING),
+                *_counts(data["stages"], ("pretrain",)),
+            ),
+        ),
         ReportSection(
             "Reinforcement and self-distillation",
             (
@@ -298,6 +306,21 @@ def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:
         yield LineChart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
 
 
+def _readings(stages: Sequence[Facts]) -> Iterator[ResultTable]:
+    """A table per pretraining: what it read of each source."""
+    for row in stages:
+        if readings := row["facts"].get("checkpoint", {}).get(READING):
+            sources = {name: SourceReading(**values) for name, values in readings.items()}
+            yield ResultTable(f"{row['label']}: its sources", COLUMNS, tuple(reading_rows(sources)), (_READING,))
+
+
+_READING = (
+    "Shares of the training rows: positions that hold a token, documents cropped to a row, targets that are trained on "
+    '(with train_on = "replies" those of the prompts are not). Steps and phases count all positions, padding and '
+    "prompts included."
+)
+
+
 def _counts(stages: Sequence[Facts], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
     """A table per stage of `chosen`: the numbers in the manifest of its checkpoint."""
     for row in stages:
@@ -311,8 +334,8 @@ def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
     """The numbers in nested facts, with the path to each as its name; of a list, those of its last member."""
     for name, value in facts.items():
         path = f"{before}{_words(name)}"
-        if name == "curriculum":
-            continue  # shown as a chart
+        if name in ("curriculum", READING):
+            continue  # shown as a chart, and as a table of its own
         if isinstance(value, list) and value and isinstance(value[-1], dict):
             value, path = value[-1], f"{path}, last"
         if isinstance(value, dict):

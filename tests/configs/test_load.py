@@ -73,6 +73,12 @@ def write(tmp_path, text):
             "extends = 'local'\n[reason.rollout]\ntop_p = 0.9",
             r"`reason`: rollout\.top_p is 0\.9.*rollout\.top_p = 1\.0",
         ),
+        (
+            "extends = 'local'\ningest.sources = [{ name = 'web', reader = 'jsonl', path = 'a', form = 'web', "
+            "train_on = 'replies' }]",
+            "source 'web': train_on 'replies' needs prompts, and form 'web' has none",
+        ),
+        ("extends = 'local'\n[distill]\ntrain_on = 'prompts'", r"`distill\.train_on`"),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
         ("extends = 'run.toml'", "is circular"),
         ("a = = 1", "is not TOML"),

@@ -124,6 +124,19 @@ def test_how_many_items_are_asked_moves_no_training(toy):
     assert changed(base, evaluate={**evaluate, "benchmarks": made}) == LABELS
 
 
+def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
+    """And is in no section where it is the default: configurations without it keep their keys."""
+    steps = {step.label: step for step in build_dag(toy, toy_dag)}
+    assert "train_on" not in json.dumps([step.section for step in steps.values()])
+    sources = toy.ingest.model_dump()["sources"]
+    replies = {**toy.ingest.model_dump(), "sources": [sources[0], {**sources[1], "train_on": "replies"}]}
+    assert changed(toy, ingest=replies) == LABELS[LABELS.index("pretrain") :]
+    assert changed(toy, distill=toy.distill.model_dump() | {"train_on": "replies"})[0] == "pretrain"
+    config = RunConfig.model_validate({**toy.model_dump(), "ingest": replies})
+    pretrain = next(step for step in build_dag(config, toy_dag) if step.label == "pretrain")
+    assert pretrain.section["train_on"] == {"synth": "replies"}
+
+
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):
     update = toy.reason.model_copy(update={"objective": "capped"})
     assert changed(toy, reason=update.model_dump()) == LABELS[LABELS.index("reason") :]

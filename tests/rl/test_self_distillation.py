@@ -186,6 +186,15 @@ def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace():
     assert set(np.unique(batch["weights"])) == {0.0, 1.0}
 
 
+def test_a_prompt_has_no_weight_however_it_is_padded():
+    """As in pretraining on replies alone: the completion's first token is predicted from the prompt's last one."""
+    long = TrainingRow([7, 8, 9], np.array([4, 5, 6, 2]), np.zeros(4), 0.5, 1.0)
+    short = TrainingRow([7, 8, 9, 1, 3], np.array([4]), np.zeros(1), 0.5, 1.0)
+    (batch,) = batches([long, short], 3, 16)
+    assert batch["weights"].tolist() == [[0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0], [0] * 8]
+    assert batch["targets"][batch["weights"] > 0].tolist() == [4, 5, 6, 2, 4]
+
+
 def test_the_few_right_traces_of_a_hard_problem_weigh_most():
     def sampled(position, rewards):
         rate = sum(rewards) / len(rewards)

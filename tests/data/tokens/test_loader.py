@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
+from data.tokenizer import tokenizer_for
 from data.tokens import row_reader
 from data.tokens.loader import Loader, Mixture
+from data.tokens.packing import FirstFitPacker
 from data.tokens.row_reader import OFFSETS, OpenFiles, RowReader
-from data.tokens.shards import read_index
+from data.tokens.shards import ShardIndex, read_index, write_index, write_shard
 from tests.support.samples.shards import Shard
 
 ROW = 64
@@ -104,6 +106,92 @@ def test_every_token_of_web_text_but_a_documents_first_is_a_target_once(sources,
         documents += int((batch["tokens"] == tokenizer.end_of_text).sum())
     assert corpus.total() - learnt.total() == documents
     assert learnt[tokenizer.end_of_text] == documents == read_index(sources["web"]).total("documents", "train")
+
+
+def test_of_replies_every_token_is_a_target_once_and_of_prompts_none(sources, tokenizer):
+    """Over one epoch, by the lengths on disk. The reply's first token and its end marker are among the targets."""
+    rows, index = len(rows_on_disk(sources["synth"])), read_index(sources["synth"])
+    plan = {"synth": sources["synth"]}, (rows * ROW, {"synth": 1})
+    chat = loader(*plan, batch_rows=1, train_on={"synth": "replies"})
+    learnt, expected = Counter(), Counter()
+    for step in range(rows):
+        batch = chat.batch(step)
+        learnt.update(batch["targets"][batch["weights"] > 0].tolist())
+        assert batch["bytes"][0] == tokenizer.byte_lengths[batch["targets"][batch["weights"] > 0]].sum()
+    for entry in (entry for entry in index.shards if entry.split == "train"):
+        shard = Shard(sources["synth"] / entry.file, entry, index)
+        ends = np.cumsum(shard.lengths)
+        for end, length, prompt in zip(ends, shard.lengths, shard.prompts, strict=True):
+            expected.update(shard.tokens[int(end) - int(length) + int(prompt) : int(end)].tolist())
+    assert learnt == expected
+    assert learnt[tokenizer.think_start] == 0
+    tokens = index.total("tokens", "train")
+    whole, replies = (tokens - index.total(name, "train") for name in ("documents", "prompt_tokens"))
+    assert (chat.reading()["synth"].trained_share, learnt.total()) == (pytest.approx(replies / whole), replies)
+    assert 0.2 < replies / whole < 0.8
+
+
+def test_replies_alone_leave_the_rest_of_a_batch_as_it_is(sources):
+    """Tokens, targets, positions, the draw of rows and the other source's weights do not depend on what is trained."""
+    plan = sources, (6000, {"web": 0.5, "synth": 0.5})
+    whole, replies = loader(*plan), loader(*plan, train_on={"synth": "replies"})
+    assert (replies.steps, replies.rows_drawn) == (whole.steps, whole.rows_drawn)
+    synth = whole.names.index("synth")
+    for step in range(whole.steps):
+        first, second = whole.batch(step), replies.batch(step)
+        for name in ("tokens", "targets", "segments", "positions", "source"):
+            np.testing.assert_array_equal(first[name], second[name])
+        chat = first["source"] == synth
+        np.testing.assert_array_equal(first["weights"][~chat], second["weights"][~chat])
+        assert (second["weights"][chat] <= first["weights"][chat]).all()
+        assert second["weights"][chat].sum() < first["weights"][chat].sum()
+    held_out = [it.validation("synth", 100)["weights"].sum() for it in (whole, replies)]
+    assert held_out[1] < held_out[0]
+    assert (replies.reading()["web"].train_on, replies.reading()["web"].trained_share) == ("all", 1.0)
+
+
+def chat_artifact(folder, lengths, row_length=16):
+    """An artifact of chat records, of each its (tokens, tokens of the prompt); returns its folder."""
+    config = TokenizerConfig(ranks=300)
+    packer, entries = FirstFitPacker(row_length), []
+    for number, (length, prompt) in enumerate(lengths):
+        packer.add(np.full(length, number, np.uint32), prompt)
+    for split in ("train", "validation"):
+        entries.append(write_shard(folder, 0, split, packer.finish(), config.vocabulary))
+    fingerprint = tokenizer_for(config).fingerprint
+    write_index(folder, ShardIndex(config, fingerprint, row_length, "synth", tuple(entries)))
+    return folder
+
+
+def test_a_prompt_that_fills_its_row_leaves_a_row_without_weight(tmp_path):
+    folder = chat_artifact(tmp_path, [(30, 25), (6, 2), (40, 16), (40, 15)])
+    chat = loader({"it": folder}, (4 * 16, {"it": 1}), batch_rows=4, train_on={"it": "replies"})
+    batch = chat.batch(0)
+    by_document = dict(zip(batch["tokens"][:, 0].tolist(), batch["weights"].sum(axis=1).tolist(), strict=True))
+    assert by_document == {0: 0, 1: 4, 2: 0, 3: 1}, "cropped to 16 tokens, of which 16, 2, 16 and 15 are the prompt's"
+    figures = chat.reading()["it"]
+    assert (figures.cropped_share, figures.fill, figures.epochs) == (0.75, 54 / 64, 1.0)
+    assert figures.trained_share == pytest.approx(5 / (54 - 4))
+
+
+def test_replies_of_a_source_without_any_are_refused(sources, tmp_path):
+    with pytest.raises(ConfigError, match=r"source 'web': train_on 'replies' needs prompts, and form 'web' has none"):
+        loader({"web": sources["web"]}, (1000, {"web": 1}), train_on={"web": "replies"})
+    folder = chat_artifact(tmp_path, [(30, 25), (16, 16)])
+    with pytest.raises(ConfigError, match=r"source 'it': train_on 'replies' leaves nothing .* row of 16 tokens: raise"):
+        loader({"it": folder}, (1000, {"it": 1}), train_on={"it": "replies"})
+
+
+def test_prompts_that_are_longer_than_their_documents_are_noticed(sources, tmp_path, monkeypatch):
+    folder = shutil.copytree(sources["synth"], tmp_path / "synth")
+    for path in (folder / "shards").glob("train-*"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 255  # of the last prompt's length
+        path.write_bytes(content)
+    monkeypatch.setattr("data.tokens.loader.DIGEST_LIMIT", -1)  # as of a corpus too large to be read as a whole
+    chat = loader({"it": folder}, (90 * ROW, {"it": 1}), train_on={"it": "replies"})
+    with pytest.raises(ConfigError, match=r"shard .* is damaged \(a prompt is longer than its document\)"):
+        [chat.batch(step) for step in range(chat.steps)]
 
 
 def test_a_batch_is_a_function_of_seed_and_step(sources):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tokens.packing import ConcatPacker, FirstFitPacker, PackedRows
+from data.tokens.packing import ConcatPacker, FirstFitPacker, PackedRows, packed_lengths
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=40)
 ROW = st.integers(2, 24)
@@ -80,3 +80,13 @@ def test_fitting_is_first_fit(lengths, row):
     assert [(position, int(piece[0])) for position, pieces in enumerate(packed) for piece in pieces] == sorted(expected)
     half_empty = [pieces for pieces in packed if sum(map(len, pieces)) * 2 <= row]
     assert len(half_empty) <= 1
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40), row=ROW)
+def test_lengths_alone_give_the_fill_and_the_cropped_share_of_the_rows(lengths, row):
+    packer = FirstFitPacker(row)
+    for document in numbered(lengths):
+        packer.add(document, 1)
+    packed = packer.finish()
+    expected = (len(packed.tokens) / (packed.rows * row), packed.cropped_documents / len(lengths))
+    assert packed_lengths(np.array(lengths), row) == expected

@@ -121,11 +121,14 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert code == 2
     assert err.strip() == message
     assert "distill, paid (teacher): 64 requests" in out
+    assert "Targets trained on" in out
     assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
     code, out, _ = nautile("--json", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')
     assert asked == ["v4:2x4x4", "spark:1"]  # without the option, the configuration's
     plan = json.loads(out)
     assert (code, plan["refused"], plan["calls"][0]["endpoint"]) == (2, message, "paid")
+    assert plan["sources"]["distilled"]["train_on"] == "replies"
+    assert plan["sources"]["distilled"]["epochs"] is None
     assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
 
 

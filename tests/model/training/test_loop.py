@@ -15,10 +15,12 @@ import pytest
 from common.errors import ConfigError, Retryable
 from common.events import silent
 from data.tokens.loader import Loader
+from data.tokens.source_reading import reading_line
 from model.capacity.flops import forward_flops, training_flops
 from model.nautile import parameter_counts, shapes
 from model.sharding import make_mesh, put_rows
 from model.training import loop as training
+from model.training.metrics import TrainMetrics
 from model.training.step import BATCH, Program, check_rows, rows_at_once
 from model.weights.files import load_weights
 from tests.model.conftest import tiny_config
@@ -31,6 +33,7 @@ from tests.support.processes.training import (
     settings,
     shared_programs,
     sources,
+    write_chat_tokens,
     write_tokens,
 )
 from tests.support.samples.stage_store import flip_byte
@@ -110,6 +113,72 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets(finished):
     result = facts["validation"]["web"]
     nats = result["loss"] * batch["weights"].sum()
     assert result["bits_per_byte"] == pytest.approx(nats / np.log(2) / batch["bytes"].sum())
+
+
+@pytest.fixture(scope="module")
+def on_replies(tmp_path_factory):
+    """As `finished`, with a second source of chat records, of which only the replies are trained on."""
+    root, events = tmp_path_factory.mktemp("replies"), []
+    write_chat_tokens(root / "synth", 1)
+    facts = run(root, emit=lambda kind, **fields: events.append((kind, fields)), train_on={"synth": "replies"})
+    return root, facts, events
+
+
+def test_on_replies_alone_prompts_are_no_part_of_loss_bytes_or_targets(on_replies):
+    root, facts, events = on_replies
+    loader = Loader(sources(root), settings().phases, 4, 0, TOKENIZER, train_on={"synth": "replies"})
+    batches = [loader.batch(step) for step in range(STEPS)]
+    assert facts["targets"] == sum(batch["weights"].sum() for batch in batches)
+    assert facts["tokens"] == STEPS * 4 * ROW, "all positions count as read"
+    held_out = loader.validation("synth", 6)
+    result = facts["validation"]["synth"]
+    nats = result["loss"] * held_out["weights"].sum()
+    assert result["bits_per_byte"] == pytest.approx(nats / np.log(2) / held_out["bytes"].sum())
+    whole = Loader(sources(root), settings().phases, 4, 0, TOKENIZER).validation("synth", 6)
+    assert 0 < held_out["bytes"].sum() < whole["bytes"].sum()
+    reading = facts["reading_by_source"]
+    assert {name: values["train_on"] for name, values in reading.items()} == {"web": "all", "synth": "replies"}
+    assert reading["synth"]["trained_share"] == pytest.approx(loader.reading()["synth"].trained_share, abs=1e-4)
+    assert 0.2 < reading["synth"]["trained_share"] < 0.8
+    note = [fields["note"] for kind, fields in events if kind == "progress"][-1]
+    assert note.startswith(f"loss {facts['train_loss']:.2f}, ")
+    assert note.endswith(reading_line(loader.reading()))
+
+
+def test_a_run_on_other_targets_does_not_resume(on_replies):
+    root, _, _ = on_replies
+    with pytest.raises(ConfigError, match=r"another run: train_on"):
+        run(root)
+
+
+def test_the_gradient_is_over_the_weighted_targets_whatever_the_micro_batches(on_replies):
+    """Rows of few targets, of many and of none: one mean over all of them, and no mean of means."""
+    root, _, _ = on_replies
+    loader = Loader(sources(root), settings().phases, 4, 0, TOKENIZER, train_on={"synth": "replies"})
+    batch = loader.batch(STEPS - 1)
+    batch["weights"][0] = 0.0
+    batch["weights"][1, 3:] = 0.0
+    after = []
+    for micro in (4, 2, 1):
+        program = Program(settings(micro_rows=micro), MODEL, make_mesh(1), STEPS, 2, ROW, 0)
+        rows = put_rows({name: batch[name] for name in BATCH}, program.mesh)
+        state, metrics = program.step(program.fresh(), rows)
+        assert np.asarray(metrics.source_weight_S).sum() == batch["weights"].sum()
+        after.append((float(metrics.gradient_norm), np.asarray(state.params["embedding"])))
+    for norm, embedding in after[1:]:
+        assert norm == pytest.approx(after[0][0], rel=1e-4)
+        np.testing.assert_allclose(embedding, after[0][1], atol=1e-5)
+
+
+def test_a_batch_without_any_weighted_target_changes_nothing_to_nan(program):
+    program, batch = program
+    rows = put_rows({name: batch[name] for name in BATCH} | {"weights": np.zeros_like(batch["weights"])}, program.mesh)
+    state, metrics = program.step(program.fresh(), rows)
+    assert metrics.finite
+    assert float(metrics.gradient_norm) == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    record = TrainMetrics(silent, ("synth", "web"), 4 * ROW, STEPS, 3, None).record(0, metrics)
+    assert record == 0.0
 
 
 @pytest.fixture(scope="module")

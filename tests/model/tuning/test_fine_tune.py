@@ -104,6 +104,14 @@ def test_a_batch_weighs_the_continuations_alone():
     assert batch["real"].tolist() == [[True] * 3, [False] * 3]
 
 
+@pytest.mark.slow
+def test_what_stands_in_a_prompt_is_no_part_of_the_loss(config, params):
+    """The same reply after the same last tokens, weighed alone: its likelihood, and not that of the prompt."""
+    for row in (REPLIES[0], TuningRow([3, 7, 11, 10, 5], [[20, 9]])):
+        [expected] = continuation_logprobs(params, config, [([*row.prompt, *row.continuations[0]], len(row.prompt))], 1)
+        assert mean_loss(params, config, [row], "reply", 1) == pytest.approx(-expected / 2, abs=1e-4)
+
+
 def test_a_row_over_the_context_is_refused(config, params):
     with pytest.raises(ConfigError, match="1 of 2 rows are over the model's context of 64 tokens, the longest with 70"):
         mean_loss(params, config, [REPLIES[0], TuningRow([1] * 60, [[2] * 10])], "reply", 2)

@@ -7,7 +7,7 @@ step STEP is reported.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 
 from common.events import Emit, silent
 from common.processes import relax_collector
-from configs.base import canonical
+from configs.base import TrainOn, canonical
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
-from data.tokens.packing import ConcatPacker
+from data.tokens.packing import ConcatPacker, FirstFitPacker
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.training.loop import Pretraining, train
 from model.training.step import Program
@@ -47,6 +47,20 @@ def write_tokens(folder: Path, seed: int, documents: int = 100, ranks: int = 256
     return folder
 
 
+def write_chat_tokens(folder: Path, seed: int, documents: int = 60, row: int = ROW) -> Path:
+    """A `tokens` artifact of chat records: a prompt of random ids, and a reply that counts up from its last one."""
+    tokenizer, rng, entries = tokenizer_for(TOKENIZER), np.random.default_rng(seed), []
+    for split, count in (("train", documents), ("validation", documents // 10)):
+        packer = FirstFitPacker(row)
+        for _ in range(count):
+            prompt = rng.integers(250, size=rng.integers(3, 12))
+            reply = (prompt[-1] + 3 * np.arange(1, rng.integers(2, 9))) % 250
+            packer.add(np.array([*prompt, *reply, tokenizer.im_end], np.uint32), len(prompt))
+        entries.append(write_shard(folder, 0, split, packer.finish(), tokenizer.vocabulary))
+    write_index(folder, ShardIndex(TOKENIZER, tokenizer.fingerprint, row, "synth", tuple(entries)))
+    return folder
+
+
 def settings(**changes: Any) -> PretrainConfig:
     """Two phases of 12 steps: `web`, then `web` and `synth`. Saved every 4 steps, so also where the phase changes."""
     phase = STEPS // 2 * 4 * ROW
@@ -71,10 +85,17 @@ def sources(root: Path) -> dict[str, Path]:
 
 
 def run(
-    root: Path, config: PretrainConfig | None = None, emit: Emit = silent, name: str = "run", seed: int = 0
+    root: Path,
+    config: PretrainConfig | None = None,
+    emit: Emit = silent,
+    name: str = "run",
+    seed: int = 0,
+    train_on: Mapping[str, TrainOn] | None = None,
 ) -> dict[str, Any]:
     """Train under `root`, with shared shards, and work and output in the folder `name`."""
-    pretraining = Pretraining(config or settings(), MODEL, TOKENIZER, sources(root), seed, seed)
+    pretraining = Pretraining(
+        config or settings(), MODEL, TOKENIZER, sources(root), seed, seed, train_on=train_on or {}
+    )
     return train(pretraining, root / name / "work", root / name / "out", emit)
 
 

@@ -1,0 +1,26 @@
+"""Which targets have a weight, against the rule said in the plainest way."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.tokens.target_weights import target_weights
+
+
+@given(st.data())
+def test_the_targets_of_a_document_after_its_prompt_have_weight(data):
+    length = data.draw(st.integers(1, 12))
+    prompt, width = data.draw(st.integers(0, length)), length + data.draw(st.integers(0, 4))
+    weights = target_weights(np.arange(width) < length - 1, np.arange(width), prompt)
+    assert weights.dtype == np.float32
+    for position in range(width):
+        target = position + 1  # the token that is predicted here
+        assert weights[position] == (prompt <= target < length)
+
+
+def test_the_first_token_of_a_reply_is_predicted_from_the_last_of_the_prompt():
+    assert target_weights(np.arange(6) < 5, np.arange(6), 3).tolist() == [0, 0, 1, 1, 1, 0]
+
+
+def test_a_prompt_that_is_all_of_its_document_leaves_nothing():
+    assert target_weights(np.arange(4) < 3, np.arange(4), 4).tolist() == [0, 0, 0, 0]
