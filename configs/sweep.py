@@ -20,6 +20,7 @@ class ArmConfig(Section):
 
     name: str = Field(pattern=r"^[^\W_](.{0,58}\S)?$")
     set: tuple[str, ...] = ()  # settings in the syntax of `--set`; empty: the configuration as it is
+    after: str | None = None  # this arm ends with, and is compared by, its evaluation after this stage
 
 
 class SweepConfig(Section):

@@ -132,7 +132,7 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
     arms = list(votes)
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
-        evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == record["after"]]
+        evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == run["after"]]
     # Equal keys of all evaluations: the settings of the arm do not reach what is evaluated, so a test would compare an
     # evaluation with itself.
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
@@ -140,14 +140,16 @@ def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]
     means = mean_weights(measured)
     names = record["benchmarks"] or [*sorted(measured), *means]
     recipes = _recipes(record, votes, query)
+    afters = {run["arm"]: run["after"] for run in record["runs"]}
     tables = []
     pairs: dict[tuple[str, str], VotePair] = {}
     for name in names:
         weights = means.get(name, {name: 1.0})
         rows = []
         for arm in arms:
-            row = {"arm": arm, "same": same[arm], **_score(votes[arm], weights), **dict.fromkeys(_LEAD)}
-            row["recipe_seeds"] = spread(recipes[arm], record["after"], name) if row["seeds"] == 1 else None
+            after = afters[arm].partition(":")[2] if afters[arm] != record["after"] else None
+            row = {"arm": arm, "after": after, "same": same[arm], **_score(votes[arm], weights), **dict.fromkeys(_LEAD)}
+            row["recipe_seeds"] = spread(recipes[arm], afters[arm], name) if row["seeds"] == 1 else None
             if arm != arms[0] and not same[arm] and (pair := _pair(votes[arms[0]], votes[arm], weights)):
                 pairs[name, arm] = pair
             rows.append(row)
@@ -201,7 +203,7 @@ def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, di
     """Arm -> seed -> benchmark -> the votes by question; runs without an evaluation are missing."""
     votes: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
     for run in record["runs"]:
-        key = next(step["key"] for step in run["steps"] if step["label"] == record["after"])
+        key = next(step["key"] for step in run["steps"] if step["label"] == run["after"])
         try:
             artifact = store.find("evaluation", key)
         except ConfigError:

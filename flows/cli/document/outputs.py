@@ -253,6 +253,7 @@ class ArmScore(Output):
     """The score of an arm on a benchmark, and its lead over the first arm on the seeds and questions of both."""
 
     arm: str
+    after: str | None  # the stage after which the arm is evaluated, where it is not the sweep's
     same: bool  # its settings do not affect the evaluation, so that it has the first arm's
     seeds: int  # that are measured
     n: int  # questions

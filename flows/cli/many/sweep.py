@@ -180,8 +180,9 @@ def metric_heads(metric: dict[str, Any], first: str) -> list[str]:
 
 def metric_cells(row: dict[str, Any], first: str) -> list[str]:
     """The cells of an arm under one benchmark."""
+    arm = row["arm"] if row["after"] is None else f"{row['arm']} (after {row['after']})"
     if row["accuracy"] is None:
-        return [row["arm"], "", "", "not measured", "", "", ""]
+        return [arm, "", "", "not measured", "", "", ""]
     score = f"{100 * row['accuracy']:.1f}{_interval(row['low'], row['high'], '.1f')}"
     lead, p, finds = "", "", ""
     if row["lead"] is not None:
@@ -194,7 +195,7 @@ def metric_cells(row: dict[str, Any], first: str) -> list[str]:
         lead = "the same evaluation"
     elif row["arm"] != first:
         lead = "no question in common"
-    return [row["arm"], str(row["seeds"]), f"{row['n']:,}", score, lead, p, finds]
+    return [arm, str(row["seeds"]), f"{row['n']:,}", score, lead, p, finds]
 
 
 def _interval(low: float | None, high: float | None, form: str) -> str:

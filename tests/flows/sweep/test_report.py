@@ -34,8 +34,8 @@ def rows(right, questions=range(40), benchmark="held_out"):
 
 
 def evaluated(store, run, content):
-    """Publish the evaluation of a run after self-distillation."""
-    step = next(step for step in run.prepared.steps if step.label == "evaluate:self_distill")
+    """Publish the evaluation by which a run is compared, by default that after self-distillation."""
+    step = next(step for step in run.prepared.steps if step.label == (run.after or "evaluate:self_distill"))
     folder = filled(store.staging(step.key) / "output", {"rows.jsonl": content})
     given = {"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": {}}
     return store.publish("evaluation", step.key, folder, label=step.label, **given)
@@ -89,6 +89,20 @@ def test_arms_are_tested_against_the_first_on_the_same_questions(store, sweep_of
     assert "not measured" in text
     assert f"{expected.p:.3g} *" in text
     assert max(map(len, text_of(report, 80).splitlines())) <= 80
+
+
+def test_an_arm_may_be_compared_by_another_evaluation(store, sweep_of, report_of):
+    """As supervised training continued, whose last evaluation is that after the pretraining."""
+    sweep = sweep_of(
+        '[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["pretrain.batch_rows=2"]\nafter = "pretrain"\n'
+    )
+    evaluated(store, sweep.runs[0], rows(lambda n: n < 20))
+    evaluated(store, sweep.runs[1], rows(lambda n: n < 30))
+    report = report_of(sweep)
+    a, b = report["metrics"][0]["arms"]
+    assert (a["accuracy"], a["after"], b["accuracy"], b["after"]) == (0.5, None, 0.75, "pretrain")
+    assert b["lead"] == 0.25
+    assert "b (after pretrain)" in text_of(report)
 
 
 SEEDED = '[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["reason.policy.steps=9"]\n'
