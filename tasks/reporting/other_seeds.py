@@ -18,9 +18,8 @@ from store.catalog import CatalogRow
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
 METRICS = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
 LIKELIHOOD = "likelihood"  # has one verdict
-# Accuracies of all runs with the recipe of a run: of the runs with one seed and of equal evaluations the newest.
-# (recipe without these fields, run, metric)
-_BY_SEED = """
+# The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, ending of the metric)
+_OF_RECIPE = """
 WITH plan AS (
     SELECT run, started, settings->>'seed' AS seed, settings->>'seeds' AS parts, json_merge_patch(settings, ?) AS recipe
     FROM plans WHERE settings IS NOT NULL
@@ -28,14 +27,10 @@ WITH plan AS (
 evaluated AS (
     SELECT run, label, execution FROM runs WHERE stage = 'evaluate' AND state IN ('done', 'reused')
     QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1)
-SELECT DISTINCT ON (label, name, execution) label, name, execution, seed, parts, value FROM (
-    SELECT e.label, m.name, e.execution, other.seed, other.parts, m.value, other.started
-    FROM plan mine JOIN plan other ON other.recipe = mine.recipe
-    JOIN evaluated e ON e.run = other.run JOIN metrics m ON m.execution = e.execution
-    WHERE mine.run = ? AND starts_with(m.name, 'evaluate/') AND ends_with(m.name, ?)
-    QUALIFY row_number() OVER (
-        PARTITION BY e.label, m.name, other.seed, other.parts ORDER BY other.started DESC, m.time DESC) = 1)
-ORDER BY label, name, execution, started
+SELECT e.label, m.name, e.execution, other.seed, other.parts, m.value
+FROM plan mine JOIN plan other ON other.recipe = mine.recipe JOIN evaluated e ON e.run = other.run
+JOIN metrics m ON m.execution = e.execution
+WHERE mine.run = ? AND starts_with(m.name, 'evaluate/') AND ends_with(m.name, ?) ORDER BY other.started, m.time
 """
 
 
@@ -45,13 +40,20 @@ def accuracies_by_seed(
     """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
     if run is None:
         return {}
-    metric = METRICS.get((verdict, way), LIKELIHOOD)
-    found: Accuracies = {}
-    for row in query(_BY_SEED, json.dumps(_without()), run, f"/{metric}"):
-        benchmark = row["name"].removeprefix("evaluate/").removesuffix(f"/{metric}")
-        by_seed = found.setdefault(row["label"], {}).setdefault(benchmark, {})
-        by_seed[_seed_name(row["seed"], row["parts"])] = row["value"]
-    return found
+    ending = "/" + METRICS.get((verdict, way), LIKELIHOOD)
+    found: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}  # (label, metric) -> seed -> (execution, share)
+    for row in query(_OF_RECIPE, json.dumps(_without()), run, ending):
+        # The newest run of a seed counts; an older one may be of an earlier version of the code.
+        by_seed = found.setdefault((row["label"], row["name"]), {})
+        by_seed[_seed_name(row["seed"], row["parts"])] = row["execution"], row["value"]
+    accuracies: Accuracies = {}
+    for (label, name), by_seed in found.items():
+        # Seeds that share an evaluation (none of what it depends on is drawn by them) are one measurement.
+        first = {execution: seed for seed, (execution, _) in reversed(by_seed.items())}
+        accuracies.setdefault(label, {})[name.removeprefix("evaluate/").removesuffix(ending)] = {
+            seed: by_seed[seed][1] for seed in reversed(first.values())
+        }
+    return accuracies
 
 
 def spread(accuracies: Accuracies, label: str, benchmark: str) -> dict[str, Any] | None:
@@ -100,7 +102,9 @@ def recipe_lines(title: str, sides: Mapping[str, Mapping[str, Any] | None]) -> l
 
 def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
     """One sentence about the seeds of a recipe, from the fields of a `SeedSummary`."""
-    interval = "" if spread["low"] is None else f" [{100 * spread['low']:.1f}, {100 * spread['high']:.1f}]"
+    interval = ""
+    if spread["low"] is not None:
+        interval = f" [{max(0.0, 100 * spread['low']):.1f}, {min(100.0, 100 * spread['high']):.1f}]"
     return (
         f"{name}: {len(spread['seeds'])} seeds of this recipe in the store, mean {100 * spread['mean']:.1f} %"
         f"{interval} over seeds, standard deviation {100 * spread['deviation']:.1f} points"

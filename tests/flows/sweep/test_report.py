@@ -16,9 +16,9 @@ from flows.sweep.arms import read_sweep
 from flows.sweep.report import saved_sweeps, sweep_report
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.events import EventWriter
 from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from tasks.engine.attempt_log import write_attempt_row
+from tests.support.samples.recorded_runs import recorded_run
 from tests.support.samples.stage_store import filled
 from tests.support.stages.toy_stages import TOY
 
@@ -183,18 +183,6 @@ def test_an_arm_with_one_seed_has_the_spread_of_its_recipes_other_seeds_beside_i
     text = " ".join(text_of(report).split())
     assert "a: 3 seeds of this recipe in the store, mean 45.0 % [" in text
     assert "standard deviation 18.0 points" in text
-
-
-def recorded_run(store, name, settings, label, accuracy):
-    """A run with a plan and one evaluation, of which the catalog has the accuracy."""
-    row = {"run": name, "config": name, "started": now()}
-    write_row(store, "plan", row | {"id": f"plan-{name}", "state": "done", "steps": [], "settings": settings})
-    attempt = {"stage": "evaluate", "label": label, "key": f"key-{name}", "execution": f"execution-{name}"}
-    attempt |= {"id": f"attempt-{name}", "state": "done", "reused": False, "attempt": 1, "seconds": 1.0}
-    write_attempt_row(store, row | attempt | {"ended": now()})
-    emit = EventWriter(store.root / "events" / f"{name}.jsonl", attempt["execution"], stage="evaluate")
-    emit("metric", name="evaluate/held_out/accuracy", step=0, value=accuracy)
-    emit.close()
 
 
 def test_states_time_and_cost_of_the_runs(made, tmp_path, toy_stages, report_of):
