@@ -311,7 +311,8 @@ def _readings(stages: Sequence[Facts]) -> Iterator[ResultTable]:
     for row in stages:
         if readings := row["facts"].get("checkpoint", {}).get(READING):
             sources = {name: SourceReading(**values) for name, values in readings.items()}
-            yield ResultTable(f"{row['label']}: its sources", COLUMNS, tuple(reading_rows(sources)), (_READING,))
+            rows = tuple(tuple(cells) for cells in reading_rows(sources))
+            yield ResultTable(f"{row['label']}: its sources", COLUMNS, rows, (_READING,))
 
 
 _READING = (

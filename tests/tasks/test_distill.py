@@ -120,10 +120,13 @@ def test_the_data_card_describes_the_documents(job, tmp_path):
         "unparsable",
         "Signs of injection",
         "chat markers",
+        "targets in replies",
     ):
         assert text_shown in page
         assert text_shown in text
     assert facts(tmp_path, "data_card")["documents"] == plain["documents"]
+    tokens = facts(tmp_path, "tokens")
+    assert plain["rows"] == {name: tokens[name] for name in ("fill", "cropped_share", "reply_share")}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
+from data.tokens.source_reading import SourceReading
 from evals.tables.results import MISSING, ResultTable
 from tasks.reporting.blocks import (
     BarChart,
@@ -175,6 +176,20 @@ def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
         ("rounds, last: traces", "5"),
         ("steps", "20"),
     )
+
+
+def test_what_pretraining_read_of_its_sources_is_a_table_and_no_list_of_numbers(data):
+    synth = SourceReading("replies", fill=0.891, cropped_share=0.0, trained_share=0.4204, epochs=1.2).facts()
+    web = SourceReading("all", fill=1.0, cropped_share=0.0, epochs=0.5).facts()
+    facts = {"checkpoint": {"steps": 3, "reading_by_source": {"web": web, "synth": synth}}}
+    stages = [{**data["stages"][0], "label": "pretrain", "stage": "pretrain", "facts": facts}]
+    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
+    tables = {block.title: block for block in blocks if isinstance(block, ResultTable)}
+    assert tables["pretrain: its sources"].rows == (
+        ("web", "all", "100%", "0%", "not known", "0.50"),
+        ("synth", "replies", "89%", "0%", "42%", "1.20"),
+    )
+    assert tables["pretrain: counts"].rows == (("steps", "3"),)
 
 
 def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
