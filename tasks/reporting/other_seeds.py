@@ -1,7 +1,7 @@
 """The accuracies of a run's recipe under all seeds that the catalog knows, to stand beside a result of one seed.
 
-A recipe is the configuration as a run's plan records it, without `seed`, `[seeds]`, the name, and the fields that no
-key contains. Only the catalog is asked: the metrics that each evaluation wrote.
+A recipe is the configuration as a run's plan records it, without the seeds of training, the name, and the fields that
+no key contains. Only the catalog is asked: the metrics that each evaluation wrote.
 """
 
 import json
@@ -17,6 +17,7 @@ from store.catalog import CatalogRow
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
 METRICS = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
+TRAINING_SEEDS = ("data", "weights", "sampling")
 LIKELIHOOD = "likelihood"  # has one verdict
 # The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, ending of the metric)
 _OF_RECIPE = """
@@ -112,14 +113,16 @@ def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
 
 
 def _seed_name(seed: str | None, parts: str | None) -> str:
-    """The seed of a run, with the seeds that `[seeds]` sets on its own."""
-    own = {name: value for name, value in json.loads(parts or "{}").items() if value is not None}
-    return ", ".join([seed or "0", *(f"{name} {value}" for name, value in own.items())])
+    """The seed of a run, with the seeds of training that `[seeds]` sets on its own."""
+    set_apart = json.loads(parts or "{}")
+    own = [f"{name} {set_apart[name]}" for name in TRAINING_SEEDS if set_apart.get(name) is not None]
+    return ", ".join([seed or "0", *own])
 
 
 def _without() -> dict[str, Any]:
     """A merge patch (RFC 7396) that removes from a configuration what is not part of the recipe."""
-    patch: dict[str, Any] = {"seed": None, "seeds": None}
+    # The seed of the evaluation stays: with another one, other problems are asked.
+    patch: dict[str, Any] = {"seed": None, "seeds": dict.fromkeys(TRAINING_SEEDS)}
     for field in classified_fields()[1]:
         *path, last = field.split(".")
         if "*" in path or last == "*":
