@@ -87,6 +87,19 @@ def _onehot(targets: Array, size: int) -> Array:
 def _table_gradient(d_logits_BCV: Array, hidden_BCD: Array) -> Array:
     """A chunk's gradient of the table, float32 [D, V]: transposed, so that the narrower operand comes first."""
     d_logits_BCV = d_logits_BCV.astype(hidden_BCD.dtype)
+    if hidden_BCD.dtype == jnp.float32:
+        return _sum_of_products(hidden_BCD, d_logits_BCV)
+    # XLA on CPU joins the caller's transposition to this product, and has no such product of bfloat16 with a float32
+    # result. It computes bfloat16 products in float32 anyway, so the cast costs nothing there.
+    return jax.lax.platform_dependent(
+        hidden_BCD,
+        d_logits_BCV,
+        cpu=lambda *operands: _sum_of_products(*(part.astype(jnp.float32) for part in operands)),
+        default=_sum_of_products,
+    )
+
+
+def _sum_of_products(hidden_BCD: Array, d_logits_BCV: Array) -> Array:
     return jnp.einsum("bcd,bcv->dv", hidden_BCD, d_logits_BCV, preferred_element_type=jnp.float32)
 
 

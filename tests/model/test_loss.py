@@ -8,6 +8,9 @@ import pytest
 from model.loss import token_logprobs, weighted_loss
 from tests.model.conftest import packed_rows
 
+# Two roundings to 8 bits, of the logits' gradient and of the result: half a unit in the last place is 2**-9 each.
+BFLOAT16 = 2 * 2**-9
+
 
 @pytest.fixture(scope="module")
 def rows(config):
@@ -47,6 +50,32 @@ def test_logprobs_and_entropy_with_gradients(config, params, rows, chunk, temper
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), *results)
     assert np.all(np.asarray(results[0][1][0])[config.vocabulary :] == 0)
+
+
+@pytest.mark.parametrize("chunk", [4, 128])
+@pytest.mark.parametrize("form", ["token_logprobs", "weighted_loss"])
+def test_gradients_in_bfloat16_are_those_of_float32_within_its_rounding(config, params, rows, form, chunk, monkeypatch):
+    """In several chunks and in one, whose gradient of the table XLA on CPU refused to compute once transposed."""
+    hidden_BLD, targets_BL, slopes = rows
+    batch = {name: targets_BL for name in ("tokens", "segments", "positions", "targets")}
+    batch["weights"] = np.abs(slopes[0])
+    monkeypatch.setattr("model.loss.forward", lambda params, *_: params["hidden"])
+
+    def scalar(table_VD, hidden_BLD):
+        both = {"embedding": table_VD, "hidden": hidden_BLD}
+        if form == "weighted_loss":
+            return weighted_loss(both, config, batch, chunk=chunk).loss
+        logprobs_BL, entropy_BL = token_logprobs(both, config, hidden_BLD, targets_BL, chunk)
+        return jnp.sum(logprobs_BL * slopes[0]) + jnp.sum(entropy_BL * slopes[1])
+
+    gradients = jax.jit(jax.grad(scalar, argnums=(0, 1)))
+    # The same operands in both types, so that the difference is the rounding of the products alone.
+    table_VD, narrow_BLD = params["embedding"].astype(jnp.bfloat16), jnp.asarray(hidden_BLD, jnp.bfloat16)
+    ours = gradients(table_VD.astype(jnp.float32), narrow_BLD)
+    exact = gradients(table_VD.astype(jnp.float32), narrow_BLD.astype(jnp.float32))
+    for got, want in zip(ours, exact, strict=True):
+        got, want = (np.asarray(part, np.float64) for part in (got, want))
+        assert np.linalg.norm(got - want) < BFLOAT16 * np.linalg.norm(want)
 
 
 @pytest.mark.slow
