@@ -42,13 +42,17 @@ def accuracies_by_seed(
     if run is None:
         return {}
     ending = "/" + METRICS.get((verdict, way), LIKELIHOOD)
-    found: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}  # (label, metric) -> seed -> (execution, share)
+    measured: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}  # (label, metric) -> seed -> (execution, share)
     for row in query(_OF_RECIPE, json.dumps(_without()), run, ending):
         # The newest run of a seed counts; an older one may be of an earlier version of the code.
-        by_seed = found.setdefault((row["label"], row["name"]), {})
-        by_seed[_seed_name(row["seed"], row["parts"])] = row["execution"], row["value"]
+        by_seed = measured.setdefault((row["label"], row["name"]), {})
+        # The parts of a seed that `[seeds]` sets on their own make it another one.
+        parts = json.loads(row["parts"] or "{}")
+        own = [f"{name} {parts[name]}" for name in TRAINING_SEEDS if parts.get(name) is not None]
+        seed = ", ".join([row["seed"] or "0", *own])
+        by_seed[seed] = row["execution"], row["value"]
     accuracies: Accuracies = {}
-    for (label, name), by_seed in found.items():
+    for (label, name), by_seed in measured.items():
         # Seeds that share an evaluation (none of what it depends on is drawn by them) are one measurement.
         first = {execution: seed for seed, (execution, _) in reversed(by_seed.items())}
         accuracies.setdefault(label, {})[name.removeprefix("evaluate/").removesuffix(ending)] = {
@@ -70,15 +74,15 @@ def ladder_over_seeds(accuracies: Accuracies, ladder: Ladder) -> list[dict[str, 
     Each row has `stage`, the fields of `spread`, `over` (the stage before) and `gain`, the fields of a `SeedLead` over
     it with `p_corrected` by Holm for the number of gains (None: fewer than two seeds have both).
     """
-    found = {
+    accuracy = {
         entry["stage"]: accuracies.get(f"evaluate:{entry['stage']}", {}).get(ladder["benchmark"], {})
         for entry in ladder["stages"]
         if entry["score"]
     }
     pairs = {
-        entry["stage"]: (found[entry["over"]], found[entry["stage"]], entry["score"]["n"])
+        entry["stage"]: (accuracy[entry["over"]], accuracy[entry["stage"]], entry["score"]["n"])
         for entry in ladder["stages"]
-        if entry["over"] and len(found[entry["over"]].keys() & found[entry["stage"]].keys()) > 1
+        if entry["over"] and len(accuracy[entry["over"]].keys() & accuracy[entry["stage"]].keys()) > 1
     }
     gains = {stage: lead(before, after, len(pairs), problems) for stage, (before, after, problems) in pairs.items()}
     corrected = holm({stage: gain.p for stage, gain in gains.items() if gain.p is not None})
@@ -98,7 +102,7 @@ def recipe_seeds(recipes: Mapping[str, Accuracies], label: str, benchmark: str) 
 
 def recipe_lines(title: str, sides: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """A sentence for each side of a comparison whose recipe has several seeds. `title`: of the benchmark."""
-    return [f"{title}, {spread_in_words(side.upper(), found)}" for side, found in sides.items() if found]
+    return [f"{title}, {spread_in_words(side.upper(), over_seeds)}" for side, over_seeds in sides.items() if over_seeds]
 
 
 def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
@@ -110,13 +114,6 @@ def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
         f"{name}: {len(spread['seeds'])} seeds of this recipe in the store, mean {100 * spread['mean']:.1f} %"
         f"{interval} over seeds, standard deviation {100 * spread['deviation']:.1f} points"
     )
-
-
-def _seed_name(seed: str | None, parts: str | None) -> str:
-    """The seed of a run, with the seeds of training that `[seeds]` sets on its own."""
-    set_apart = json.loads(parts or "{}")
-    own = [f"{name} {set_apart[name]}" for name in TRAINING_SEEDS if set_apart.get(name) is not None]
-    return ", ".join([seed or "0", *own])
 
 
 def _without() -> dict[str, Any]:

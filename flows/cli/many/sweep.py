@@ -174,7 +174,7 @@ def recipe_lines(metric: dict[str, Any]) -> list[str]:
 
 def metric_heads(metric: dict[str, Any], first: str) -> list[str]:
     """The columns of `metric_cells`."""
-    over = " or ".join(sorted({row["over"] for row in metric["arms"] if row["over"]}))
+    over = " or ".join(sorted({row["over"] for row in metric["arms"] if row["over"]})) or "problems"
     return ["arm", "seeds", "n", f"% [95 % over {over}]", f"against {first}, points [95 %]", "p, Holm", "finds"]
 
 
