@@ -87,12 +87,12 @@ def read_author_config(
     if "num_kv_heads" in table and table["num_kv_heads"] is None and "attention_heads" in changes:
         changes["kv_heads"] = changes["attention_heads"]
     layers, ratio = (_integer(path, table, name) for name in ("num_layers", "seqcond_ratio"))
-    if layers is not None and "pattern" in changes and isinstance(changes["pattern"], str):
+    if layers is not None and isinstance(changes.get("pattern"), str):
         each = len(changes["pattern"])
         if not layers or not each or layers % each:
             raise ConfigError(f"{path}: `num_layers` {layers} is no multiple of the {each} letters of `pattern`")
         changes["blocks"] = layers // each
-    elif layers is not None and ratio is not None:
+    elif layers is not None and ratio is not None and "pattern" not in changes:
         if layers == 0 or layers % (ratio + 1):
             raise ConfigError(f"{path}: `num_layers` {layers} is no multiple of `seqcond_ratio` + 1 = {ratio + 1}")
         changes |= {"blocks": layers // (ratio + 1), "pattern": "S" * ratio + "A"}
