@@ -10,6 +10,7 @@ from configs.training import AlignConfig, JudgeConfig
 from data.endpoints.pool import EndpointPool
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
+from rl.problems.load import load
 from rl.rewards import is_mastered, judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -59,7 +60,6 @@ def align(job: Job) -> None:
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.processes import on_first
     from model.weights.files import save_weights
-    from rl.problems.load import load
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 
