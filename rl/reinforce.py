@@ -136,7 +136,9 @@ class _Run:
             self.step += 1
             if "balance_factor" in metrics:
                 self.factors.append(metrics["balance_factor"])
-            self._report(metrics, "" if live_groups else _reason(before, self.groups.totals))
+            # Counted over this step alone.
+            counts = {name: count - before[name] for name, count in self.groups.totals.items()}
+            self._report(metrics, "" if live_groups else without_update(counts))
             self._read_guard()
             # Asked in every step by every process, in the same order, because the answer is agreed on by all.
             stopping = stop_requested(self.step) and self.step < steps
@@ -258,8 +260,3 @@ class _Run:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         if self.is_first:
             truncate_log(self.config.rollouts, self.step)
-
-
-def _reason(before: dict[str, int], after: dict[str, int]) -> str:
-    """Why a step without a group to train on made no update, from the totals before and after it."""
-    return without_update({name: count - before[name] for name, count in after.items()})

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from configs.training import ReasonConfig
 from data.sources.reasoning_gym import derived_seed
+from rl.objective_registry import Balance
 from rl.rewards import verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -34,7 +35,6 @@ def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
-    from rl.objective_registry import Balance
     from rl.reinforce import Reinforcement, reinforce
     from rl.stage_inputs import load_inputs
 

@@ -16,6 +16,7 @@ from typing import Any
 from common.processes import only_idle_time
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
+from rl.objective_registry import Balance
 from tasks.engine.child_main import begin, keep_compiled
 
 logger = logging.getLogger("tasks.engine.compile_ahead")
@@ -57,7 +58,6 @@ def main(path: Path) -> None:
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Compile the programs of a stage of `REHEARSED`, configured by `section`."""
     # Imported here because the flow imports this file, and JAX takes seconds.
-    from rl.objective_registry import Balance
     from rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
 
     seed = 0  # any: the programs are the same with all

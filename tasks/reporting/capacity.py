@@ -12,6 +12,7 @@ from common.text import amount, first_line, markdown_table
 from configs.model import ModelConfig
 from configs.operation import PlanConfig
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from rl.objective_registry import Balance
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
@@ -42,7 +43,6 @@ def plan_capacity(job: Job) -> None:
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import estimate_memory
-    from rl.objective_registry import Balance
 
     def notify(note: str) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)
