@@ -83,7 +83,9 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
     )
     out = work / "weights"
-    facts = pretrain(Pretraining(settings, model, config.tokenizer, sources, seed), work, out, silent)
+    facts = pretrain(
+        Pretraining(settings, model, config.tokenizer, sources, seed, train_on=config.train_on), work, out, silent
+    )
     params, _, tokenizer = load_weights(out)
     held_out_config = config.evaluate.held_out
     assert held_out_config is not None
