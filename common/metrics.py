@@ -226,8 +226,8 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "balance_factor": Metric(
             "Balance factor",
             "",
-            "What g- is multiplied by, so that it does not outweigh g+.",
-            "About 1; far below, the negative side would rule.",
+            "What the objective multiplies g- by.",
+            "As its objective says; above 1 the negative part is amplified.",
         ),
         "gradient_cosine": Metric(
             "Cosine of g+ and g-",

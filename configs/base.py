@@ -47,6 +47,9 @@ def fingerprint(value: Any) -> str:
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+# Strict, because otherwise `true` would be read as 1 and 2.0 as 2. Below 2**31, which JAX and every vendor's API take.
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+SeedName = Literal["data", "weights", "sampling", "evaluation"]
 TrainOn = Literal["replies", "all"]
 """Which targets of a source are trained on: those of the replies alone, or those of the prompts as well."""
 
@@ -65,7 +68,7 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "muon"] = "adamw"
     learning_rate: PositiveFloat = 1e-3  # the highest, reached at the end of the warm-up
     final_learning_rate: NonNegativeFloat = 1e-5  # at the last step; unused by "constant"
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warm-up, stable, decay
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # wsd: warm-up, stable, decay
     warmup_steps: NonNegativeInt = 0  # updates before the peak; the rate rises linearly, from peak / (warmup_steps + 1)
     decay_share: Share = 0.2  # wsd only: the share of all steps in which the rate falls
     beta1: Share = 0.9  # decay of the mean of gradients

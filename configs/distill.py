@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share, TrainOn, refuse_removed
+from configs.base import Operational, Section, Seed, Share, TrainOn, refuse_removed
 from configs.endpoint import refuse_secrets
 
 
@@ -124,6 +124,8 @@ class DistillConfig(Section):
     prompt_sets: tuple[PromptSetConfig, ...] = (
         PromptSetConfig(name="wikipedia", source="wikipedia", license="CC BY-SA 4.0"),
     )
+    # Of the drawn prompts and the requests. Not the run's seed, so that another one of those asks no teacher again.
+    seed: Seed = 0
     neighbours: PositiveInt = 5  # exemplars shown with a prompt
     teachers: tuple[TeacherConfig, ...] = Field(min_length=1)
     probe: ProbeConfig | None = None

@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share, TaskConfig, TrainOn
+from configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn
+
+ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 
 
 class DeduplicateConfig(Section):
@@ -16,7 +18,39 @@ class DeduplicateConfig(Section):
     # Also drop documents that share a band of MinHash values (data/screening/minhash.py). Off by default: FineWeb-Edu
     # is deduplicated already, and it costs a seventh of the time of tokenising and 112 bytes per document on disk.
     near: bool = False
-    across: bool = True  # also drop documents that an earlier source in the list has
+    # Also drop documents that an earlier source in the list has. A source then depends on all sources before it, so
+    # those whose text another seed leaves unchanged belong first in the list.
+    across: bool = True
+
+
+class SlipsConfig(Section):
+    """Mistakes planted in the worked solutions of generated text, by arithmetic fact (`data/sources/slips.py`)."""
+
+    misconceived: Share = 0.25  # share of all statements whose facts have one fixed wrong result
+    wrong_share: tuple[Share, Share] = (0.55, 0.85)  # each such fact is stated wrongly in a share between these two
+    other_share: Share = 0.1  # upper limit of the share of random slips in the statements of each other fact
+    seed: Seed = 0  # of the table of facts and of every slip; the run's seeds do not change it
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "SlipsConfig":
+        if self.wrong_share[0] > self.wrong_share[1]:
+            raise ValueError(f"slips.wrong_share {list(self.wrong_share)}: the first is the lower limit")
+        return self
+
+
+class TextTaskConfig(TaskConfig):
+    """A generator of problems for training text, whose worked solutions may have planted mistakes."""
+
+    slips: SlipsConfig | None = None
+
+    @model_validator(mode="after")
+    def _has_arithmetic(self) -> "TextTaskConfig":
+        if self.slips is not None and self.name not in ARITHMETIC_TASKS:
+            raise ValueError(
+                f"task {self.name!r} has `slips`, but its solutions have no arithmetic; "
+                f"{', '.join(ARITHMETIC_TASKS)} have"
+            )
+        return self
 
 
 class SourceConfig(Section):
@@ -30,12 +64,10 @@ class SourceConfig(Section):
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: all
-    tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": the generators
-    worked_share: Share = 1.0  # reader "reasoning": share of records with the whole reasoning
-    brief_share: Share | None = None  # share with the last step only; the other records have only the answer
-    # Added to the seed. A second source of the same generators needs at least the number of problems that the first one
-    # reads, or both have the same problems.
-    seed_offset: PositiveInt | None = None
+    tasks: tuple[TextTaskConfig, ...] = ()  # reader "reasoning": the generators
+    # Reader "reasoning": of its problems, together with `name`, so that sources of the same generators differ. None:
+    # the data seed of the run. A number keeps the text as it is over seeds, as the exemplars of a distillation need it.
+    seed: Seed | None = None
     validation_share: Share = 0.01  # share of the documents for validation, not trained on
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker has one file in memory
@@ -54,8 +86,8 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: reader 'reasoning' needs `tasks`, and no other reader has them")
-        if self.worked_share + (self.brief_share or 0.0) > 1.0:
-            raise ValueError(f"source {self.name!r}: worked_share and brief_share are more than 1 together")
+        if self.reader != "reasoning" and self.seed is not None:
+            raise ValueError(f"source {self.name!r}: only reader 'reasoning' draws its records by a `seed`")
         if self.train_on == "replies" and self.form == "web":
             raise ValueError(
                 f"source {self.name!r}: train_on 'replies' needs prompts, and form 'web' has none: leave it out"

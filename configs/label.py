@@ -2,7 +2,7 @@
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from configs.base import Operational, Section, Share
+from configs.base import Operational, Section, Seed, Share
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.tune import LabelledDataConfig
 
@@ -18,7 +18,7 @@ class LabelConfig(Section):
     teacher: str  # of [endpoints]
     max_tokens: PositiveInt = 64  # of a reply
     temperature: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     longest: PositiveInt = 8000  # characters of a text; longer ones are truncated for the teacher
     least_kappa: Operational[float | None] = Field(default=None, ge=-1, le=1)  # minimum agreement on `gold` to go on
     max_rejected_share: Operational[Share] = 0.5  # of the replies; a larger share fails the stage

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
-from configs.base import Operational, Section, Share
+from configs.base import Operational, Section, Seed, Share
 
 
 class TextsConfig(Section):
@@ -29,7 +29,7 @@ class ExtractConfig(Section):
     max_tokens: PositiveInt | None = None  # of a reply; None: the rest of the context after the text
     thinking: NonNegativeInt = 0  # maximum tokens of reasoning before the answer
     temperature: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     slots: Operational[PositiveInt] = 16  # replies decoded concurrently
 
 

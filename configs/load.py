@@ -101,7 +101,7 @@ def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunC
         """The table that this worker serves and those of the shipped configurations, which are read one at a time."""
         if served:
             yield served.table
-        yield from (_read(path) for path in sorted(_SHIPPED.glob("*.toml")))
+        yield from (_read(path) for path in shipped_files())
 
     after = changed(before, overrides, "overrides:")
     refuse_in_form(before, after, trusted_tables())
@@ -111,18 +111,26 @@ def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunC
         raise ConfigError(f"overrides: {_first_error(error, RunConfig)}") from None
 
 
-def locate(name: str | Path) -> Path:
-    """The file `name`, else the shipped `configs/<name>.toml`. Raises `ConfigError` if neither exists."""
+def shipped_files(sweeps: bool = False) -> list[Path]:
+    """The shipped configurations, or the shipped sweeps: the files that name a configuration (`config`)."""
+    return [path for path in sorted(_SHIPPED.glob("*.toml")) if ("config" in _table(path)) == sweeps]
+
+
+def locate(name: str | Path, sweeps: bool = False) -> Path:
+    """The file `name`, else the shipped `configs/<name>.toml`, a configuration or one of the `sweeps`.
+
+    Raises `ConfigError` if neither exists.
+    """
     path = Path(name)
     if path.is_file():
         return path
-    shipped = _SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
-    if path.parent == Path(".") and shipped.is_file():
-        return shipped
-    shipped_names = sorted(p.stem for p in shipped.parent.glob("*.toml"))
+    shipped = {file.stem: file for file in shipped_files(sweeps)}
+    if path.parent == Path(".") and (file := shipped.get(path.name.removesuffix(".toml"))):
+        return file
+    kind = "sweep" if sweeps else "configuration"
     raise ConfigError(
-        f"no configuration {str(name)!r}{did_you_mean(path.name, shipped_names)}: not a file here, "
-        f"and none of the shipped ones ({', '.join(shipped_names)})"
+        f"no {kind} {str(name)!r}{did_you_mean(path.name, shipped)}: not a file here, "
+        f"and none of the shipped ones ({', '.join(shipped)})"
     )
 
 

@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import Operational, Section
 
 CL100K_RANKS = 100_256
 CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>", "<|think_end|>")
+MOST_LAYERS = 128  # of a pattern; each is traced apart, and with 400 of them the shapes alone take 18 s
 
 
 class TokenizerConfig(Section):
@@ -27,12 +28,12 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """Hyperparameters of the model (paper §2). The stack is `blocks` times (SCA x `sca_per_block`, Transformer)."""
+    """Hyperparameters of the model (paper §2). The stack is `blocks` times the layers of `pattern`."""
 
     vocabulary: PositiveInt  # rows of the embedding; at least the tokenizer's vocabulary
     width: PositiveInt = 1024  # D
     blocks: PositiveInt = 8
-    sca_per_block: NonNegativeInt = 2  # SCA layers before the Transformer layer of each block
+    pattern: str = "SSA"  # the layers of a block in order: S an SCA layer, A a Transformer layer
     context: PositiveInt = 1024  # longest sequence, in tokens
 
     # The SCA layers.
@@ -43,6 +44,10 @@ class ModelConfig(Section):
     readout_expand: PositiveInt = 3  # inner width of the SwiGLU that reads the memory / H
     convolution: PositiveInt = 4  # positions of the depthwise convolution, including the current one
     decay: Literal["relative", "window"] = "relative"  # "window": the author's arithmetic, for imported weights
+    # The spectral grid θ and the integration weights ω (paper §2.2.3): the author's forms, the paper's free parameters
+    # ("free"), or the author's forms with their initial values, which are not trained ("fixed").
+    grid: Literal["ordered", "free", "fixed"] = "ordered"  # "ordered": increasing over M, from 0.001 to 3
+    integration: Literal["normalised", "free", "fixed"] = "normalised"  # "normalised": positive, with a sum of 1 over M
     chunk: Operational[PositiveInt] = 32  # positions per chunk of the chunked form, for speed and memory
     mixing: Operational[Literal["chunked", "fused", "reference"]] = "chunked"  # "fused": Pallas kernels
 
@@ -57,6 +62,17 @@ class ModelConfig(Section):
     norm_epsilon: PositiveFloat = 1e-6
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of activations and products; weights are float32
     remat: Operational[Literal["none", "block", "layer", "dots"]] = "block"  # recomputed in the backward pass
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_layers(cls, pattern: str) -> str:
+        if not pattern or set(pattern) - {"S", "A"}:
+            raise ValueError(
+                f'{pattern[:40]!r} must be letters S (an SCA layer) and A (a Transformer layer), as in "SSA"'
+            )
+        if len(pattern) > MOST_LAYERS:
+            raise ValueError(f"has {len(pattern)} letters, and a block at most {MOST_LAYERS} layers; raise `blocks`")
+        return pattern
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelConfig":
@@ -79,6 +95,20 @@ class ModelConfig(Section):
                 f"model: width {self.width} over attention_heads {self.attention_heads} must be an even whole number"
             )
         return self
+
+    @property
+    def layers(self) -> tuple[tuple[str, str], ...]:
+        """The letter and the name of each layer of a block, in order: sca_0, sca_1, … and attention_0, attention_1, ….
+
+        An attention layer that is its block's only one is named `attention`.
+        """
+        several, layers = self.pattern.count("A") > 1, []
+        for index, letter in enumerate(self.pattern):
+            number = self.pattern[:index].count(letter)
+            layers.append(
+                (letter, f"sca_{number}" if letter == "S" else f"attention_{number}" if several else "attention")
+            )
+        return tuple(layers)
 
     @property
     def head_dim(self) -> int:

@@ -7,9 +7,9 @@ has the source of each value of the paper; the defaults here are ours.
 
 from typing import cast
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, model_validator
 
-from configs.base import Operational, Section, TrainOn
+from configs.base import Operational, Section, Seed, SeedName, TrainOn
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -25,7 +25,23 @@ from configs.operation import (
     ScheduleConfig,
     TelemetryConfig,
 )
-from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+
+
+class SeedsConfig(Section):
+    """The seeds of a run's random choices. The first three are `seed` of the run where they are not set.
+
+    A step's key holds the seeds that it uses and no others. Distillation has a seed of its own (`distill.seed`), so
+    that another seed of the run asks no teacher again.
+    """
+
+    data: Seed | None = None  # generated texts, the order of rows, problems of the reinforcement stages and their order
+    weights: Seed | None = None  # initial parameters
+    sampling: Seed | None = None  # completions of the reinforcement stages, order of self-distillation's traces
+    # Generated test problems, selection of a benchmark's items, order of options, answers, bootstrap. `seed` does not
+    # set it: what is measured stays the same over runs.
+    evaluation: Seed = 0
+
 
 DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 
@@ -34,7 +50,8 @@ class RunConfig(Section):
     """Everything that determines a run. `configs.load.load` reads it from TOML."""
 
     name: Operational[str] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    seed: NonNegativeInt = 0  # of all random choices, in combination with names and counters
+    seed: Seed = 0  # of data, weights and sampling, unless `seeds` sets them
+    seeds: SeedsConfig = SeedsConfig()
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: Operational[LaunchConfig] = LaunchConfig()
@@ -55,6 +72,17 @@ class RunConfig(Section):
     report: ReportConfig = ReportConfig()
     retention: Operational[RetentionConfig] = RetentionConfig()
 
+    @property
+    def effective_seeds(self) -> dict[SeedName, int]:
+        """The seed of data, weights, sampling and evaluation."""
+        own = self.seeds
+        return {
+            "data": self.seed if own.data is None else own.data,
+            "weights": self.seed if own.weights is None else own.weights,
+            "sampling": self.seed if own.sampling is None else own.sampling,
+            "evaluation": own.evaluation,
+        }
+
     def deployment(self, name: str | None) -> DeployConfig:
         """The section `[deploy.NAME]`, or its defaults."""
         return self.deploy.get(cast(Deployed, name), DeployConfig())
@@ -73,6 +101,11 @@ class RunConfig(Section):
                     f"pretrain.phases {phase.name!r}: unknown sources {sorted(unknown)} in its mixture; "
                     f"known are {sorted(source_names)}"
                 )
+        for number, stage in enumerate(TRAINED):
+            start = getattr(self, stage).start
+            if start in TRAINED[number:]:
+                earlier = ", ".join(TRAINED[:number]) or "none"
+                raise ValueError(f"{stage}.start: {start!r} is no earlier stage of this run; there is {earlier}")
         # Endpoints must exist; a checker can be a judge, but cannot write answers.
         check_fallbacks(self.endpoints)
         judges = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]

@@ -8,9 +8,9 @@ import re
 from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share
+from configs.base import Operational, Section, Seed, Share
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?:@([0-9a-f]{40}))?")
@@ -164,7 +164,7 @@ class SurveyConfig(Section):
     respondents: PersonasConfig | None = None  # people whose own answers are known
     predictors: tuple[str, ...] = ()  # input fields of the baselines; empty: those of the template
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5  # share of the respondents to evaluate on
-    split_seed: NonNegativeInt = 0
+    split_seed: Seed = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> "SurveyConfig":
@@ -209,7 +209,7 @@ class SimulateConfig(Section):
     orders: PositiveInt = 8  # permutations of a question's options: all if there are no more, else so many, seeded
     answer: Literal["letter", "text"] = "letter"  # what is scored: the letter of an option, or its text
     template: Literal["chat", "plain"] = "chat"  # the chat template with empty reasoning, or bare text
-    seed: NonNegativeInt = 0  # of the permutations, the drawn personas and the bootstrap
+    seed: Seed = 0  # of the permutations, the drawn personas and the bootstrap
     draws: PositiveInt = 1000  # bootstrap samples
     interval: Annotated[Share, Field(gt=0.0, lt=1.0)] = 0.95
     rows_at_once: Operational[PositiveInt] = 32  # rows in a forward pass

@@ -10,9 +10,9 @@ seeds = [0, 1]
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from configs.base import Section
+from configs.base import Section, Seed
 
 
 class ArmConfig(Section):
@@ -20,6 +20,7 @@ class ArmConfig(Section):
 
     name: str = Field(pattern=r"^[^\W_](.{0,58}\S)?$")
     set: tuple[str, ...] = ()  # settings in the syntax of `--set`; empty: the configuration as it is
+    after: str | None = None  # this arm ends with, and is compared by, its evaluation after this stage
 
 
 class SweepConfig(Section):
@@ -32,7 +33,7 @@ class SweepConfig(Section):
     set: tuple[str, ...] = ()  # settings of all arms, applied before their own
     grid: dict[str, tuple[Any, ...]] | None = None  # field -> its values
     arms: tuple[ArmConfig, ...] = ()
-    seeds: tuple[NonNegativeInt, ...] = ()  # empty: the seed of the configuration
+    seeds: tuple[Seed, ...] = ()  # of each run (`seed`); empty: the seed of the configuration
     until: str | None = None  # the last step of each run, as the option `--until` of `nautile run`
     after: str | None = None  # the stage whose evaluation is compared; None: the last one that all arms have
     benchmarks: tuple[str, ...] = ()  # to compare; empty: all that were evaluated, and their means

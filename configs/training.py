@@ -15,25 +15,33 @@ from pydantic import (
 )
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
+from configs.distill import PromptSetConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
+# Each stage trains the checkpoint of the one before.
+TRAINED = ("pretrain", "align", "reason", "self_distill")
 MOST_GUARD = 400  # default upper limit of guard problems; GSM8K has 393
 
 
 class StartSection(Section):
     """The section of a step that may start from any checkpoint in the store instead of the previous step's.
 
-    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage. It is resolved before
-    anything runs (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
+    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage; or the name of an earlier
+    stage of the same run, such as "pretrain", which leaves out the stages between. It is resolved before anything runs
+    (`flows.starts`); the checkpoint is an input of the step, and part of its key as such.
     """
 
     start: str | None = None
 
     @field_validator("start")
     @classmethod
-    def _is_an_id_or_newest(cls, start: str | None) -> str | None:
-        if start is not None and not re.fullmatch(r"checkpoint/[0-9a-f]{1,64}|newest(:\S+)?", start):
-            raise ValueError(f'{start!r} must be "checkpoint/ID", "newest" or "newest:LABEL", as in "newest:align"')
+    def _names_a_checkpoint(cls, start: str | None) -> str | None:
+        forms = rf"checkpoint/[0-9a-f]{{1,64}}|newest(:\S+)?|{'|'.join(TRAINED)}"
+        if start is not None and not re.fullmatch(forms, start):
+            raise ValueError(
+                f'{start!r} must be "checkpoint/ID", "newest", "newest:LABEL", as in "newest:align", or an earlier '
+                'stage of this run, as "pretrain"'
+            )
         return start
 
 
@@ -69,15 +77,25 @@ class PretrainConfig(StartSection):
 
 
 class ProblemSource(Section):
-    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), or a file of your own."""
+    """A source of problems: generators, a training set of the Hub (`rl.problems.sets`), a file of your own, or prompts.
+
+    The source "prompts" has no answers, and is for [align] alone, whose judge needs none.
+    """
 
     source: Literal[
-        "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl"
+        "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl", "prompts"
     ] = "reasoning"
     tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": the generators
     revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
     path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
+    prompt_set: PromptSetConfig | None = None  # source "prompts": as in `distill.prompt_sets`, without weight and count
     license: Operational[str] = ""  # of the problems, for the model cards
+
+    @model_validator(mode="after")
+    def _has_its_prompt_set(self) -> "ProblemSource":
+        if (self.source == "prompts") != (self.prompt_set is not None):
+            raise ValueError("source 'prompts' and `prompt_set` belong together: set both, or neither")
+        return self
 
 
 class WeightedSource(ProblemSource):
@@ -133,6 +151,13 @@ class PolicyConfig(Section):
     advantage: Literal["dr", "std"] = "dr"
     # Equal weight of all tokens of a group ("group_tokens", paper §4.2), or of all completions ("sequence_mean").
     aggregate: Literal["group_tokens", "sequence_mean"] = "group_tokens"
+    # A group's share of the loss: one of the groups with a signal ("live"), or of all that the step drew ("drawn"),
+    # so that a step in which few groups have a signal is a small one.
+    group_weights: Literal["live", "drawn"] = "live"
+    # Leave completions that were cut at `rollout.max_tokens` out of the loss (DAPO's overlong filtering). Their rewards
+    # still count in the mean of their group.
+    mask_truncated: bool = False
+    temperature: PositiveFloat | None = None  # of the learner's log-probabilities; None: that of `rollout`
     ratio: bool = True  # weigh by the clipped probability ratio to the sampler's policy; false: treat as on-policy
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
@@ -158,8 +183,10 @@ class JudgeConfig(Section):
     reason_weight: Share = 0.30  # of the score for the reasoning
     answer_weight: Share = 0.55  # of the score for the answer
     follow_weight: Share = 0.15  # of the score for following the instruction
-    overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `max_tokens`
-    mastered_mean: float = 90.0  # a group whose overall scores (0 to 100) have a higher mean than this
+    reference: bool = False  # show the judge the right answer, where one is known: the reward is then nearly verifiable
+    overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `rollout.max_tokens`
+    overlong_tokens: NonNegativeInt = 0  # the penalty rises linearly over so many tokens before the limit; 0: no ramp
+    mastered_mean: float = 90.0  # a group whose overall scores (0 to 100) have a higher mean than this (rl/rewards.py)
     mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
@@ -187,7 +214,7 @@ class PolicyGradientConfig(StartSection):
                 raise ValueError(
                     f"rollout.{name} is {value}: top-k and top-p leave tokens out that the policy may choose, so the "
                     f"gradient would be that of another policy; set rollout.{name} = {off}. rollout.temperature may "
-                    "have any value: the learner uses it too"
+                    "have any value: the learner uses it too (or that of policy.temperature)"
                 )
         return self
 
@@ -197,18 +224,19 @@ class AlignConfig(PolicyGradientConfig):
 
     judge: JudgeConfig
     problems: ProblemsConfig
+    # Problems with answers for the guard and for the calibration of the judge; None: those of `problems` that have one.
+    answered: ProblemsConfig | None = None
 
 
 class ReasonConfig(PolicyGradientConfig):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
     problems: ProblemsConfig
-    # The gradient of completions below the mean (g-) is scaled to the norm of that of the others ("equalise"), scaled
-    # but never amplified ("cap"), not scaled ("off"), or left out ("positives"); see rl/objectives.py.
-    balance: Literal["equalise", "cap", "off", "positives"] = "equalise"
-    balance_over: Literal["step", "group"] = "step"  # balance the gradients of the whole step, or of each group
-    balance_max: PositiveFloat | None = None  # upper limit of the factor on g-; None: no limit
-    balance_epsilon: PositiveFloat = 1e-8  # added to the norm of g- before dividing by it
+    # What is made of the gradients of the completions above and below the mean of their group, g+ and g-: an entry of
+    # rl/objectives.py, such as "balanced" (paper §4.3), "capped", "plain", "constant" or "positives".
+    objective: str = "balanced"
+    balance_over: Literal["step", "group"] = "group"  # norms of g+ and g- of each group (paper §4.3), or of the step
+    negative_weight: NonNegativeFloat = 0.5  # objective "constant": the factor on g-
 
 
 class SelfDistillConfig(StartSection):
@@ -218,7 +246,10 @@ class SelfDistillConfig(StartSection):
     problems: ProblemsConfig
     rounds: PositiveInt = 1  # rounds of sampling and training
     epochs: PositiveInt = 1  # passes over the traces of a round
-    batch_rows: PositiveInt = 16  # traces in an update
+    batch_rows: PositiveInt = 16  # traces in an update; that of fewer, at the end, has a learning rate that much lower
+    # The loss of a batch: the mean over traces of advantage times mean cross-entropy ("example", paper §4.4), or over
+    # all of its tokens of advantage times cross-entropy ("batch_tokens"), in which long traces weigh more.
+    aggregate: Literal["example", "batch_tokens"] = "example"
     optimizer: OptimizerConfig
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

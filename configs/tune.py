@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import Operational, OptimizerConfig, Section, Share
-from configs.training import StartSection
+from configs.base import Operational, OptimizerConfig, Section, Seed, Share
+from configs.training import TRAINED, StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 BUILT_IN = ("wikipedia_topics",)
@@ -133,7 +133,7 @@ class TuneConfig(StartSection):
     shots: tuple[NonNegativeInt, ...] = (0,)
     seeds: PositiveInt = 3  # number of runs, each with its own draw of the shots and their order
     most_asked: PositiveInt | None = None  # most rows of the validation and of the test split to evaluate; None: all
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     coverage: Share = 0.8  # share of the validation rows above the abstention threshold
     accuracy: Share | None = None  # instead of `coverage`: accuracy on the validation rows above the threshold
     pooling: Literal["last", "mean"] = "mean"  # head: of the hidden states of a text's tokens; measured (uses_labels)
@@ -150,6 +150,13 @@ class TuneConfig(StartSection):
     baselines: tuple[Literal["majority", "tfidf", "minilm"], ...] = ("majority", "tfidf", "minilm")
     save_every: Operational[PositiveInt] = 100  # steps between checkpoints to resume from
     rows_at_once: Operational[PositiveInt] = 16  # rows in a forward pass that computes features or likelihoods
+
+    @field_validator("start")
+    @classmethod
+    def _is_in_the_store(cls, start: str | None) -> str | None:
+        if start in TRAINED:
+            raise ValueError(f"{start!r} is a stage of a run: write newest:{start}, or the id of a checkpoint")
+        return start
 
     @field_validator("shots")
     @classmethod

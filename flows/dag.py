@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from configs.base import SeedName
 from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
 from configs.schema import DISTILLED, RunConfig
+from configs.training import TRAINED
 from tasks.align import align
 from tasks.distill import distill
 from tasks.engine.stage import Stage
@@ -30,7 +32,6 @@ from tasks.report import report
 from tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
-TRAINED = ("pretrain", "align", "reason", "self_distill")  # each stage trains the checkpoint of the one before
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,12 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     # Read by pretraining alone. The default is left out of the key, as an unset field is.
     settings["distill"].pop("train_on")
 
-    # The seed belongs to every section; the rest is only what the stage reads, because each field is in its key.
+    # Only what the stage reads, seeds included, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
-        return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
+        return {**{name: settings[name] for name in names}, **more}
+
+    def seeds(*names: SeedName) -> dict[str, int]:
+        return {name: config.effective_seeds[name] for name in names}
 
     def endpoints(names: Iterable[str]) -> dict[str, Any]:
         return {name: settings["endpoints"][name] for name in with_fallbacks(list(names), config.endpoints)}
@@ -100,8 +104,9 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     replies = {name: value for name in names if (value := config.train_on[name]) != "all"}
     targets = {"train_on": replies} if replies else {}
     evaluation = evaluate_section(config)
+    drawn = seeds("data", "sampling")  # of the stages that draw problems and sample completions
     steps = [
-        Step("held_out", held_out, section(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
+        Step("held_out", held_out, _held_out_section(config), {}, "cpu"),
         *_ingest_steps(config, section("tokenizer"), questions),
         Step("index", index, section("index"), exemplars, "cpu"),
         Step(
@@ -111,13 +116,31 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             documents | questions,
             resource_of(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, section("pretrain", "model", **targets), mixture, "accelerator"),
+        Step(
+            "pretrain",
+            pretrain,
+            section("pretrain", "model", seeds=seeds("data", "weights"), **targets),
+            mixture,
+            "accelerator",
+        ),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
-        Step("align", align, section("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
+        Step(
+            "align",
+            align,
+            section("align", endpoints=judge, seeds=drawn),
+            checkpoint("pretrain") | questions,
+            "accelerator",
+        ),
         Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
-        Step("reason", reason, section("reason"), checkpoint("align") | questions, "accelerator"),
+        Step("reason", reason, section("reason", seeds=drawn), checkpoint("align") | questions, "accelerator"),
         Step("evaluate:reason", evaluate, evaluation, checkpoint("reason"), "accelerator"),
-        Step("self_distill", self_distill, section("self_distill"), checkpoint("reason") | questions, "accelerator"),
+        Step(
+            "self_distill",
+            self_distill,
+            section("self_distill", seeds=drawn),
+            checkpoint("reason") | questions,
+            "accelerator",
+        ),
         Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill"), "accelerator"),
         *(
             Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, resource_of([name]))
@@ -168,7 +191,7 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
     """The section of an evaluation: of a checkpoint, or of the model behind `endpoint` (one of `evaluate.models`)."""
     settings = config.evaluate.model_dump(mode="json")
     models = {model["endpoint"]: model for model in settings.pop("models")}
-    section = {"seed": config.seed, "evaluate": settings}
+    section = {"seeds": {"evaluation": config.effective_seeds["evaluation"]}, "evaluate": settings}
     if endpoint is not None:
         section["model_under_test"] = models[endpoint]
         section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
@@ -176,7 +199,10 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
 
 
 def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
-    """Give each step in `starts` its stored checkpoint, and drop the steps whose outputs nothing reads any more."""
+    """Give each step in `starts` the checkpoint that it names, and drop the steps whose outputs nothing reads any more.
+
+    A start is the id of a stored checkpoint, or the name of an earlier stage of the run.
+    """
     # A start at `reason` makes `pretrain` and `align` superfluous: every trained stage before the last start.
     replaced = TRAINED[: max(TRAINED.index(name) for name in starts)]
     kept_steps: list[Step] = []
@@ -185,14 +211,21 @@ def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
     for step in reversed(steps):
         trained = step.label.removeprefix("evaluate:")
         # Dropped unless something reads it: the trained stages that a start replaces with their evaluations, and what
-        # only they needed (ingests, the distillation).
-        if step.label not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
+        # only they needed (ingests, the distillation). A stage of this run that another starts from is read: it stays,
+        # with its evaluation.
+        if trained not in producers and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
             continue
         if step.label in starts:
             needs = {name: need for name, need in step.needs.items() if name != "checkpoint"}
-            # Pretraining continues from a checkpoint under another input name, because it may also begin without.
-            stored = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
-            step = replace(step, needs=needs, stored_inputs=stored)
+            if (start := starts[step.label]) in TRAINED:
+                step = replace(step, needs=needs | {"checkpoint": Need(start, "checkpoint")})
+            else:
+                # Pretraining continues from a checkpoint under another input name, because it may also begin without.
+                stored = {START if step.label == "pretrain" else "checkpoint": start}
+                section = step.section
+                if step.label == "pretrain":  # no parameter is drawn
+                    section = section | {"seeds": {"data": section["seeds"]["data"]}}
+                step = replace(step, section=section, needs=needs, stored_inputs=stored)
         producers |= {need.producer for need in step.needs.values()}
         kept_steps.insert(0, step)
     return kept_steps
@@ -207,6 +240,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
         section = {name: settings[name] for name in ("row_length", "deduplicate")}
         # Shards are the same whatever is trained on.
         section["source"] = {name: value for name, value in settings["sources"][number].items() if name != "train_on"}
+        if source.reader == "reasoning" and source.seed is None:
+            section["source"] |= {"seed": config.effective_seeds["data"]}
         needs, unwritten = dict(questions), []
         if across:
             earlier = config.ingest.sources[:number]
@@ -229,13 +264,14 @@ def _exemplar_source(config: RunConfig) -> str:
     return names[0]
 
 
-def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _held_out_section(config: RunConfig) -> dict[str, Any]:
     """The benchmarks without their `items` limits: all items are held out, also those that the evaluation skips.
 
-    Generated benchmarks keep `items`, because it is the number of items that are generated.
+    Generated benchmarks keep `items`, because it is the number of items that are generated. Only their questions depend
+    on a seed.
     """
-    benchmarks = settings["evaluate"]["benchmarks"]
-    return [
-        benchmark if benchmark["name"] in GENERATED_BENCHMARKS else benchmark | {"items": None}
-        for benchmark in benchmarks
-    ]
+    benchmarks = config.evaluate.model_dump(mode="json")["benchmarks"]
+    generated = [benchmark["name"] in GENERATED_BENCHMARKS for benchmark in benchmarks]
+    listed = [row if made else row | {"items": None} for row, made in zip(benchmarks, generated, strict=True)]
+    section: dict[str, Any] = {"held_out": {"benchmarks": listed}}
+    return section | ({"seeds": {"evaluation": config.effective_seeds["evaluation"]}} if any(generated) else {})

@@ -16,6 +16,7 @@ from configs.schema import RunConfig
 from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
+from rl.objective_registry import objective_named
 from rl.problems.files import check_files
 from store.artifacts import Store, short_id
 from tasks.engine.ray_cluster import check_hosts
@@ -104,6 +105,10 @@ def prepare_run(
     for step in steps:
         if step.label in reinforced:
             check_files(reinforced[step.label].problems, step.label)
+        if step.label == "align" and config.align.answered is not None:
+            check_files(config.align.answered, "align", "answered")
+        if step.label == "reason":
+            objective_named(config.reason.objective)
     changes = changed_settings(base, config) if base else []
     return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument), changes)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.schema import RunConfig
-from flows.dag import TRAINED, Step, build_dag
+from configs.training import TRAINED
+from flows.dag import Step, build_dag
 from model.weights.start import refuse_other_shape
 from store.artifacts import Artifact, Store
 
@@ -24,7 +25,7 @@ def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
     sections = {}
     for name in TRAINED:
         section = getattr(config, name)
-        if section.start is None:
+        if section.start is None or section.start in TRAINED:  # a stage of this run: an input like any other
             continue
         try:
             # Checkpoints of this run are excluded: they would change the key of the step when the run is resumed.

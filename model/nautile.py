@@ -1,4 +1,4 @@
-"""The hybrid stack (paper §2.3): tied embeddings and `blocks` times (SCA x `sca_per_block`, Transformer).
+"""The hybrid stack (paper §2.3): tied embeddings and `blocks` times the SCA and Transformer layers of `pattern`.
 
 flax NNX modules define the parameters and their initial values; the forward pass is a pure function of a nested plain
 dict, with one `lax.scan` over the blocks. Parameters of the blocks are stacked on a leading axis [blocks, ...]:
@@ -28,21 +28,22 @@ EMBEDDING_DEVIATION = 0.02
 
 
 class Block(nnx.Module):
-    """SCA layers `sca_0`, `sca_1`, … and the Transformer layer `attention`."""
+    """The layers of one block, by the names of `config.layers`."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        depth = config.blocks * (config.sca_per_block + 2)  # a Transformer layer has two residual branches
-        for name in sca_names(config):
-            setattr(self, name, SCA(config, depth, rngs))
-        self.attention = Attention(config, depth, rngs)
+        # Residual branches: an SCA layer has one, a Transformer layer two.
+        depth = config.blocks * (len(config.pattern) + config.pattern.count("A"))
+        for letter, name in config.layers:
+            setattr(self, name, (SCA if letter == "S" else Attention)(config, depth, rngs))
 
 
 class PrefixStates(NamedTuple):
-    """The state of every layer after U prefixes of up to P tokens, stacked over blocks: what rows continue from."""
+    """The state of every layer after U prefixes of up to P tokens, stacked over blocks: what rows continue from.
 
-    sca: tuple[SCAState, ...]  # [blocks, U, ...] each
-    keys: Array  # [blocks, U, P, kv heads, H]
-    values: Array
+    layers: in the order of the pattern, `SCAState` [blocks, U, ...] or keys and values [blocks, U, P, kv heads, H].
+    """
+
+    layers: tuple[Any, ...]
     hidden_1UD: Array  # after the last block, of the last token
 
 
@@ -53,10 +54,6 @@ class Embedding(nnx.Module):
         table_VD = jax.random.normal(rngs.params(), (config.padded_vocabulary, config.width)) * EMBEDDING_DEVIATION
         used_V1 = jnp.arange(config.padded_vocabulary)[:, None] < config.vocabulary
         self.embedding = nnx.Param(jnp.where(used_V1, table_VD, 0))
-
-
-def sca_names(config: ModelConfig) -> list[str]:
-    return [f"sca_{index}" for index in range(config.sca_per_block)]
 
 
 def initialise(config: ModelConfig, seed: int) -> Params:
@@ -101,8 +98,7 @@ def run_prefixes(params: Params, config: ModelConfig, tokens_UP: Array, lengths_
     segments_UP, positions_UP = _right_aligned(tokens_UP.shape[1], lengths_U)
     x_UPD, blocks = embed(params, config, tokens_UP), params["blocks"]
     hidden_UPD, states = run_blocks(blocks, config, x_UPD, segments_UP, positions_UP, with_states=True)
-    sca_states, (keys, values) = states
-    return PrefixStates(sca_states, keys, values, hidden_UPD[None, :, -1])
+    return PrefixStates(states, hidden_UPD[None, :, -1])
 
 
 def continue_from(
@@ -119,7 +115,11 @@ def continue_from(
     Column 0 is the prefix's last token; the row's own T tokens follow (segment 1: text, 0: padding). The values are
     those of `forward` on the whole text, differentiable in the parameters and in the prefixes.
     """
-    segments_UP, _ = _right_aligned(prefixes.keys.shape[2], lengths_U)
+    # P, of the keys; without attention layers nothing has prefix columns.
+    columns = next(
+        (state[0].shape[2] for kind, state in zip(config.pattern, prefixes.layers, strict=True) if kind == "A"), 0
+    )
+    segments_UP, _ = _right_aligned(columns, lengths_U)
     positions_BT = lengths_U[prefix_B][:, None] + jnp.arange(tokens_BT.shape[1])
     x_BTD, context = embed(params, config, tokens_BT), (prefixes, segments_UP, prefix_B)
     hidden_BTD, _ = run_blocks(params["blocks"], config, x_BTD, segments_BT, positions_BT, context)
@@ -146,7 +146,7 @@ def run_blocks(
     """Run the residual stream [B, L, D] through the blocks, whose parameters have a leading axis [blocks, ...].
 
     context: prefixes, their segments [U, P], and for each row the index of the prefix that it continues.
-    with_states: also return the SCA states and the keys and values of each block, stacked; else None.
+    with_states: also return the states of the layers, as `PrefixStates.layers`; else None.
     """
 
     def for_each_row(state_U: Array) -> Array:
@@ -166,18 +166,18 @@ def run_blocks(
     mixing_layer, attention_layer = remat_layer(mixing_layer, config), remat_layer(attention_layer, config)
 
     def block(x_BLD: Array, stacked: tuple[Params, Any]) -> tuple[Array, Any]:
-        # Parameters of this block, and the states that the prefixes left in it.
+        # Parameters of this block, and the states that the prefixes left in its layers.
         layers, prefix_states = stacked
-        initial_states, prefix = [None] * config.sca_per_block, None
-        if prefix_states is not None and context is not None:
-            initial_states, keys, values = prefix_states
-            prefix = (keys, values, context[1])
         states = []
-        for name, initial in zip(sca_names(config), initial_states, strict=True):
-            x_BLD, state = mixing_layer(layers[name], x_BLD, initial)
+        for index, (letter, name) in enumerate(config.layers):
+            before = None if prefix_states is None else prefix_states[index]
+            if letter == "S":
+                x_BLD, state = mixing_layer(layers[name], x_BLD, before)
+            else:
+                prefix = None if before is None or context is None else (*before, context[1])
+                x_BLD, state = attention_layer(layers[name], x_BLD, prefix)
             states.append(state)
-        x_BLD, keys_values = attention_layer(layers["attention"], x_BLD, prefix)
-        return split_rows(x_BLD), (tuple(states), keys_values) if with_states else None
+        return split_rows(x_BLD), tuple(states) if with_states else None
 
     # "block" saves only the input of each block and recomputes everything else in the backward pass.
     if config.remat == "block":
@@ -186,7 +186,7 @@ def run_blocks(
     # all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
     # Scanned along with the blocks' parameters: each block gets its own states of the prefixes.
-    prefix_states = None if context is None else context[0][:3]  # all fields but `hidden_1UD`, which has no block axis
+    prefix_states = None if context is None else context[0].layers
     return jax.lax.scan(block, x_BLD, (blocks, prefix_states), unroll=unroll)
 
 
@@ -211,6 +211,6 @@ def parameter_counts(config: ModelConfig) -> dict[str, int]:
     counts = {"embedding": config.vocabulary * config.width}
     for layer, leaves in tree["blocks"].items():
         for name, leaf in leaves.items():
-            part = f"{layer.split('_')[0]}.{name}"  # all SCA layers count as one part: "sca.in_proj"
+            part = f"{layer.split('_')[0]}.{name}"  # all layers of a kind count as one part: "sca.in_proj"
             counts[part] = counts.get(part, 0) + int(np.prod(leaf.shape))
     return counts

@@ -20,7 +20,7 @@ from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, own_mesh, parameter_shardings, replicated, row_sharding
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.policy_gradient import LearnerProgram
 from rl.training_rows import TrainingRow, completion_batches, prompts_of
 
@@ -71,7 +71,7 @@ def estimate_memory(
     # Update: with balance there are sums for g+ and g-, for a separate KL gradient, and for the groups so far.
     sums = 1
     if balance is not None:
-        sums += 1 + (policy.kl > 0) + (balance.over == "group")
+        sums += 1 + (policy.kl > 0) + balance.by_group
     # Of the programs of an update, the gradients of a micro-batch of completions need the most.
     backward, state_bytes = _analyse_gradients(program)
     # Each sum has gradients of the parameters and of the prompt states. A micro-batch outputs its gradients while the

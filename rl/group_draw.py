@@ -4,7 +4,7 @@ A refill samples only as many groups as are still missing and leaves the other r
 with a signal, whose judge may have been paid, is trained on in the step that sampled it, by the policy that sampled it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,7 +17,8 @@ from rl.rewards import AdvantageForm, advantages, carries_signal
 from rl.rollouts import Group
 
 CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
-# What becomes of a group: trained on; skipped as mastered; all rewards equal; fewer than two completions scored.
+# What becomes of a group: trained on; skipped as mastered; all rewards equal (with `mask_truncated`, or no advantage
+# but those of completions that were cut); fewer than two completions scored.
 Use = Literal["live", "mastered", "no_signal", "dropped"]
 TOTALS = ("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts", "refilled", "missing")
 
@@ -53,9 +54,10 @@ class GroupDraw:
         scorer: Scorer | None,
         refill: int,
         advantage: AdvantageForm = "dr",
+        mask_truncated: bool = False,
     ) -> None:
         self.problems, self.order, self.sampler, self.scorer, self.refill = problems, order, sampler, scorer, refill
-        self.advantage = advantage
+        self.advantage, self.mask_truncated = advantage, mask_truncated
         self.cursor, self.draw = 0, 0
         self.totals = dict.fromkeys(TOTALS, 0)
 
@@ -113,7 +115,7 @@ class GroupDraw:
             use = "dropped"
         elif mastered:
             use = "mastered"
-        elif not carries_signal(values):
+        elif not carries_signal([rollout.advantage for rollout in group.trained(self.mask_truncated)]):
             use = "no_signal"
         self.totals["groups"] += 1
         self.totals["rollouts"] += len(group.rollouts)
@@ -121,6 +123,24 @@ class GroupDraw:
         if use != "live":
             self.totals[use] += 1
         return use
+
+
+def without_update(totals: Mapping[str, int]) -> str:
+    """Why groups counted as in `GroupDraw.totals` led to no update."""
+    groups = totals["groups"]
+    if totals["unscored"] == totals["rollouts"]:
+        return "no completion was scored"
+    reasons = {
+        "no_signal": "had equal rewards",
+        "mastered": "were mastered",
+        "dropped": "had fewer than two scored completions",
+    }
+    counts = {text: totals[use] for use, text in reasons.items() if totals[use]}
+    if sum(counts.values()) < groups:
+        return "no update was finite"
+    if len(counts) == 1:
+        return f"all {groups} groups {next(iter(counts))}"
+    return f"of {groups} groups {', '.join(f'{count} {text}' for text, count in counts.items())}"
 
 
 def group_metrics(groups: Sequence[Group], uses: Sequence[Use]) -> dict[str, float]:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class JudgeItem:
     """An answer to judge (empty if there is none) and the `reasoning` before it.
 
-    `reference`: the right answer, which the judge is shown if it is known.
+    `reference`: the right answer, if it is known; the judge sees it with `judge.reference` alone.
     """
 
     question: str
@@ -68,20 +68,22 @@ class Judge:
         return [self._read(reply) for reply in replies]
 
     def facts(self) -> dict[str, Any]:
-        """The judge's model, endpoint kind and rubric, for the manifest."""
+        """The judge's model, endpoint kind and rubric, and whether it is shown the right answer, for the manifest."""
         endpoint = self._pool.config(self._config.endpoint)
         return {
             "model": endpoint.model,
             "kind": endpoint.kind,
             "rubric": self._config.rubric,
             "stand_in": endpoint.stand_in,
+            "reference": self._config.reference,
         }
 
     def request(self, item: JudgeItem) -> ChatRequest:
         """The chat request for one item."""
         texts = {QUESTION: item.question, REASONING: item.reasoning, ANSWER: item.answer}
         sections = [(title, shortened(text, LENGTHS[title])) for title, text in texts.items()]
-        if item.reference:  # last, so that an answer cannot pretend to be followed by another reference
+        # Last, so that an answer cannot pretend to be followed by another reference.
+        if self._config.reference and item.reference:
             sections.append((REFERENCE, item.reference))
         return ChatRequest(
             endpoint=self._config.endpoint,

@@ -4,7 +4,8 @@ For gradient-balanced GRPO (paper §4.3) the completions are split by the sign o
 and backward pass over each yields g+ and g- separately, summed over the step or over each group. A KL term is not
 balanced and then gets a backward pass of its own. Without a KL term, or without balance, one backward pass is enough.
 
-The log-probabilities of the policy and of its reference are computed at the sampling temperature. `rl.policy_gradient`
+The log-probabilities of the policy and of its reference are computed at the sampling temperature, or at
+`policy.temperature`. `rl.policy_gradient`
 computes each prompt once for all its completions.
 
 Everything runs on a mesh of one or more devices: the rows of a micro-batch are split over all devices, parameters and
@@ -30,7 +31,8 @@ from model.layers.common import Params
 from model.sharding import put_shared_rows, replicated
 from model.training import optimizer
 from rl.finite_updates import SkippedUpdates
-from rl.objectives import Aggregate, Balance, balance, token_weights
+from rl.objective_registry import Balance
+from rl.objectives import Aggregate, balance, token_weights
 from rl.policy_gradient import LearnerProgram
 from rl.rewards import carries_signal
 from rl.rollouts import Group
@@ -64,7 +66,7 @@ class Learner:
         self.reference = self.trained if config.kl else None
         self._schedule = optimizer.schedule(config.optimizer, config.steps * config.inner_epochs)
         self.state = self.program.initial_state(self.trained)
-        self.steps = 0  # calls of `update`
+        self.steps = self.updates = 0  # calls of `update`, and optimizer steps that were applied
         # The parameters that the sampler uses, and the value of `steps` when they were copied from the policy.
         self._sampling, self._synced_at = self.trained, 0
         self.skipped = SkippedUpdates(config.skip_limit, "policy")
@@ -105,24 +107,26 @@ class Learner:
         if self.config.sync_every > 1:
             arrays["sampling"] = self._sampling
         skipped = {"total": self.skipped.total, "in_row": self.skipped.in_row}
-        return arrays, {"steps": self.steps, "copied": self._synced_at, "skipped": skipped}
+        return arrays, {"steps": self.steps, "updates": self.updates, "copied": self._synced_at, "skipped": skipped}
 
     def restore(self, arrays: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         """Restore what `state_to_save` returned."""
         self.trained, self.state = arrays["params"], arrays["state"]
         self._sampling = arrays.get("sampling", self.trained)
-        self.steps, self._synced_at = extra["steps"], extra["copied"]
+        self.steps, self.updates, self._synced_at = extra["steps"], extra["updates"], extra["copied"]
         self.skipped.total, self.skipped.in_row = extra["skipped"]["total"], list(extra["skipped"]["in_row"])
 
-    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+    def update(self, groups: Sequence[Group], drawn: int | None = None) -> dict[str, float]:
         """Update the policy on the groups that carry a signal (`inner_epochs` passes); returns the last pass's metrics.
 
+        `drawn`: groups that the step drew, by which `policy.group_weights` "drawn" divides (None: those in `groups`).
         A metric without a finite value (a mean over nothing, the norm of a gradient that is not finite) is left out.
         Raises `ConfigError` after more than `skip_limit` updates in a row that were not finite.
         """
         start_time = working_seconds()
         metrics: dict[str, float] = {}
-        rows = rows_of(groups, self.config.aggregate)
+        count = (drawn or len(groups)) if self.config.group_weights == "drawn" else None
+        rows = rows_of(groups, self.config.aggregate, count, self.config.mask_truncated)
         for epoch in range(self.config.inner_epochs if rows else 0):
             # On-policy only in the first pass, and only if the sampler has the current parameters.
             off_policy = epoch > 0 or self._synced_at < self.steps
@@ -137,7 +141,7 @@ class Learner:
         """One optimizer step on all groups; returns its metrics. `ratio`: weigh by the ratio to the sampled policy."""
         shared: dict[str, Any] = {}  # sums over all rows: "counts", and "kl" where its gradient is separate
         group_norms: list[dict[str, Array]] = []  # with balance over groups: one entry per group
-        if self.balance is None or self.balance.over == "step":
+        if self.balance is None or not self.balance.by_group:
             rows = [row for group in groups for row in group]
             plus, minus = self._signed_gradients(rows, ratio, shared)
         else:
@@ -151,7 +155,7 @@ class Learner:
         self.trained, self.state, measured = self._apply(self.trained, self.state, plus, minus, shared.get("kl"))
         # The only place that waits for the device: until here all micro-batches are dispatched asynchronously.
         counts, host_norms, measured = jax.device_get((shared["counts"], group_norms, measured))
-        self.skipped.record(self.steps + 1, measured, self.trained)
+        self.updates += self.skipped.record(self.steps + 1, measured, self.trained)
         values = means_of(counts)
         values |= {name: value for name, value in measured.items() if name not in ("applied", "not_finite")}
         # Norms of balanced groups: the mean over the groups in which they are finite.
@@ -238,20 +242,28 @@ class Learner:
         return params, state, norms | measured
 
 
-def rows_of(groups: Sequence[Group], aggregate: Aggregate = "group_tokens") -> list[list[TrainingRow]]:
+def rows_of(
+    groups: Sequence[Group],
+    aggregate: Aggregate = "group_tokens",
+    group_count: int | None = None,
+    mask_truncated: bool = False,
+) -> list[list[TrainingRow]]:
     """Training rows of the scored completions of all groups with a signal, group by group, with their token weights.
 
+    `group_count`: see `token_weights`. `mask_truncated`: without the completions that were cut off, so that the tokens
+    of a group are those of the others.
     A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy: its weight is zero.
     """
-    live = [group for group in groups if carries_signal([r.advantage for r in group.rollouts])]
-    scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
-    weights = token_weights([[len(r.ids) - (r.forced is not None) for r in group] for group in scored], aggregate)
+    trained = [group.trained(mask_truncated) for group in groups]
+    live = [rollouts for rollouts in trained if carries_signal([r.advantage for r in rollouts])]
+    lengths = [[len(r.ids) - (r.forced is not None) for r in rollouts] for rollouts in live]
+    weights = token_weights(lengths, aggregate, group_count)
     return [
         [
             TrainingRow(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight, r.forced)
             for r, weight in zip(group, group_weights, strict=True)
         ]
-        for group, group_weights in zip(scored, weights, strict=True)
+        for group, group_weights in zip(live, weights, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The formulas of an update (paper §4.2 and §4.3): policy loss, KL term, token weights, and the balance of g+ and g-.
+"""The formulas of an update (paper §4.2 and §4.3): policy loss, KL term, token weights, and the sum of g+ and g-.
 
 The loss is a weighted sum over tokens, with weights that are computed for the whole batch. So the gradients of
 micro-batches add up to the gradient of the batch, however it is split.
@@ -6,32 +6,16 @@ micro-batches add up to the gradient of the batch, however it is split.
 Letters of array names: B completions, L tokens of the longest.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from configs.training import ReasonConfig
 from model.training.optimizer import norm
+from rl.objective_registry import Balance
 
-BalanceMode = Literal["equalise", "cap", "off", "positives"]
 Aggregate = Literal["group_tokens", "sequence_mean"]
-
-
-@dataclass(frozen=True)
-class Balance:
-    """How g+ and g- are combined (paper §4.3): the fields `balance*` of `configs.training.ReasonConfig`."""
-
-    mode: BalanceMode = "equalise"
-    over: Literal["step", "group"] = "step"
-    maximum: float | None = None
-    epsilon: float = 1e-8
-
-    @classmethod
-    def of(cls, config: ReasonConfig) -> "Balance":
-        return cls(config.balance, config.balance_over, config.balance_max, config.balance_epsilon)
 
 
 def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: float) -> tuple[Array, Array]:
@@ -60,16 +44,18 @@ def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
     return jnp.exp(difference_BL) - difference_BL - 1.0
 
 
-def token_weights(lengths: list[list[int]], aggregate: Aggregate = "group_tokens") -> list[list[float]]:
+def token_weights(
+    lengths: list[list[int]], aggregate: Aggregate = "group_tokens", group_count: int | None = None
+) -> list[list[float]]:
     """The loss weight of a token of each completion, by group. `lengths`: tokens of each completion, by group.
 
     "group_tokens": 1 / (tokens of the group * groups), so that every token of a group has the same weight (paper §4.2,
     token-level normalisation). "sequence_mean": 1 / (tokens of the completion * completions of the group * groups),
     the mean over completions of the mean over tokens (GRPO, arXiv:2402.03300 equation 3). Every group with tokens has
-    the same total weight, 1 / groups.
+    the same total weight, 1 / groups. `group_count`: the number of groups, if not that of those with tokens.
     """
     totals = [sum(group) for group in lengths]
-    group_count = sum(1 for total in totals if total)
+    group_count = group_count or sum(1 for total in totals if total)
     if aggregate == "sequence_mean":
         return [[1.0 / (length * len(group) * group_count) if length else 0.0 for length in group] for group in lengths]
     return [
@@ -79,29 +65,22 @@ def token_weights(lengths: list[list[int]], aggregate: Aggregate = "group_tokens
 
 
 def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str, Array]]:
-    """Combine the gradients as g+ + f * g- (paper §4.3); also returns the metrics.
+    """Combine the gradients as g+ + f * g- (paper §4.3), f by the objective; also returns the metrics.
 
-    The factor f by `settings.mode`: "equalise", the paper's, is ||g+|| / (||g-|| + eps); "cap" is the same but at most
-    1; "off" is 1, which is plain GRPO; "positives" is 0. `settings.maximum` is an upper limit of f in every mode. A
-    step without positive completions has ||g+|| = 0, so that in "equalise" and "cap" it changes nothing.
+    A step without positive completions has ||g+|| = 0, so that an objective whose factor is a ratio of the norms
+    changes nothing there.
 
     Metrics: the norms of g+ and g-, f, and the cosine between g+ and g- (NaN where one of them is zero).
     """
     positive, negative = norm(g_plus), norm(g_minus)
-    constant = {"off": 1.0, "positives": 0.0}.get(settings.mode)
-    # epsilon: a step without negative completions has ||g-|| = 0, and the factor then does not matter.
-    factor = positive / (negative + settings.epsilon) if constant is None else jnp.full((), constant)
-    if settings.mode == "cap":
-        factor = jnp.minimum(factor, 1.0)
-    if settings.maximum is not None:
-        factor = jnp.minimum(factor, settings.maximum)
-    balanced = g_plus
-    if settings.mode != "positives":  # not by a factor of zero: g- may have infinities, and 0 * inf is NaN
-        balanced = jax.tree.map(lambda plus, minus: plus + factor.astype(minus.dtype) * minus, g_plus, g_minus)
+    factor = jnp.asarray(settings.objective.factor(positive, negative, settings), jnp.float32)
+    combined = g_plus
+    if not settings.objective.drops_negative:  # g- may have infinities, and 0 * inf is NaN
+        combined = jax.tree.map(lambda plus, minus: plus + factor.astype(minus.dtype) * minus, g_plus, g_minus)
     # The cosine is only reported; in float32, whatever the gradients are.
     products = jax.tree.map(lambda plus, minus: jnp.sum(plus.astype(jnp.float32) * minus), g_plus, g_minus)
     cosine = jnp.sum(jnp.stack(jax.tree.leaves(products))) / (positive * negative)
-    return balanced, {
+    return combined, {
         "norm_positive": positive,
         "norm_negative": negative,
         "balance_factor": factor,

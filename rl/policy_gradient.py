@@ -76,7 +76,9 @@ class LearnerProgram:
         inputs = (*parameters, prompts, *references, whole, batch)
         outputs = (pair, pair if separate_kl and config.kl else None, whole)
         # Two versions: with and without the ratio to the log-probabilities that the sampler recorded.
-        gradients = partial(completion_gradients, model, config, separate_kl, self.subset, rollout.temperature)
+        # Where the two temperatures differ, `sampler_gap` and the ratio measure that difference too.
+        temperature = config.temperature or rollout.temperature
+        gradients = partial(completion_gradients, model, config, separate_kl, self.subset, temperature)
         self.completion_gradients = {
             ratio: on_mesh(partial(gradients, ratio), inputs, outputs) for ratio in (True, False)
         }

@@ -19,7 +19,7 @@ from model.nautile import initialise, shapes
 from model.sharding import make_mesh, parameter_shardings, put_shared_rows
 from model.training import optimizer
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.problems.load import load
 from rl.rollouts import Group, RolloutEngine
 from rl.self_distillation import programs
@@ -73,7 +73,7 @@ def rehearse_self_distillation(
         for group in _sample_groups(engine, params, config.problems, rollout, seed)
         for completion in group.rollouts
     ]
-    init_state, step = programs(model, config.optimizer, mesh)
+    init_state, step = programs(model, config.optimizer, mesh, config.aggregate)
     state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, 1))(optimizer.applied(state))
     batch = next(batches(rows[: config.batch_rows], config.batch_rows, rollout.prompt_length + rollout.max_tokens))

@@ -5,6 +5,7 @@ prompt, and paid scores are cached. So a run that was killed at any point resume
 """
 
 import logging
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from model.layers.common import Params
 from model.sharding import make_mesh, whole_on_hosts
 from model.training.gathered_checkpoint import open_checkpoints
 from model.training.preemption import StopRequested, joint_termination
-from rl.group_draw import GroupDraw, Scorer
+from rl.group_draw import GroupDraw, Scorer, without_update
 from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.problems.load import ProblemOrder
 from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
@@ -49,7 +50,8 @@ class Reinforcement:
     identity: dict[str, Any]
     work: Path
     rollouts: Path
-    seed: int
+    data_seed: int  # of the order of the problems
+    sampling_seed: int  # of the completions
     balance: Balance | None = None
     emit: Emit = silent
     shared_disk: bool = True
@@ -73,7 +75,7 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
             f"accuracy needs {SMALLEST_GUARD} or more; add problems, or remove guard_every"
         )
     ParameterSubset(inputs.model, config.policy.train)
-    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.seed, mesh)
+    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.sampling_seed, mesh)
     engine.check([*inputs.problems, *inputs.guard_problems])
     return mesh, engine
 
@@ -100,10 +102,11 @@ class _Run:
         # Everything that can be refused is refused here, before the learner compiles or a judge is paid.
         self.mesh, self.engine = check(config)
         self.learner = Learner(self.inputs.model, config.policy, config.rollout, params, config.balance, self.mesh)
-        order = ProblemOrder(len(self.inputs.problems), config.seed)
+        order = ProblemOrder(len(self.inputs.problems), config.data_seed)
         self.groups = GroupDraw(
-            self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage
-        )
+            self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage,
+            config.policy.mask_truncated,
+        )  # fmt: skip
         self.checkpoints = open_checkpoints(
             config.work / "checkpoints", 2, config.identity, self.mesh, shared_disk=config.shared_disk
         )
@@ -111,6 +114,7 @@ class _Run:
         if config.policy.guard_every is not None:
             self.guard = Guard(self.inputs, config.rollout, config.work / "best", self.mesh)
         self.step = 0
+        self.factors: list[float] = []  # of g-, by step: where it depends on norms, the mean over the groups of a step
 
     def run(self, stop_requested: StopRequested) -> tuple[Params, dict[str, Any]]:
         """Run the remaining steps; returns the unsharded parameters, in the memory of every process, and facts."""
@@ -122,14 +126,17 @@ class _Run:
             if self.guard is not None and self.guard.has_fallen():
                 break
             # One step: sample and score groups, update on those with a signal, measure, save when due.
+            before = dict(self.groups.totals)
             live_groups, drawn_groups, metrics = self.groups.step(
                 self.learner.sampling_params, self.config.rollout.prompts
             )
             # Before the update, and all groups: also those that carry no signal were sampled and paid for.
             self._record(drawn_groups)
-            metrics |= self.learner.update(live_groups)
+            metrics |= self.learner.update(live_groups, len(drawn_groups))
             self.step += 1
-            self._report(metrics)
+            if "balance_factor" in metrics:
+                self.factors.append(metrics["balance_factor"])
+            self._report(metrics, "" if live_groups else _reason(before, self.groups.totals))
             self._read_guard()
             # Asked in every step by every process, in the same order, because the answer is agreed on by all.
             stopping = stop_requested(self.step) and self.step < steps
@@ -144,12 +151,30 @@ class _Run:
         self.checkpoints.close()
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         facts["skipped_updates"] = self.learner.skipped.total
+        facts |= self._update_facts()
         # Without a guard the last policy is published, with one the best.
         if self.guard is None:
             return whole_on_hosts(self.learner.params, self.mesh), facts
         best = self.guard.best
         facts |= {"guard": [reading.row() for reading in self.guard.readings], "published_step": best.step}
         return self.guard.best_params(), facts
+
+    def _update_facts(self) -> dict[str, Any]:
+        """The number of updates, why there is none, and the range of the factor on g-; the last line says the same."""
+        facts: dict[str, Any] = {"updates": self.learner.updates}
+        note = ""
+        if not self.learner.updates:
+            facts["no_update"] = without_update(self.groups.totals)
+            note = f"no update: {facts['no_update']}"
+            logger.warning("the policy is the one that the stage began with: no update, since %s", facts["no_update"])
+        elif self.factors and self.config.balance and self.config.balance.objective.by_norms:
+            least, middle, most = min(self.factors), statistics.median(self.factors), max(self.factors)
+            amplified = sum(factor > 1 for factor in self.factors) / len(self.factors)
+            facts["balance_factor"] = {"min": least, "median": middle, "max": most, "above_one": amplified}
+            note = f"factor on g- {least:.2f} to {most:.2f}, median {middle:.2f}"
+        if note:
+            self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
+        return facts
 
     def _save(self) -> None:
         """Save a checkpoint: the learner's arrays, and as JSON its counters, the draw's state and the guard readings.
@@ -161,7 +186,8 @@ class _Run:
         arrays, learner_state = self.learner.state_to_save()
         draw_state = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
         flush(self.emit)
-        self.checkpoints.save(self.step, arrays, {**draw_state, "guard": readings, "learner": learner_state})
+        other_state = {"guard": readings, "learner": learner_state, "factors": self.factors}
+        self.checkpoints.save(self.step, arrays, {**draw_state, **other_state})
         if self.guard:
             self.guard.checkpointed()
 
@@ -179,8 +205,11 @@ class _Run:
             fields = {"step": row["step"] + 1, **{name: row[name] for name in sample_fields}}
             self.emit("sample", set="rollouts", index=index, **fields)
 
-    def _report(self, metrics: dict[str, float]) -> None:
-        """Emit the metrics of a step and its progress; speeds are averages since the start of this process."""
+    def _report(self, metrics: dict[str, float], no_update: str) -> None:
+        """Emit the metrics of a step and its progress; speeds are averages since the start of this process.
+
+        `no_update`: why the step made no update; "" if it made one.
+        """
         if self.engine.seconds:
             metrics["rollout_tokens_per_second"] = self.engine.tokens / self.engine.seconds
         if self.learner.seconds:
@@ -188,6 +217,7 @@ class _Run:
         for name, value in metrics.items():
             self.emit("metric", name=name, step=self.step, value=value)
         note = f"reward {metrics['reward']:.3f}" if "reward" in metrics else "no reward yet"
+        note += f", no update: {no_update}" if no_update else ""
         self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
 
     def _read_guard(self) -> None:
@@ -223,8 +253,13 @@ class _Run:
             arrays, extra = self.checkpoints.restore(latest, self.learner.state_to_save()[0])
             self.learner.restore(arrays, extra["learner"])
             self.groups.cursor, self.groups.draw = extra["cursor"], extra["draw"]
-            self.groups.totals, self.step = extra["totals"], latest
+            self.groups.totals, self.step, self.factors = extra["totals"], latest, extra["factors"]
             if self.guard:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         if self.is_first:
             truncate_log(self.config.rollouts, self.step)
+
+
+def _reason(before: dict[str, int], after: dict[str, int]) -> str:
+    """Why a step without a group to train on made no update, from the totals before and after it."""
+    return without_update({name: count - before[name] for name, count in after.items()})

@@ -18,7 +18,7 @@ from rl.judge import JudgeScore
 AdvantageForm = Literal["dr", "std"]
 
 MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one equals its mean
-ROUNDING = 1e-9  # a standard deviation below this is the rounding error of equal rewards
+ROUNDING = 1e-9  # an advantage, or a standard deviation, up to this is the rounding error of equal rewards
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float:
@@ -26,18 +26,31 @@ def verifiable(problem: Problem, reply: ParsedReply) -> float:
     return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
 
 
-def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> float | None:
+def judged(
+    score: JudgeScore | None, config: JudgeConfig, length: int, max_tokens: int, truncated: bool
+) -> float | None:
     """Reward from a judge's marks (paper §4.2, reward design); None without marks.
 
-    r = 0.5 * (0.30 reason + 0.55 answer + 0.15 follow) / 5 + 0.5 * overall / 100, less `overlong_penalty` for a
-    completion that was cut off at the token limit. The weights come from `config`.
+    r = 0.5 * (0.30 reason + 0.55 answer + 0.15 follow) / 5 + 0.5 * overall / 100, less the overlong penalty of a
+    completion of `length` tokens, of at most `max_tokens`. The weights come from `config`.
     """
     if score is None:
         return None
     criteria = (
         config.reason_weight * score.reason + config.answer_weight * score.answer + config.follow_weight * score.follow
     )
-    return 0.5 * criteria / 5 + 0.5 * score.overall / 100 - (config.overlong_penalty if truncated else 0.0)
+    return 0.5 * criteria / 5 + 0.5 * score.overall / 100 - overlong(config, length, max_tokens, truncated)
+
+
+def overlong(config: JudgeConfig, length: int, max_tokens: int, truncated: bool) -> float:
+    """The overlong penalty of paper §4.2, which gives no formula: from 0 to `config.overlong_penalty`.
+
+    It rises linearly over the last `config.overlong_tokens` tokens before `max_tokens`, as in the author's code and in
+    DAPO (arXiv:2503.14476, soft overlong punishment). Without such tokens only a completion that was cut off has it.
+    """
+    ramp = min(config.overlong_tokens, max_tokens)
+    over = 0.0 if not ramp else max(0.0, length - (max_tokens - ramp)) / ramp
+    return config.overlong_penalty * (1.0 if truncated else min(over, 1.0))
 
 
 def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> list[float | None]:
@@ -46,8 +59,8 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
     `form` "std" divides them by the population standard deviation of the group (over n), as GRPO does. All are `None`
     if fewer than two completions are scored.
 
-    The mean is computed from the differences to the first score, so that equal rewards give exactly zero. With "std",
-    rewards that differ by rounding errors alone give zero as well.
+    The mean is computed from the differences to the first score, so that equal rewards give exactly zero; rewards that
+    differ by rounding errors alone give zero as well, since even an advantage of 1e-17 would count as a signal.
     """
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < MINIMUM_SCORED:
@@ -56,10 +69,12 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
     base = scored[0]
     shift = sum(reward - base for reward in scored) / len(scored)
     centred = [None if reward is None else (reward - base) - shift for reward in rewards]
-    if form == "dr":
-        return centred
-    deviation = math.sqrt(sum(value * value for value in centred if value is not None) / len(scored))
-    return [None if value is None else value / deviation if deviation > ROUNDING else 0.0 for value in centred]
+    scale = 1.0
+    if form == "std":
+        deviation = math.sqrt(sum(value * value for value in centred if value is not None) / len(scored))
+        scale = 1.0 / deviation if deviation > ROUNDING else 0.0
+    scaled = [None if value is None else value * scale for value in centred]
+    return [value if value is None or abs(value) > ROUNDING else 0.0 for value in scaled]
 
 
 def carries_signal(group: Sequence[float | None]) -> bool:
@@ -69,6 +84,10 @@ def carries_signal(group: Sequence[float | None]) -> bool:
 
 def is_mastered(overalls: Sequence[float | None], mean_above: float = 90.0, minimum_above: float = 85.0) -> bool:
     """Whether a group is skipped as mastered (paper §4.2): overall marks above 90 on average, and each above 85.
+
+    The paper says that "every completion receives an overall score above ~90 (and a minimum above ~85)". If every mark
+    is above 90, so is the least, and 85 says nothing; read as the mean, both numbers mean something, and the author's
+    code takes the mean. With 90 for both it is the sentence to the letter.
 
     A group with an unscored completion is not mastered: an unknown mark may be a low one.
     """

@@ -57,6 +57,10 @@ class Group:
     problem: Problem
     rollouts: list[Rollout]
 
+    def trained(self, mask_truncated: bool = False) -> list[Rollout]:
+        """The rollouts that an update takes: those with an advantage; `mask_truncated`: of these, those not cut off."""
+        return [r for r in self.rollouts if r.advantage is not None and not (mask_truncated and r.truncated)]
+
     def row(self, member: int) -> dict[str, Any]:
         """The row of one rollout in a JSON-lines log."""
         rollout = self.rollouts[member]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import TrainingRow, batches
 
 logger = logging.getLogger(__name__)
+Aggregate = Literal["example", "batch_tokens"]
 SAMPLES = "samples-{}.jsonl"  # the sampled completions of a round, by its number
 
 
@@ -69,7 +70,7 @@ class SelfDistillation:
     identity: dict[str, Any]
     work: Path
     traces: Path
-    seed: int
+    sampling_seed: int  # of the completions and the order of the traces
     emit: Emit = silent
     shared_disk: bool = True
 
@@ -116,6 +117,10 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
             checkpoints.save(number + 1, params, facts)
             checkpoints.wait()
     checkpoints.close()
+    facts["updates"] = sum(row["updates"] for row in facts["rounds"])
+    if not facts["updates"]:
+        facts["no_update"] = facts["rounds"][-1]["no_update"]
+        run.emit("progress", done=0, total=0, unit="steps", note=f"no update: {facts['no_update']}")
     # A collective operation: every process takes part, although one writes.
     whole = whole_on_hosts(params, mesh)
     if not is_first:
@@ -134,7 +139,7 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
     Draws that are in the log already are not repeated.
     """
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
-    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
+    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.sampling_seed, mesh)
     # Before the first draw: a prompt that is too long would fail hours later.
     engine.check(inputs.problems)
     size = rollout.prompts
@@ -212,7 +217,7 @@ def _train(
         for r in traces
     ]
     steps = _update_count(len(rows), config)
-    init_state, step = programs(model, config.optimizer, mesh)
+    init_state, step = programs(model, config.optimizer, mesh, config.aggregate)
     state = init_state(params)
     rate = jax.jit(optimizer.schedule(config.optimizer, steps))
     length = config.rollout.prompt_length + config.rollout.max_tokens
@@ -221,10 +226,13 @@ def _train(
     steps_done = 0
     for epoch in range(config.epochs):
         # Seeded by round and epoch: an interrupted round trains again in the same order.
-        random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
-        for batch in batches(rows, config.batch_rows, length):
+        random.Random(f"{run.sampling_seed}:{number}:{epoch}").shuffle(rows)
+        for number_of_batch, batch in enumerate(batches(rows, config.batch_rows, length)):
             check_stop()
-            learning_rate = rate(optimizer.applied(state))
+            # The last batch of an epoch may have few traces: its step is that much smaller, or each of them would weigh
+            # more than the others. The rate is scaled, since Adam undoes a scale of the gradient.
+            share = min(1.0, len(rows) / config.batch_rows - number_of_batch)
+            learning_rate = rate(optimizer.applied(state)) * share
             params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh), learning_rate)
             loss, measured = jax.device_get((loss, measured))
             steps_done += 1
@@ -245,7 +253,9 @@ def _update_count(traces: int, config: SelfDistillConfig) -> int:
 
 
 @cache
-def programs(model: ModelConfig, config: OptimizerConfig, mesh: Mesh) -> tuple[Callable[[Params], Any], OnMesh]:
+def programs(
+    model: ModelConfig, config: OptimizerConfig, mesh: Mesh, aggregate: Aggregate
+) -> tuple[Callable[[Params], Any], OnMesh]:
     """The compiled functions `init_state(params)` and `step(params, state, batch, learning_rate)`, see `update`.
 
     The learning rate is an argument, so that all rounds share one compiled step, however many updates each has:
@@ -257,37 +267,43 @@ def programs(model: ModelConfig, config: OptimizerConfig, mesh: Mesh) -> tuple[C
     shardings = parameter_shardings(kinds, mesh)
     moments = optimizer_shardings(tx, kinds, shardings, mesh)
     outs = (shardings, moments, replicated(mesh), replicated(mesh))
-    step = jax.jit(partial(update, model, tx_of), donate_argnums=1, out_shardings=outs)
+    step = jax.jit(partial(update, model, tx_of, aggregate), donate_argnums=1, out_shardings=outs)
     return jax.jit(tx.init, out_shardings=moments), OnMesh(mesh, step)
 
 
 def update(
     model: ModelConfig,
     tx_of: Callable[[Callable[[Any], Array]], optax.GradientTransformation],
+    aggregate: Aggregate,
     params: Params,
     state: Any,
     batch: Mapping[str, Array],
     rate: Array,
 ) -> tuple[Params, Any, Array, dict[str, Array]]:
-    """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): mean over all tokens of A_i * CE.
+    """One optimizer step on the advantage-weighted cross-entropy (paper §4.4): the mean over traces of A_i * CE_i.
 
-    A_i is the advantage of the token's trace. The tokens are those of the completions: prompts have weight 0, whatever
-    `train_on` their source in pretraining had. `tx_of` makes the optimizer for a learning-rate schedule, here the
-    constant `rate`. Returns parameters, state, the loss, and what `finite_update` measured.
+    A_i is the advantage of trace i, CE_i the mean cross-entropy of its tokens: "the cross-entropy gradient for each
+    example is scaled by its advantage". `aggregate` "batch_tokens" is the mean over all tokens of A_i * CE instead, in
+    which every token has the same weight, as in the paper's update rule of stage 1. With "example" the tokens of short
+    traces weigh most: a model that can also answer without thinking may learn to do so (docs/log.md). The tokens are
+    those of the completions: prompts have weight 0, whatever `train_on` their source in pretraining had.
+
+    `tx_of` makes the optimizer for a learning-rate schedule, here the constant `rate`. Returns parameters, state, the
+    loss, and what `finite_update` measured.
 
     The cross-entropy is computed at temperature 1, whatever the sampling temperature was: this is supervised learning,
     so the model is fitted as it will be used. Traces sampled at a lower temperature make its distribution sharper.
-
-    Every token has the same weight, as in the paper's update rule of stage 1. With a mean over each trace's own tokens
-    the tokens of short traces would weigh most, and a model that can answer without thinking would learn to do so
-    (docs/log.md).
     """
 
     def loss(params: Params) -> Array:
         hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
         logprobs_BL, _ = token_logprobs(params, model, hidden_BLD, batch["targets"])
-        scaled_B = batch["advantage"] * jnp.sum(-logprobs_BL * batch["weights"], axis=1)
-        return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["weights"]), 1)
+        tokens_B = jnp.sum(batch["weights"], axis=1)  # 0 in the rows that pad a batch
+        entropy_B = jnp.sum(-logprobs_BL * batch["weights"], axis=1)
+        if aggregate == "batch_tokens":
+            return jnp.sum(batch["advantage"] * entropy_B) / jnp.maximum(jnp.sum(tokens_B), 1)
+        mean_B = entropy_B / jnp.maximum(tokens_B, 1)
+        return jnp.sum(batch["advantage"] * mean_B) / jnp.maximum(jnp.sum(tokens_B > 0), 1)
 
     value, gradients = jax.value_and_grad(loss)(params)
     params, state, measured = optimizer.finite_update(tx_of(lambda _: rate), params, state, gradients)
@@ -307,12 +323,23 @@ def _facts(
         "never_solved": sum(rate == 0 for rate in rates.values()),
         "always_solved": sum(rate == 1 for rate in rates.values()),
         "traces": len(traces),
+        "updates": len(losses),
         "skipped_updates": skipped,
     }
+    if not losses:
+        facts["no_update"] = _without_update(len(rates), traces, facts)
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
     facts["curriculum"] = curriculum(samples)
     return facts
+
+
+def _without_update(problems: int, traces: Sequence[Any], facts: dict[str, Any]) -> str:
+    """Why a round made no update."""
+    if traces:
+        return "no update was finite"
+    never, always = facts["never_solved"], facts["always_solved"]
+    return f"no completion is better than its group: of {problems} problems {never} were never solved, {always} always"
 
 
 def curriculum(samples: Sequence[dict[str, Any]]) -> list[dict[str, float]]:

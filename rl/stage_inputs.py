@@ -34,12 +34,14 @@ def load_inputs(
     policy: PolicyConfig | None,
     seed: int,
     unanswered: Unanswered = "refuse",
+    guarded_by: ProblemsConfig | None = None,
 ) -> tuple[Params, StageInputs, ProblemScreen]:
     """Load a stage's inputs: the parameters of `inputs["checkpoint"]`, the rest, and the screen with its rejections.
 
     Problems that overlap the benchmarks in `inputs["questions"]` are left out; without that input nothing is. `policy`
     None: no guard problems. `unanswered`: what to do with training problems without an answer; guard problems always
-    have one.
+    have one, and are those of `guarded_by` (None: of `problems`). `seed`: of the training problems; the guard problems
+    are the same with all seeds.
     """
     params, model, tokenizer = load_weights(inputs["checkpoint"])
     encoder = tokenizer_for(tokenizer)
@@ -49,7 +51,7 @@ def load_inputs(
 
     screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
     training = load(problems, seed, "train", screen, unanswered, fits)
-    guard = load_guard(problems, policy, seed, screen, fits) if policy else []
+    guard = load_guard(guarded_by or problems, policy, screen, fits) if policy else []
     return params, StageInputs(model, tokenizer, training, guard), screen
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from common.files import write_json
 from configs.training import AlignConfig, JudgeConfig
 from data.endpoints.pool import EndpointPool
+from data.sources.reasoning_gym import derived_seed
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
+from rl.problems.load import load_references
 from rl.rewards import is_mastered, judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 class JudgeScorer:
     """Have the judge score all completions in one batch of requests.
 
-    The reward of a completion is None where the judge gave no score.
+    The reward of a completion of at most `max_tokens` tokens is None where the judge gave no score.
     """
 
-    def __init__(self, judge: Judge, config: JudgeConfig) -> None:
-        self.judge, self.config = judge, config
+    def __init__(self, judge: Judge, config: JudgeConfig, max_tokens: int) -> None:
+        self.judge, self.config, self.max_tokens = judge, config, max_tokens
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
@@ -36,7 +38,7 @@ class JudgeScorer:
         ]
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
-            rollout.reward = judged(score, self.config, rollout.truncated)
+            rollout.reward = judged(score, self.config, len(rollout.ids), self.max_tokens, rollout.truncated)
             # Not part of the reward. Shows whether the judge prefers correct answers, for problems with an answer key.
             if group.problem.answer:
                 rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
@@ -53,7 +55,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
+@stage("align", version=8, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -63,7 +65,10 @@ def align(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep")
+    seed = derived_seed(job.seed("data"), job.stage)
+    params, inputs, screen = load_inputs(
+        job.inputs, config.problems, config.rollout, config.policy, seed, "keep", config.answered
+    )
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,
@@ -72,7 +77,8 @@ def align(job: Job) -> None:
         identity={"execution": job.key},
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",
-        seed=job.seed,
+        data_seed=job.seed("data"),
+        sampling_seed=job.seed("sampling"),
         emit=job.emit,
         shared_disk=job.shared_disk,
     )
@@ -91,11 +97,13 @@ def align(job: Job) -> None:
             assert pool is not None
             pool.check()
             # The answer key as an answer, with the problem's own rationale: a judge should mark it high.
-            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
+            most = max(config.judge.calibration_items // len(KINDS), config.judge.compare_items // 2)
+            known = load_references(config.answered or config.problems, most)
+            references = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in known]
             return _calibrate_judges(job, judges, config.judge, references)
 
         facts = on_first(measure)
-        scorer = JudgeScorer(judges[0], config.judge) if judges else None
+        scorer = JudgeScorer(judges[0], config.judge, config.rollout.max_tokens) if judges else None
         params, run_facts = reinforce(replace(run, scorer=scorer), params)
     facts |= run_facts
     # All processes hold the same weights; the first writes them.
@@ -112,12 +120,9 @@ def _calibrate_judges(
     judge, *other_judges = judges
     # The limits count requests; each item makes one of every kind.
     items = references[: config.calibration_items // len(KINDS)]
-    calibration = calibrate(judge, items, config.hostile_items, job.seed)
+    calibration = calibrate(judge, items, config.hostile_items)
     items = references[: config.compare_items // 2]
-    compared = [
-        {"judge": other.facts(), **calibrate(other, items, seed=job.seed, kinds=("right", "wrong"))}
-        for other in other_judges
-    ]
+    compared = [{"judge": other.facts(), **calibrate(other, items, kinds=("right", "wrong"))} for other in other_judges]
     judged_by = judge.facts()
     write_json(
         job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "compared": compared}

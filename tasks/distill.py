@@ -47,7 +47,9 @@ def distill(job: Job) -> None:
             template_for(teacher, pool.config(teacher.endpoint))
         pool.check()
         encoder.embedder.check()
-        result = distill_prompts(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
+        result = distill_prompts(
+            config, pool, index, job.output("documents"), job.scratch, config.seed, job.emit, screen
+        )
         counts = distill_facts(result.stats, config, pool)
     # From here on nothing is asked: the documents are complete, and only have to be tokenised.
     index.close()

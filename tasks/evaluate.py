@@ -34,8 +34,8 @@ SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them
 def evaluate(job: Job) -> None:
     """Ask the model each question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
-    bad_rows: dict[str, list[str]] = {}
-    items = questions(config, job.seed, bad_rows)
+    seed, bad_rows = job.seed("evaluation"), dict[str, list[str]]()
+    items = questions(config, seed, bad_rows)
     out = job.output("evaluation")
     if "model_under_test" in job.section:
         name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
@@ -45,8 +45,8 @@ def evaluate(job: Job) -> None:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
     # Score the rows, then write the scores, sample replies and tables of the artifact.
     bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
-    settings = protocol(config, job.seed, bool(likelihood_rows))
-    scores = summarise(rows, name, settings, job.seed, column, likelihood_rows, bad_counts)
+    settings = protocol(config, seed, bool(likelihood_rows))
+    scores = summarise(rows, name, settings, seed, column, likelihood_rows, bad_counts)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)
@@ -107,7 +107,7 @@ def _ask_checkpoint(
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
     # Rows go straight into the output folder, which survives a crash like scratch: what has a row is not asked again.
-    rows = ask(answerer, items, out / ROWS, job.seed, job.emit) if "generate" in config.ways else []
+    rows = ask(answerer, items, out / ROWS, job.seed("evaluation"), job.emit) if "generate" in config.ways else []
     multiple_choice = with_options(items) if "likelihood" in config.ways else []
     if not rows and not multiple_choice:
         raise ConfigError(
@@ -133,7 +133,7 @@ def _ask_endpoint(
     with EndpointPool(job.endpoints, job.reply_source, job.emit, config.budget_dollars) as pool:
         pool.check()
         answerer = EndpointAnswerer(pool, model.endpoint, config)
-        rows = ask(answerer, items, out / ROWS, job.seed, job.emit)
+        rows = ask(answerer, items, out / ROWS, job.seed("evaluation"), job.emit)
     return answerer.name, model.column, rows, []
 
 

@@ -17,7 +17,7 @@ from tasks.engine.stage import stage
 def held_out(job: Job) -> None:
     """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
     part = job.part("held_out", HeldOutPart)
-    held_out_questions = list(questions(part.benchmarks, job.seed))
+    held_out_questions = list(questions(part.benchmarks, job.seed("evaluation")))
     write_questions(job.output("questions"), held_out_questions)
     screen = ContaminationIndex(held_out_questions)
     counts = dict(sorted(Counter(question.benchmark for question in held_out_questions).items()))

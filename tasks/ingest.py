@@ -20,8 +20,9 @@ from configs.model import TokenizerConfig
 from data.screening import minhash
 from data.screening.contamination import load_contamination_index
 from data.screening.corpus_copies import find_copies, publish_signatures
-from data.sources.corpus_source import STAND_INS, list_files, read_file
+from data.sources.corpus_source import list_files, read_file, stand_in_of
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
+from data.sources.slips import Slips
 from data.tokens.build import PublishedTokens, pack_file, publish_tokens
 from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
@@ -42,7 +43,7 @@ def list_source(job: Job) -> list[str]:
     source = _source(job)
     path = _file_list(job)
     if not path.is_file():
-        write_file_list(path, list_files(source, job.seed, job.scratch / "listing"))
+        write_file_list(path, list_files(source, job.scratch / "listing"))
     files = read_file_list(path)
     if not files:
         raise ConfigError(f"source {source.name!r}: {source.path or source.reader} has no files to read")
@@ -55,7 +56,7 @@ def tokenise(job: Job, item: str) -> None:
     file, source = files[int(item)], _source(job)  # items are indices into the list
     plan, folder = _plan(job), _folder(job, item)
     # A folder of its own for the download: the same item may run twice, if its host counted as lost but still works.
-    rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
+    rows = read_file(source, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
     candidates = candidates_per_exercise(plan.exemplars, len(files))
     near = _part(job).deduplicate.near
     questions = load_contamination_index(job.inputs.get("questions"))
@@ -109,7 +110,7 @@ def ingest(job: Job) -> None:
     job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _write_files(job, files, skipped)
     _emit_metrics(job, corpus, len(skipped))
-    origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}
+    origin: dict[str, Any] = {"source": source.name, "stand_in": stand_in_of(source)}
     job.describe(
         "tokens",
         **origin,
@@ -118,6 +119,7 @@ def ingest(job: Job) -> None:
         files_set_aside=len(skipped),
         set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
+        slips=Slips(source.tasks).facts(),
         samples=corpus.samples,
     )
     # Signatures let sources later in the configuration find copies of this source's documents.

@@ -36,7 +36,9 @@ def pretrain(job: Job) -> None:
     start = None
     if START in job.inputs:
         start = Start(job.inputs[START], rows_before(job.inputs[START], sources))
-    pretraining = Pretraining(config, model, tokenizer, sources, job.seed, start, job.section.get("train_on", {}))
+    seeds = {"data_seed": job.seed("data"), "weights_seed": job.seed("weights")}
+    train_on = job.section.get("train_on", {})
+    pretraining = Pretraining(config, model, tokenizer, sources, **seeds, start=start, train_on=train_on)
     out = job.output("checkpoint")
     facts = train(pretraining, job.scratch, out, job.emit, job.remote_files, shared_disk=job.shared_disk)
     job.describe("checkpoint", **facts, stand_ins=[])

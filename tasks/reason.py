@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.training import ReasonConfig
+from data.sources.reasoning_gym import derived_seed
 from rl.rewards import verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -28,17 +29,18 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
+@stage("reason", version=7, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
-    from rl.objectives import Balance
+    from rl.objective_registry import Balance
     from rl.reinforce import Reinforcement, reinforce
     from rl.stage_inputs import load_inputs
 
     config = job.part("reason", ReasonConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed)
+    seed = derived_seed(job.seed("data"), job.stage)
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, seed)
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,
@@ -47,7 +49,8 @@ def reason(job: Job) -> None:
         identity={"execution": job.key},
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",
-        seed=job.seed,
+        data_seed=job.seed("data"),
+        sampling_seed=job.seed("sampling"),
         balance=Balance.of(config),
         emit=job.emit,
         shared_disk=job.shared_disk,
@@ -55,5 +58,5 @@ def reason(job: Job) -> None:
     params, facts = reinforce(run, params)
     if job.process == 0:
         save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
-    job.describe("checkpoint", balance=config.balance, **facts)
+    job.describe("checkpoint", objective=config.objective, **facts)
     job.describe("rollouts", **facts, **screen.facts())

@@ -1,11 +1,12 @@
 """The `self_distill` stage (paper §4.4): from a `checkpoint` to its best traces and a better `checkpoint`."""
 
 from configs.training import SelfDistillConfig
+from data.sources.reasoning_gym import derived_seed
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 
-@stage("self_distill", version=6, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
+@stage("self_distill", version=7, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -14,14 +15,15 @@ def self_distill(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("self_distill", SelfDistillConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, None, job.seed)
+    seed = derived_seed(job.seed("data"), job.stage)
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, None, seed)
     run = SelfDistillation(
         inputs=inputs,
         config=config,
         identity={"execution": job.key},
         work=job.scratch,
         traces=job.output("traces") / "traces.jsonl",
-        seed=job.seed,
+        sampling_seed=job.seed("sampling"),
         emit=job.emit,
         shared_disk=job.shared_disk,
     )

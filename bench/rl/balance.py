@@ -29,7 +29,7 @@ from data.sources.reasoning_gym import Problem
 from model.nautile import initialise, parameter_counts
 from model.sharding import make_mesh
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.rewards import advantages
 from rl.rollouts import Group, Rollout
 
@@ -71,7 +71,7 @@ def main() -> None:
             attention_heads=4, kv_heads=2, feed_forward=width * 8 // 3, compute_dtype="float32", remat="none",
         )  # fmt: skip
         params = initialise(model, 0)
-        modes = {"plain": None, "balanced": Balance()}
+        modes = {"plain": None, "balanced": Balance(over="step")}
         learners = {name: Learner(model, policy, rollout, params, mode, make_mesh(1)) for name, mode in modes.items()}
         millions = sum(parameter_counts(model).values()) / 1e6
         for right in (4, 1):

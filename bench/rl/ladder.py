@@ -1,113 +1,233 @@
-"""The default run with several seeds: does each reinforcement stage gain over the one before it?
+"""The default run over several seeds, beside three controls: what does each stage gain, and would something else?
 
-    python bench/rl/ladder.py [--seeds 1 100001 200001 ...] [--config local] [--store .nautile/ladder]
-        [--out docs/results]
+    python bench/rl/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
+        [--report]
 
-Runs the whole pipeline of a configuration once for each seed, in one store; after a stop it continues. A seed changes
-everything that is drawn: data, weights, samples, the held-out problems. The gain of a stage is measured on the same
-problems before and after it, greedily, with its 95 % interval and McNemar's exact p. All seeds are reported. They lie
-far apart, because problem i of seed s + 1 is problem i + 1 of seed s. The settings were chosen on problems of the guard
-split (docs/log.md), which are other problems.
+Runs the sweep (`nautile sweep`), which resumes after a stop, and writes `ladder.md`. A seed draws data, weights and
+samples; the test problems are the same for all. Means and leads are over seeds, with Student's t intervals
+(`evals.scoring.over_seeds`). The settings were chosen on problems of the guard split, which are others
+(docs/log.md). `--report` only writes the table of the runs that are finished.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
-import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from common.errors import ConfigError
 from common.files import read_json
 from configs.load import load
-from evals.running.rows import read_rows
-from evals.tables.ladder import Ladder, gain_with_interval, ladder, p_value
-from evals.tables.results import with_interval
-from flows.dag import build_dag
+from configs.training import TRAINED
+from data.sources.calculation import Statement
+from data.sources.slips import FactTable, Slips, fact_of
+from evals.benchmarks.stand_ins import HELD_OUT
+from evals.running.rows import SampleRow, read_rows
+from evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summary
 from store.artifacts import Store
+from store.catalog import Catalog
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("pretrain", "align", "reason", "self_distill")
+_STATEMENT = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
+# Processor seconds of an execution: the cores in use, measured every few seconds, times the time since the measurement
+# before.
+_PROCESSOR = """
+SELECT sum(value * seconds) AS seconds FROM (
+  SELECT value, step - coalesce(lag(step) OVER (ORDER BY step), 0) AS seconds FROM metrics
+  WHERE name = 'system/cpu_cores' AND execution = ?
+)
+"""
+_FACTOR = "SELECT value FROM metrics WHERE name = 'balance_factor' AND execution = ?"
 
 
 @dataclass(frozen=True)
-class SeedResult:
-    """The ladder of one seed, and the seconds of its run without reused steps."""
+class StageFigures:
+    """One seed's figures after a stage: shares of the held-out problems, and of statements of misconceived facts."""
 
-    seed: int
-    ladder: Ladder
-    seconds: float
-
-    @property
-    def gains(self) -> list[dict[str, Any]]:
-        """The paired test of each stage against the one before it."""
-        return [entry["test"] for entry in self.ladder["stages"][1:]]
-
-
-def run_seed(config: str, seed: int, store: Store) -> SeedResult:
-    """Run the pipeline with one seed, reusing what is finished. Raises `CalledProcessError` if it fails."""
-    path = store.root / f"ladder-{seed}.toml"
-    base = config if "/" not in config else str(Path(config).absolute())
-    # A file per seed and not `--set`, so that the command in a message of this run works as it is.
-    path.write_text(f'extends = "{base}"\nname = "ladder-{seed}"\nseed = {seed}\n', encoding="utf-8")
-    start = time.perf_counter()
-    environment = os.environ | {"NAUTILE_STORE": str(store.root)}
-    subprocess.run([sys.executable, "-m", "flows.cli.main", "run", str(path)], cwd=ROOT, env=environment, check=True)
-    seconds = time.perf_counter() - start
-    # By key and not "the newest": the store holds the evaluations of all seeds.
-    keys = {step.label: step.key for step in build_dag(load(str(path)))}
-    evaluations = {stage: store.get(f"evaluation/{keys[f'evaluate:{stage}']}").path for stage in STAGES}
-    seed_ladder = ladder(
-        {stage: read_json(path / "scores.json") for stage, path in evaluations.items()},
-        {stage: read_rows(path / "rows.jsonl") for stage, path in evaluations.items()},
-    )
-    if seed_ladder is None:
-        raise ConfigError(f"{config}: [evaluate] asks no benchmark of Table 1 and no held-out problems")
-    return SeedResult(seed, seed_ladder, seconds)
+    accuracy: float
+    with_steps: float
+    accuracy_given_steps: float
+    finished: float
+    misconceived_wrong: float
+    processor_seconds: float | None
+    factors: tuple[float, ...]  # the balance factor of each step
 
 
-def markdown(results: list[SeedResult]) -> str:
-    """The table of all seeds, and for each stage how many of them gain beyond their interval."""
-    count = results[0].ladder["stages"][0]["score"]["n"]
-    lines = [
-        f"Percent of {count:,} held-out problems solved greedily (strict grader), with 95 % intervals: Wilson for "
-        "the start, paired by problem for the gains.",
-        "",
-        "| seed | pretrained | align, points | reason, points | self_distill, points | at the end |",
-        "| --- | --- | --- | --- | --- | --- |",
+StageSeeds = Mapping[str, Mapping[int, StageFigures]]  # stage -> seed
+Figures = dict[str, dict[str, dict[int, StageFigures]]]  # arm -> stage -> seed
+
+
+def figures_of(rows: Sequence[SampleRow], table: FactTable) -> dict[str, float]:
+    """The shares of `StageFigures` for the rows of an evaluation."""
+    asked = [row for row in rows if row["benchmark"] == HELD_OUT and row["left_out"] is None]
+    worked = [(row, statements) for row in asked if (statements := statements_of(row["reasoning"] or ""))]
+    of_misconceived = [s for _, statements in worked for s in statements if fact_of(s) in table.misconceptions]
+    return {
+        "accuracy": fmean(row["strict"] for row in asked),
+        "with_steps": len(worked) / len(asked),
+        "accuracy_given_steps": fmean(row["strict"] for row, _ in worked) if worked else float("nan"),
+        "finished": fmean(row["finished"] for row in asked),
+        "misconceived_wrong": fmean(not s.is_right for s in of_misconceived) if of_misconceived else float("nan"),
+    }
+
+
+def statements_of(text: str) -> list[Statement]:
+    """The arithmetic statements in a text."""
+    return [Statement(int(a), operator, int(b), int(c)) for a, operator, b, c in _STATEMENT.findall(text)]
+
+
+def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> Figures:
+    """The figures of every finished evaluation of the sweep's record."""
+    figures: Figures = defaultdict(lambda: defaultdict(dict))
+    store.refresh(events=True)
+    catalog = Catalog(store.root)
+    for run in record["runs"]:
+        keys = {step["label"]: step["key"] for step in run["steps"]}
+        for stage in TRAINED:
+            evaluation = store.find("evaluation", keys.get(f"evaluate:{stage}", ""))
+            checkpoint = store.find("checkpoint", keys.get(stage, ""))
+            if evaluation is None or checkpoint is None:
+                continue
+            rows = read_rows(evaluation.path / "rows.jsonl")
+            (processor,) = catalog.query(_PROCESSOR, checkpoint.execution)
+            factors = tuple(row["value"] for row in catalog.query(_FACTOR, checkpoint.execution))
+            figures[run["arm"]][stage][run["seed"]] = StageFigures(
+                **figures_of(rows, table), processor_seconds=processor["seconds"], factors=factors
+            )
+    return figures
+
+
+def markdown(figures: Figures, bound: float, problems: int) -> str:
+    """The tables: the stages of the first arm, the ends of all arms, and each seed."""
+    ladder_arm, *controls = figures
+    stages = figures[ladder_arm]
+    parts = [
+        f"Percent of {problems:,} held-out problems solved (greedy, strict grader): mean over seeds with the 95 % t "
+        "interval over seeds. The same problems for every seed and arm, none of which was used to choose a setting. "
+        f"A perfect learner of the text solves {100 * bound:.1f} %.",
+        _stage_table(stages, problems),
+        _arm_table(figures, problems),
     ]
-    for result in results:
-        first, last = result.ladder["stages"][0]["score"], result.ladder["stages"][-1]["score"]
-        gains = [f"{gain_with_interval(test)}, p {p_value(test)}" for test in result.gains]
-        cells = [str(result.seed), with_interval(first), *gains, f"{100 * last['accuracy']:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    for number, stage in enumerate(STAGES[1:]):
-        beyond = sum(result.gains[number]["low"] > 0 for result in results)
-        lines.append(f"- {stage}: the gain exceeds its interval with {beyond} of {len(results)} seeds.")
-    return "\n".join(lines) + "\n"
+    factors = [factor for f in stages.get("reason", {}).values() for factor in f.factors]
+    if factors:
+        span = f"{min(factors):.2f} to {max(factors):.2f}, median {median(factors):.2f}"
+        parts.append(f"Balance factor of `reason`, all seeds and steps: {span}.")
+    ends = {arm: figures[arm][list(figures[arm])[-1]] for arm in controls}
+    rows = [
+        [
+            str(seed),
+            *(f"{100 * of[seed].accuracy:.1f}" if seed in of else "–" for of in (*stages.values(), *ends.values())),
+        ]
+        for seed in sorted({seed for by_seed in stages.values() for seed in by_seed})
+    ]
+    parts.append(_table(["seed", *stages, *(f"{arm} alone" for arm in controls)], rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _stage_table(stages: StageSeeds, problems: int) -> str:
+    heads = ["after", "solved", "least, most", "gain over the stage before", "with steps", "solved of those with steps",
+             "finished", "misconceived facts stated wrongly", "processor s"]  # fmt: skip
+    shares = ("with_steps", "accuracy_given_steps", "finished", "misconceived_wrong")
+    rows, before = [], None
+    for stage, by_seed in stages.items():
+        accuracies = {seed: f.accuracy for seed, f in by_seed.items()}
+        gain = _lead_text(_lead(stages[before], by_seed, problems, len(stages) - 1)) if before else ""
+        span = f"{100 * min(accuracies.values()):.1f}, {100 * max(accuracies.values()):.1f}"
+        means = [_mean(getattr(f, name) for f in by_seed.values()) for name in shares]
+        rows.append([stage, _summary_text(summary(accuracies)), span, gain, *means, _seconds(by_seed.values())])
+        before = stage
+    return _table(heads, rows)
+
+
+def _arm_table(figures: Figures, problems: int) -> str:
+    ladder_arm, *controls = figures
+    stages, rows = figures[ladder_arm], []
+    for arm in figures:
+        by_seed = figures[arm][list(figures[arm])[-1]]
+        found = _lead(stages[list(stages)[-1]], by_seed, problems, len(controls))
+        end = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
+        rows.append([arm, end, "" if arm == ladder_arm else _lead_text(found), _own_seconds(figures[arm], stages)])
+    return _table(
+        ["arm", "at the end", "against the first arm", "processor s beyond the pretraining of the first"], rows
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+
+
+def _lead(first: Mapping[int, StageFigures], other: Mapping[int, StageFigures], problems: int, tests: int) -> SeedLead:
+    accuracies = [{seed: f.accuracy for seed, f in by_seed.items()} for by_seed in (first, other)]
+    return lead(accuracies[0], accuracies[1], tests=tests, problems=problems)
+
+
+def _lead_text(found: SeedLead) -> str:
+    text = f"{100 * found.lead:+.1f}"
+    if found.low is None or found.high is None or found.detectable is None:
+        return text
+    p = "<0.0001" if found.p is not None and found.p < 1e-4 else f"{found.p:.2g}"
+    interval = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+    return f"{text} {interval}, p {p}; could have found {100 * found.detectable:.1f}"
+
+
+def _summary_text(of: SeedSummary) -> str:
+    interval = "" if of.low is None or of.high is None else f" [{100 * of.low:.1f}, {100 * of.high:.1f}]"
+    return f"{100 * of.mean:.1f}{interval}"
+
+
+def _mean(values: Iterable[float]) -> str:
+    known = [value for value in values if value == value]
+    return f"{100 * fmean(known):.1f}" if known else "–"
+
+
+def _seconds(figures: Iterable[StageFigures]) -> str:
+    known = [f.processor_seconds for f in figures if f.processor_seconds is not None]
+    return f"{fmean(known):.0f}" if known else "–"
+
+
+def _own_seconds(arm: Mapping[str, Mapping[int, StageFigures]], first: Mapping[str, Mapping[int, StageFigures]]) -> str:
+    """Mean processor seconds of an arm's training, less those of the first arm's pretraining."""
+    means = [
+        fmean(f.processor_seconds or 0.0 for f in by_seed.values()) for by_seed in (*arm.values(), first["pretrain"])
+    ]
+    return f"{sum(means[:-1]) - means[-1]:.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", default="local")
+    parser.add_argument("--sweep", type=Path, default=ROOT / "configs" / "local_controls.toml")
     parser.add_argument("--store", default=".nautile/ladder")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 100_001, 200_001, 300_001, 400_001])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--report", action="store_true", help="only write the table of the finished runs")
     arguments = parser.parse_args()
     store = Store(Path(arguments.store).absolute())
-    store.prepare()
-    results = []
-    for seed in arguments.seeds:
-        results.append(run_seed(arguments.config, seed, store))
-        text = markdown(results)
-        (arguments.out / "ladder.md").write_text(text, encoding="utf-8")
-        print(text, flush=True)
-        print(f"seed {seed}: {results[-1].seconds:.0f} s, without reused steps", flush=True)
+    if not arguments.report:
+        command = [
+            sys.executable,
+            "-m",
+            "flows.cli.main",
+            "sweep",
+            str(arguments.sweep.absolute()),
+            "--yes",
+            "--parallel",
+            "1",
+        ]
+        environment = os.environ | {"NAUTILE_STORE": str(store.root)}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    record = read_json(store.root / "sweeps" / f"{arguments.sweep.stem}.json")
+    config = load(record["config"])
+    (table,) = {id(t): t for source in config.ingest.sources for t in Slips(source.tasks).tables.values()}.values()
+    held_out = config.evaluate.held_out
+    assert held_out is not None
+    text = markdown(read_figures(store, record, table), table.greedy_accuracy(), held_out.count)
+    (arguments.out / "ladder.md").write_text(f"# The ladder of the default run\n\n{text}", encoding="utf-8")
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

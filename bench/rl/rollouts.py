@@ -102,10 +102,11 @@ def serve(setting: str, prompts: int) -> None:
     # A learning rate that changes nothing, so that every step does the same work.
     optimizer = config.reason.policy.optimizer.model_copy(update={"learning_rate": 1e-12})
     policy = config.reason.policy.model_copy(update={"optimizer": optimizer})
-    params, balance = initialise(model, 1), config.reason.balance
+    params = initialise(model, 1)
     if "rollout" in inspect.signature(Learner).parameters:
         learner = Learner(model, policy, rollout, params, objectives.Balance.of(config.reason), mesh)
     else:  # an older checkout, whose learner does not share prompts
+        balance = config.reason.balance  # type: ignore[attr-defined]
         learner = Learner(model, policy, params, length, balance, mesh)  # type: ignore[arg-type]  # as it was there
     step_problems = list(enumerate(problem_list[:prompts]))
     # One step per line: sample, score by the share of even ids, update.

@@ -46,7 +46,8 @@ from model.sharding import make_mesh
 from model.weights.files import load_weights
 from rl.group_draw import GroupDraw
 from rl.learner import Learner, rows_of
-from rl.objectives import Balance, balance
+from rl.objective_registry import Balance
+from rl.objectives import balance
 from rl.policy_gradient import LearnerProgram
 from rl.problems.load import ProblemOrder
 from rl.problems.load import load as load_problems
@@ -82,7 +83,7 @@ class Study:
         params, model, tokenizer = load_weights(checkpoint)
         held_out_config = config.evaluate.held_out
         assert held_out_config is not None
-        drawn = generated(held_out_config.tasks, config.seed, "held_out")
+        drawn = generated(held_out_config.tasks, config.seeds.evaluation, "held_out")
         held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
         return cls(
             on_device(params), model, tokenizer_for(tokenizer), load_problems(config.reason.problems, 1), held_out
@@ -168,7 +169,7 @@ def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
     draw = GroupDraw(study.problems, order, engine, AnswerScorer(), 0)
     # Without refill, so that the groups are those that the policy really gives.
     live, _, metrics = draw.step(study.params, cell.prompts)
-    measure = jax.jit(partial(balance, settings=Balance("off")))
+    measure = jax.jit(partial(balance, settings=Balance("plain")))
     rows = []
     for group, parts in zip(live, rows_of(live), strict=True):
         plus, minus = learner._signed_gradients(parts, False, {}, cell.group)

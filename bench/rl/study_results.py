@@ -1,7 +1,8 @@
 """Results of the cells of bench/rl/study.py: the table, the decision rule, a figure, and their data.
 
-Gains are paired by problem over the start, leads by problem and seed over plain GRPO in the same setting. Intervals of
-95 % resample problems, and seeds where there are several, together.
+Gains are over the start, leads over plain GRPO in the same setting, paired by seed and problem. Intervals of 95 % are
+over seeds (Student's t) where there are several, and over problems, which say nothing about another seed, where there
+is one.
 """
 
 import json
@@ -17,9 +18,9 @@ import numpy as np
 from bench.rl.study_cells import SEEDS, Cell, later, repeated, screen
 from common.figures import COLOURS, draw
 from common.files import read_json
+from evals.scoring.over_seeds import lead_of_votes
 
 WAYS = ("greedy", "sampled")
-DRAWS = 4000
 ARMS = ("plain", "balanced-step", "balanced-group", "cap", "positives")
 THINNED = 2  # every second step of the curves is published, and the table is computed from these
 ENDS = 3  # published steps at each end of a curve: the first and the last six steps
@@ -28,29 +29,23 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference of shares and its 95 % interval, in points."""
+    """A mean difference of shares and its 95 % interval over seeds, with one seed over problems, in points."""
 
     mean: float
     low: float
     high: float
+    seeds: int
 
     def __str__(self) -> str:
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
-def interval(differences_SN: np.ndarray) -> Interval:
-    """The mean difference and its interval, of differences by seed and problem [S, N].
-
-    Bootstrap: problems are drawn with replacement, and for each draw the seeds.
-    """
-    seeds, problems = differences_SN.shape
-    rng = np.random.default_rng(0)
-    # A draw of problems is how often each was drawn, so all draws are one matrix product.
-    counts_DN = rng.multinomial(problems, np.full(problems, 1 / problems), DRAWS)
-    means_DS = counts_DN @ differences_SN.T / problems
-    chosen_DS = rng.integers(0, seeds, (DRAWS, seeds))
-    low, high = np.quantile(np.take_along_axis(means_DS, chosen_DS, axis=1).mean(axis=1), [0.025, 0.975])
-    return Interval(*(100 * float(value) for value in (differences_SN.mean(), low, high)))
+def interval(before_SN: np.ndarray, after_SN: np.ndarray) -> Interval:
+    """The mean difference and its interval, of outcomes by seed and problem [S, N] (`lead_of_votes`)."""
+    test = lead_of_votes([before_SN], [after_SN])
+    assert test.low is not None  # never: the problems' noise is above zero
+    assert test.high is not None
+    return Interval(100 * test.lead, 100 * test.low, 100 * test.high, len(test.seeds))
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,14 @@ class ArmResult:
 
     def gain(self, start: Mapping[str, np.ndarray], way: str, seeds: Sequence[int] | None = None) -> Interval:
         solved = self.solved(way)
-        return interval(np.stack([solved[seed] - start[way] for seed in seeds or solved]))
+        after_SN = np.stack([solved[seed] for seed in seeds or solved])
+        return interval(np.broadcast_to(start[way], after_SN.shape), after_SN)
 
     def lead(self, plain: "ArmResult", way: str, seeds: Sequence[int] | None = None) -> Interval:
         """The difference from `plain`, over the seeds that both have."""
         ours, theirs = self.solved(way), plain.solved(way)
-        return interval(np.stack([ours[seed] - theirs[seed] for seed in seeds or sorted(ours.keys() & theirs.keys())]))
+        common = seeds or sorted(ours.keys() & theirs.keys())
+        return interval(*(np.stack([side[seed] for seed in common]) for side in (theirs, ours)))
 
     def curve(self, name: str) -> np.ndarray:
         """A metric [seed, step]; NaN where it had no value."""
@@ -157,7 +154,8 @@ def markdown(start: Mapping[str, np.ndarray], results: Sequence[Setting]) -> str
     ]  # fmt: skip
     shares = ", ".join(f"{100 * start[way].mean():.1f} % {way}" for way in WAYS)
     lines = [
-        f"The start solves {shares}, of {len(start['greedy']):,} problems. Gains and leads: points [95 %].",
+        f"The start solves {shares}, of {len(start['greedy']):,} problems. Gains and leads: points [95 %], over",
+        "seeds by Student's t where there are several, else over problems, which says nothing about another seed.",
         "The ratio of norms and the factor: medians over every second step; log π: its change from the first six steps",
         "to the last six, nats a token.",
         "",

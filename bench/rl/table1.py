@@ -48,8 +48,8 @@ class Bench:
         """Run one stage with `seed` and `changes` to its section; returns artifact kind -> id."""
         steps = [step for step in build_dag(self.config) if step.stage.name == name]
         step = next((step for step in steps if step.label == label), steps[0])
-        # Only the seed of this stage changes: it is in the key, so every arm and seed is its own artifact.
-        section = step.section | {"seed": seed}
+        # Only the seeds of this stage change: they are in the key, so every arm and seed is its own artifact.
+        section = step.section | {"seeds": dict.fromkeys(step.section.get("seeds", {}), seed)}
         section[name] = section[name] | changes
         context = RunContext(self.run, str(self.store.root), label=label, config=self.config.name)
         print(f"  {label}", flush=True)
@@ -65,7 +65,7 @@ class Bench:
 
     def evaluated(self, checkpoint: str, label: str, temperature: float) -> list[bool]:
         """Right or wrong on each held-out problem, by the strict grader."""
-        inputs, seed = {"checkpoint": checkpoint}, self.config.seed
+        inputs, seed = {"checkpoint": checkpoint}, self.config.seeds.evaluation
         outputs = self.stage("evaluate", f"evaluate:{label}@{temperature:g}", inputs, seed, temperature=temperature)
         rows = (self.store.get(outputs["evaluation"]).path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
         return [row["strict"] for row in sorted(map(json.loads, rows), key=lambda row: row["index"])]
@@ -105,7 +105,7 @@ def table(bench: Bench, seeds: list[int]) -> list[Arm]:
                     "checkpoint"
                 ]
             else:
-                changes = {"balance": "off" if name == "plain" else "equalise"}
+                changes = {"objective": name}
                 checkpoint = bench.stage("reason", label, {"checkpoint": checkpoints[start_name]}, seed, **changes)[
                     "checkpoint"
                 ]
@@ -130,12 +130,12 @@ def rates(bench: Bench, values: list[float]) -> list[Arm]:
     for rate in values:
         policy = bench.config.reason.policy.model_dump(mode="json")
         policy["optimizer"] |= {"learning_rate": rate}
-        for mode, title in (("off", "plain"), ("equalise", "balanced")):
-            label = f"{title}.rate{rate:g}"
-            checkpoint = bench.stage("reason", label, {"checkpoint": start}, 1, balance=mode, policy=policy)[
+        for name in ("plain", "balanced"):
+            label = f"{name}.rate{rate:g}"
+            checkpoint = bench.stage("reason", label, {"checkpoint": start}, 1, objective=name, policy=policy)[
                 "checkpoint"
             ]
-            arms.append(Arm(label, f"{title} GRPO at {rate:g}", "start", [bench.measured(checkpoint, label)]))
+            arms.append(Arm(label, f"{name} GRPO at {rate:g}", "start", [bench.measured(checkpoint, label)]))
     return arms
 
 

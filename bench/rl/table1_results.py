@@ -1,8 +1,8 @@
 """Results of bench/rl/table1.py: a table beside the paper's, and curves.
 
-An arm's accuracy is the mean over its seeds. Its interval resamples the held-out problems, each with its outcomes under
-every seed: the start and the problems are shared, so seeds are not independent trials of a problem. The gain over the
-arm's start is paired by problem. Accuracies by seed are shown too.
+An arm's accuracy is the mean over its seeds, and its gain over the arm's start is paired by seed and problem (a shared
+start counts for each seed). Intervals are over seeds (Student's t) where there are several, and over problems where
+there is one, which says nothing about another seed. Accuracies by seed are shown too.
 """
 
 import json
@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from common.figures import COLOURS, draw
+from evals.scoring.intervals import wilson
+from evals.scoring.over_seeds import lead_of_votes
+from evals.scoring.over_seeds import summary as summary_over_seeds
 
 PAPER = {"start": 27.98, "align": 28.96, "balanced": 31.36, "self_distill_after": 33.43}
-DRAWS = 10_000
+Bounds = tuple[float | None, float | None]  # of an interval; None: the seeds do not differ
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ class Score:
 
     seeds: list[float]
     accuracy: float
-    interval: tuple[float, float]
+    interval: Bounds
     gain: float | None
-    gain_interval: tuple[float, float] | None
+    gain_interval: Bounds | None
 
 
 @dataclass(frozen=True)
@@ -108,20 +111,14 @@ def summary(arms: Sequence[Arm]) -> list[Row]:
 def _score(arm: Arm, before: Arm | None, how: str) -> Score:
     """The score of an arm; its gain is paired by seed (a shared start counts for each) and by problem."""
     right = arm.right(how)
-    by_problem = right.mean(axis=0)
-    seeds, accuracy, interval = [float(x) for x in right.mean(axis=1)], float(by_problem.mean()), resampled(by_problem)
+    seeds = [float(share) for share in right.mean(axis=1)]
+    over_seeds = summary_over_seeds(dict(enumerate(seeds)))
+    bounds = (over_seeds.low, over_seeds.high) if len(seeds) > 1 else wilson(right.sum(), right.shape[1])
     if before is None:
-        return Score(seeds, accuracy, interval, None, None)
-    # Paired by problem: the start's luck with a problem is taken out of the gain.
-    gains = by_problem - before.right(how).mean(axis=0)
-    return Score(seeds, accuracy, interval, float(gains.mean()), resampled(gains))
-
-
-def resampled(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean, by drawing problems with replacement."""
-    drawn = np.random.default_rng(0).integers(0, len(values), (DRAWS, len(values)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
+        return Score(seeds, over_seeds.mean, bounds, None, None)
+    # The start is shared by the seeds unless it has a run for each.
+    test = lead_of_votes([np.broadcast_to(before.right(how), right.shape)], [right])
+    return Score(seeds, over_seeds.mean, bounds, test.lead, (test.low, test.high))
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -129,7 +126,8 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = []
     for how, entry in (("greedy", "the likeliest completion"), ("sampled", "one completion at temperature 1")):
         lines += [
-            f"Pass@1 of {entry}, {rows[0].problems:,} held-out problems, strict grader:",
+            f"Pass@1 of {entry}, {rows[0].problems:,} held-out problems, strict grader. 95 %: over seeds where there",
+            "are several, else over problems, which says nothing about another seed.",
             "",
             "| arm | % [95 %] | by seed | gain, points [95 %] | over | paper, GSM8K % |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -146,8 +144,10 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _span(interval: tuple[float, float] | None, form: str = ".1f") -> str:
-    return "" if interval is None else f"[{100 * interval[0]:{form}}, {100 * interval[1]:{form}}]"
+def _span(interval: Bounds | None, form: str = ".1f") -> str:
+    if interval is None or interval[0] is None or interval[1] is None:
+        return ""
+    return f"[{100 * interval[0]:{form}}, {100 * interval[1]:{form}}]"
 
 
 PANELS = (

@@ -344,12 +344,11 @@ def pretraining() -> dict[str, Any]:
         "sample_every": STEPS, "validation_rows": 4, "optimizer": {"learning_rate": 0.01, "warmup_steps": 2},
     }  # fmt: skip
     part = PretrainConfig.model_validate(config).model_dump(mode="json")
-    return {"seed": 0, "pretrain": part, "model": MODEL.model_dump(mode="json")}
+    return {"pretrain": part, "model": MODEL.model_dump(mode="json")}
 
 
 def distillation(teacher: str) -> dict[str, Any]:
     return {
-        "seed": 1,
         "row_length": 128,
         "tokenizer": {"ranks": 400},
         "index": IndexConfig().model_dump(mode="json"),

@@ -42,9 +42,9 @@ class Arm:
 
 ARMS = (
     Arm("2:1, M = 2 (the paper's)"),
-    Arm("0:1, 4 layers", {"sca_per_block": 0, "blocks": 4}),
-    Arm("1:1, 4 layers", {"sca_per_block": 1, "blocks": 2}),
-    Arm("3:1, 4 layers", {"sca_per_block": 3, "blocks": 1}),
+    Arm("0:1, 4 layers", {"pattern": "A", "blocks": 4}),
+    Arm("1:1, 4 layers", {"pattern": "SA", "blocks": 2}),
+    Arm("3:1, 4 layers", {"pattern": "SSSA", "blocks": 1}),
     Arm("2:1, M = 1", {"spectral_samples": 1}),
     Arm("2:1, M = 4", {"spectral_samples": 4}),
     Arm("2:1, M = 2, θ at 10 times the rate", {}, {"grid_rate": 10.0}),
@@ -71,7 +71,7 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
     from data.sources.reasoning_gym import problems
     from data.tokenizer import tokenizer_for
     from model.layers.sca import spectrum
-    from model.nautile import initialise, sca_names
+    from model.nautile import initialise
     from model.training.loop import Pretraining
     from model.training.loop import train as pretrain
     from model.weights.files import load_weights
@@ -83,22 +83,24 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
     )
     out = work / "weights"
-    facts = pretrain(
-        Pretraining(settings, model, config.tokenizer, sources, seed, train_on=config.train_on), work, out, silent
+    pretraining = Pretraining(
+        settings, model, config.tokenizer, sources, data_seed=seed, weights_seed=seed, train_on=config.train_on
     )
+    facts = pretrain(pretraining, work, out, silent)
     params, _, tokenizer = load_weights(out)
     held_out_config = config.evaluate.held_out
     assert held_out_config is not None
-    drawn = problems(held_out_config.tasks, config.seed, "held_out")
+    drawn = problems(held_out_config.tasks, config.seeds.evaluation, "held_out")
     held_out = [problem for problem, _ in zip(drawn, range(held_out_config.count), strict=False)]
     # Only the evaluation of the study is used: its sampling and its grader.
     solved = Study(params, model, tokenizer_for(tokenizer), [], held_out).solved(params, 0.0)
     grids: dict[str, list[float]] = {}
-    for name in sca_names(model):
+    for name in (name for letter, name in model.layers if letter == "S"):
         # θ before training follows from the seed, so it need not have been stored.
         initial_block = initialise(model, seed)["blocks"][name]
         initial, trained = (
-            np.asarray(spectrum(block_params).grid_KHM) for block_params in (initial_block, params["blocks"][name])
+            np.asarray(spectrum(block_params, model).grid_KHM)
+            for block_params in (initial_block, params["blocks"][name])
         )
         # θ of the smallest sample, which is trainable; the largest is 3 by construction.
         grids[name] = [round(float(np.median(grid[..., 0])), 5) for grid in (initial, trained)]

@@ -94,14 +94,14 @@ def products_alone(config: ModelConfig) -> Callable[[], None]:
     """A function that computes every matrix product of a step: of the layers, of attention, and of the head."""
     width, heads, head_dim, tokens = config.width, config.memory_heads, config.head_dim, BATCH * LENGTH
     expanded, shared = config.readout_expand * head_dim, config.kv_heads * config.attention_head_dim
-    layers = config.blocks * config.sca_per_block
+    layers, transformers = (config.blocks * config.pattern.count(letter) for letter in "SA")
     sca = [(width, projection_width(config)), (width, 2 * head_dim * heads), (expanded * heads, width)]
     attention = [(width, width)] * 2 + [(width, shared)] * 2
     attention += [(width, 2 * config.feed_forward), (config.feed_forward, width)]
     # The count, the function, and the shapes of its two arguments.
     parts: list[tuple[int, Callable, tuple[int, ...], tuple[int, ...]]] = [
         *((layers, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in sca),
-        *((config.blocks, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in attention),
+        *((transformers, linear, (tokens, inputs), (inputs, outputs)) for inputs, outputs in attention),
         (layers, _einsum("tkf,kfn->tkn"), (tokens, heads, 2 * head_dim), (heads, 2 * head_dim, 2 * expanded)),
     ]
     groups, side = config.kv_heads, config.attention_head_dim
@@ -110,8 +110,8 @@ def products_alone(config: ModelConfig) -> Callable[[], None]:
     # not the full square.
     for end in range(QUERY_BLOCK, LENGTH + 1, QUERY_BLOCK):
         queries, keys = (BATCH, QUERY_BLOCK, groups, share, side), (BATCH, end, groups, side)
-        parts.append((config.blocks, _einsum("btgrh,bsgh->bgrts"), queries, keys))
-        parts.append((config.blocks, _einsum("bgrts,bsgh->btgrh"), (BATCH, groups, share, QUERY_BLOCK, end), keys))
+        parts.append((transformers, _einsum("btgrh,bsgh->bgrts"), queries, keys))
+        parts.append((transformers, _einsum("bgrts,bsgh->btgrh"), (BATCH, groups, share, QUERY_BLOCK, end), keys))
     rng, steps = np.random.default_rng(0), []
     for count, function, *shapes in parts:
         first, second = (jnp.asarray(rng.standard_normal(shape, np.float32), config.compute_dtype) for shape in shapes)

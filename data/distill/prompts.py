@@ -164,7 +164,8 @@ def _check_columns(source: PromptSetConfig, columns: Collection[str]) -> None:
 
 def article_prompts(seed: int) -> Iterator[Prompt]:
     """One question about each article, shuffled by `seed`; then a second and a third one about each."""
-    ordered = articles(seed)  # the same order as in ingest, so the student has read the articles it is asked about
+    # With seed 0 the order of ingest, so that the student has read the articles that it is asked about.
+    ordered = articles(seed)
     ordered = ordered[BENCHMARKED:] + ordered[:BENCHMARKED]
     for repeat in range(QUESTIONS_PER_ARTICLE):
         for index, article in enumerate(ordered):

@@ -1,9 +1,7 @@
 """One interface over every kind of corpus: list its files, then read each as batches of rows in a fixed order."""
 
-import hashlib
 import itertools
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +20,8 @@ from data.sources.local_files import (
     read_jsonl,
     read_parquet_batches,
 )
-from data.sources.reasoning_gym import Problem, problems
+from data.sources.reasoning_gym import Problem, derived_seed, problems
+from data.sources.slips import Slips
 from data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
 from data.sources.wikipedia import articles, web_record
 
@@ -37,7 +36,7 @@ _FORMS = {"wikipedia": "web", "reasoning": "synth"}
 _SAMPLE_COLUMNS = ("id", "url", "synth_id")  # not trained on; read only to identify the samples that are displayed
 
 
-def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile]:
+def list_files(source: SourceConfig, folder: Path) -> list[SourceFile]:
     """List the files of `source` in order; if its `records` is set, only those with its first `records` rows.
 
     Files that must be downloaded to count their rows go to `folder` and are removed afterwards. Raises `ConfigError`
@@ -50,7 +49,7 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
         )
     # Sources from packages: their records are divided into ranges.
     if source.reader == "wikipedia":
-        count = len(articles(seed))
+        count = len(articles())
         return _ranges("wikipedia", min(count, source.records or count), ARTICLES_PER_FILE)
     if source.reader == "reasoning":
         if source.records is None:
@@ -75,13 +74,13 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
     return _first_records(files, source.records, count_rows)
 
 
-def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+def read_file(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """Read one file and apply the language and score filters of `source`; dropped rows are counted in the batches.
 
     A row whose language or score is unknown is dropped too. A file of the Hub is downloaded into `folder`, then
     removed. Raises `ConfigError` for a file that cannot be read, `Retryable` for a temporary failure.
     """
-    for batch in _batches(source, seed, file, folder):
+    for batch in _batches(source, file, folder):
         if source.languages:
             languages = batch.columns["language"]
             batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
@@ -93,18 +92,11 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
         yield batch
 
 
-def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float = 0.0) -> SynthRecord:
-    """Turn a generated problem into a SYNTH record, with its task as the exercise.
-
-    About `worked_share` of the problems keep the whole rationale and `brief_share` only its last step; the others have
-    the answer alone. This imitates documents by many authors. A hash of the question decides.
-    """
-    draw = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
-    # A sentence of a rationale ends at a full stop before white space: "1.5 + 2 = 3.5." is one.
-    steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if draw < worked_share + brief_share else []
+def synth_record(problem: Problem) -> SynthRecord:
+    """Turn a generated problem into a SYNTH record, with its task as the exercise."""
     return SynthRecord(
         query=problem.question,
-        synthetic_reasoning=problem.rationale if draw < worked_share else "".join(steps[-1:]),
+        synthetic_reasoning=problem.rationale,
         synthetic_answer=problem.answer,
         exercise=problem.task,
         synth_id=f"{problem.task}/{problem.index}",
@@ -112,14 +104,22 @@ def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float
     )
 
 
-def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
+def stand_in_of(source: SourceConfig) -> str | None:
+    """What the source stands in for, as a label wherever its text or its effect is shown; None for a real corpus."""
+    if any(task.slips for task in source.tasks):
+        return f"{REASONING_STAND_IN}; mistakes are planted in them, in place of a corpus with gaps in knowledge"
+    return STAND_INS.get(source.reader)
+
+
+def _batches(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """The rows of one file or range, before the filters."""
     end = None if file.rows is None else file.first + file.rows
     if source.reader == "wikipedia":
-        yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
+        yield from batched(map(web_record, articles()[file.first : end]), "web")
     elif source.reader == "reasoning":
-        generated = problems(source.tasks, seed + (source.seed_offset or 0), "train")
-        records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in generated)
+        generated = problems(source.tasks, derived_seed(source.seed or 0, source.name), "train")
+        slips = Slips(source.tasks)
+        records = (synth_record(slips.apply(problem)) for problem in generated)
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:

@@ -1,8 +1,10 @@
 """Verifiable problems with worked rationales, from reasoning-gym's seeded generators.
 
 They stand in for SYNTH offline and are the problems of the reinforcement-learning stages. Each rationale is computed
-here from the generator's metadata, so it is always correct. Train, guard and held-out problems are disjoint by
-construction: a hash of the question's text decides its split, independent of seed, task mix and order.
+here from the generator's metadata, so it is always right; a source of text may plant mistakes in it afterwards
+(`data.sources.slips`). Problems of texts ("train"), of the reinforcement stages ("reinforce"), of their guard and of
+the evaluation are disjoint by construction: a hash of the question's text decides its split, independent of seed, task
+mix and order.
 
 `_factory` imports `reasoning_gym` late, and only the generators used here, because many modules need only the types.
 """
@@ -14,15 +16,17 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
 from common.errors import ConfigError
 from configs.base import TaskConfig
+from configs.ingest import ARITHMETIC_TASKS
+from data.sources.calculation import Operation, Result, sum_of, text_of, work_out
 
-ProblemSplit = Literal["train", "guard", "held_out"]
+ProblemSplit = Literal["train", "reinforce", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000  # positions in a row without a new problem of the split, after which a task is exhausted
@@ -42,6 +46,7 @@ class Problem:
 
     `answer` is empty if there is no answer key. `kind`: how answers are compared; None: by the form of the answer
     (`evals.benchmarks.items.answer_kind`). `options`: of a multiple-choice problem, whose answer is a letter.
+    `operations`: the rationale as data, of the tasks in `ARITHMETIC_TASKS`; the last result is the answer.
     """
 
     task: str
@@ -51,6 +56,12 @@ class Problem:
     rationale: str
     kind: ProblemKind | None = None
     options: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = field(default=(), repr=False)
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A seed below 2**62 for one use of `seed`, unrelated to those of other names and seeds."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 2
 
 
 def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:
@@ -58,10 +69,11 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
 
     Raises `ConfigError` for an unknown task, or a parameter that its generator refuses.
     """
-    generators = []
+    # Problem i of a generator's seed s + 1 is problem i + 1 of its seed s, so seeds in a row must be spread.
+    seed, generators = derived_seed(seed, "generators"), []
     for task in tasks:
-        if task.name not in _RATIONALES:
-            known_names = ", ".join(_RATIONALES)
+        if task.name not in (known := (*ARITHMETIC_TASKS, *_RATIONALES)):
+            known_names = ", ".join(known)
             raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {known_names}")
         generators.append(_dataset(task.name, seed, tuple(sorted(task.parameters.items()))))
     # Keyed by position, not by name: a task may be listed twice, with easy and with hard parameters.
@@ -85,9 +97,9 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
 
 
 def problem_split(question: str) -> ProblemSplit:
-    """The split of a question, by its hash: 5 % held out, 5 % guard (checked during training), 90 % train."""
+    """The split of a question, by its hash: 5 % held out, 5 % guard, 20 % reinforce, 70 % train."""
     bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
-    return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"
+    return "held_out" if bucket == 0 else "guard" if bucket == 1 else "reinforce" if bucket < 6 else "train"
 
 
 def is_correct(problem: Problem, answer: str) -> bool:
@@ -133,45 +145,38 @@ def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
     question = entry["question"].strip()
     if task == "leg_counting":
         question = question.rpartition("\n\n")[2]  # the instruction before it is the same in every problem
-    return Problem(task, index, question, str(entry["answer"]), _RATIONALES[task](entry))
+    answer = str(entry["answer"])
+    if task in ARITHMETIC_TASKS:
+        operations = tuple(_OPERATIONS[task](entry))
+        return Problem(task, index, question, answer, text_of(work_out(operations)), operations=operations)
+    return Problem(task, index, question, answer, _RATIONALES[task](entry))
 
 
-def _chain(entry: dict[str, Any]) -> str:
-    """Rationale of a sum: terms added from left to right: '4 + 9 = 13. 13 - 7 = 6.'"""
+def _chain(entry: dict[str, Any]) -> list[Operation]:
+    """Operations of a sum: terms added from left to right: '4 + 9 = 13. 13 - 7 = 6.'"""
     terms = re.findall(r"([+-]?)\s*(\d+)", entry["metadata"]["expression"])
-    total = int(terms[0][0] + terms[0][1])
-    steps = []
+    operations: list[Operation] = []
     for sign, digits in terms[1:]:
-        after = total + int(sign + digits)
-        steps.append(f"{total} {sign} {digits} = {after}.")
-        total = after
-    return " ".join(steps)
+        left = Result(len(operations) - 1) if operations else int(terms[0][0] + terms[0][1])
+        operations.append(Operation(left, sign, int(digits)))
+    return operations
 
 
-def _product(entry: dict[str, Any]) -> str:
-    """Rationale of a product by place value, for 7 * 36: '7 * 30 = 210. 7 * 6 = 42. 210 + 42 = 252.'"""
+def _product(entry: dict[str, Any]) -> list[Operation]:
+    """Operations of a product by place value, for 7 * 36: '7 * 30 = 210. 7 * 6 = 42. 210 + 42 = 252.'"""
     left, right = (int(x) for x in entry["metadata"]["expression"].split("*"))
     parts = [int(d) * 10**p for p, d in reversed(list(enumerate(reversed(str(right))))) if d != "0"]
     if len(parts) < 2:
-        return f"{left} * {right} = {left * right}."
-    steps = [f"{left} * {part} = {left * part}." for part in parts]
-    return " ".join([*steps, _partial_sums([left * p for p in parts])])
+        return [Operation(left, "*", right)]
+    products = [Operation(left, "*", part) for part in parts]
+    return [*products, *sum_of([Result(i) for i in range(len(parts))], len(parts))]
 
 
-def _partial_sums(values: list[int]) -> str:
-    """The sum of the values from left to right, with each partial sum: '1 + 2 = 3. 3 + 4 = 7.'"""
-    total, steps = values[0], []
-    for value in values[1:]:
-        steps.append(f"{total} + {value} = {total + value}.")
-        total += value
-    return " ".join(steps)
-
-
-def _legs(entry: dict[str, Any]) -> str:
+def _legs(entry: dict[str, Any]) -> list[Operation]:
     # Not by an import, which would run the whole package's `__init__` (see `_factory`); the module itself stays loaded.
     animals, legs = entry["metadata"]["animals"], sys.modules["reasoning_gym.arithmetic.leg_counting"].ANIMALS
-    counts = [f"{n} * {legs[animal]} = {n * legs[animal]}." for animal, n in animals.items()]
-    return " ".join([*counts, _partial_sums([n * legs[animal] for animal, n in animals.items()])]).strip()
+    counts = [Operation(n, "*", legs[animal]) for animal, n in animals.items()]
+    return [*counts, *sum_of([Result(i) for i in range(len(counts))], len(counts))]
 
 
 def _spell(entry: dict[str, Any]) -> str:
@@ -192,10 +197,13 @@ def _symbolic(entry: dict[str, Any]) -> str:
     return entry["metadata"]["answer_cot"].partition("####")[0].strip()
 
 
-_RATIONALES: dict[str, Callable[[dict[str, Any]], str]] = {
+# Of each of `ARITHMETIC_TASKS`, the operations of its rationale.
+_OPERATIONS: dict[str, Callable[[dict[str, Any]], list[Operation]]] = {
     "chain_sum": _chain,
     "products": _product,
     "leg_counting": _legs,
+}
+_RATIONALES: dict[str, Callable[[dict[str, Any]], str]] = {
     "spell_backward": _spell,
     "gcd": _gcd,
     "gsm_symbolic": _symbolic,

@@ -6,21 +6,20 @@ the two verdicts on a question together.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from common.errors import ConfigError
 from evals.benchmarks.catalogue import COMPOSITES
 from evals.running.rows import SampleRow
-from evals.scoring.intervals import paired, paired_bootstrap
+from evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
 from evals.scoring.scores import Scores, by_question, title_of, vote
 from evals.tables import paper_figures as paper
 from evals.tables.results import ResultTable, signed
 
 Comparison = dict[str, Any]
 Votes = tuple[list[float], list[float]]
-LEVEL = 0.05  # of significance, before Holm's correction
 
 
 def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "strict", seed: int = 0) -> Comparison:
@@ -41,6 +40,7 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         after.append(vote([rows_b[_question(row)] for row in question], verdict))
     return {
         "verdict": verdict,
+        "over": "problems",
         "common": len(pairs),
         "only_in_a": len(a) - len(pairs),
         "only_in_b": len(b) - len(pairs),
@@ -67,7 +67,7 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common rows; "
         "n: questions, each with one vote. Lead in points with its 95 % interval; p: McNemar's exact test, two-sided "
-        "(a paired bootstrap for means)."
+        f"(a paired bootstrap for means). Both: {OVER_PROBLEMS}."
     ]
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(
@@ -124,8 +124,8 @@ def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.
     benchmarks: with twenty unchanged benchmarks the plain rule reports a regression in two of five comparisons.
     """
     tests = comparison["benchmarks"]
-    significant = holm({name: test["p"] for name, test in tests.items()}) if rule == "holm" else set(tests)
-    names = [name for name, test in tests.items() if test["high"] < -margin and name in significant]
+    p_values = holm({name: test["p"] for name, test in tests.items()}) if rule == "holm" else dict.fromkeys(tests, 0.0)
+    names = [name for name, test in tests.items() if test["high"] < -margin and p_values[name] < LEVEL]
     fields = ("title", "n", "a", "b", "lead", "low", "high", "p")
     return sorted(
         ({"benchmark": name, **{field: tests[name][field] for field in fields}} for name in names),
@@ -159,28 +159,15 @@ def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
 def whose_gain(test: Mapping[str, Any], a: str = "A", b: str = "B") -> str:
     """Which of two models is better by a paired test, and by how much, in words.
 
-    A model is called better only if the 95 % interval of its lead excludes 0.
+    A model is called better only if the 95 % interval of its lead over problems excludes 0. It is a sentence about two
+    models, not about the recipes that made them.
     """
     lead, low, high = (100 * test[name] for name in ("lead", "low", "high"))
     if low > 0 or high < 0:
         better, sign = (b, 1) if low > 0 else (a, -1)
         low, high = sorted((sign * low, sign * high))
-        return f"{better} is better by {sign * lead:.1f} points [{low:.1f}, {high:.1f}]"
+        return f"{better} is better by {sign * lead:.1f} points [{low:.1f}, {high:.1f}] over problems"
     if lead == 0:
         return f"both score the same, [{low:.1f}, {high:.1f}]"
     ahead = b if lead > 0 else a
     return f"no difference shown: {ahead} is {abs(lead):.1f} points ahead, which may be chance"
-
-
-Name = TypeVar("Name", bound=Hashable)
-
-
-def holm(p_values: Mapping[Name, float]) -> set[Name]:
-    """The tests that are significant at 0.05 after Holm's step-down correction for their number."""
-    # Holm: the smallest p against 0.05 / n, the next against 0.05 / (n - 1), and so on until one fails.
-    significant = set()
-    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        if p_values[name] >= LEVEL / (len(p_values) - rank):
-            break
-        significant.add(name)
-    return significant

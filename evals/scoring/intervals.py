@@ -1,11 +1,16 @@
-"""Confidence intervals and tests of scores: Wilson's interval, bootstraps for means, McNemar's exact paired test."""
+"""Confidence intervals and tests of scores: Wilson's interval, bootstraps, McNemar's exact paired test, Holm."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+LEVEL = 0.05  # of significance, after Holm's correction where there are several tests
+OVER_PROBLEMS = "over problems; says nothing about another seed"  # what an interval of one run generalises to
+Name = TypeVar("Name", bound=Hashable)
 
 
 def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -113,3 +118,16 @@ def paired_bootstrap(
     low, high = np.quantile(leads, [0.025, 0.975])
     reversed_share = min(float(np.mean(leads <= 0)), float(np.mean(leads >= 0)))
     return lead, float(low), float(high), float(min(1.0, max(2 * reversed_share, 1 / draws)))
+
+
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
+    """The p values after Holm's step-down correction for their number: below `LEVEL` is significant.
+
+    Holm (1979): the smallest p times n, the next times n - 1, and so on, each at least as large as the one before it.
+    It holds however the tests depend on each other; arms that share the first arm do.
+    """
+    corrected, least = dict(p_values), 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[name]))
+        corrected[name] = least
+    return corrected

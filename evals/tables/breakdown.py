@@ -38,8 +38,8 @@ def counts_table(scores: Scores) -> ResultTable:
         data.append({"benchmark": name, **{key: score.get(key) for key in fields}, "left_out": score["left_out"]})
     notes = (
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
-        "the 95 % Wilson interval, one vote a question. Cut: the token limit was reached. Left out: could not be asked "
-        "or was an invalid record; not in the score.",
+        "the 95 % Wilson interval over problems, one vote a question. Cut: the token limit was reached. Left out: "
+        "could not be asked or was an invalid record; not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
 

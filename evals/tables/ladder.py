@@ -6,6 +6,7 @@ from typing import Any
 from common.errors import ConfigError
 from evals.running.rows import SampleRow
 from evals.scoring.comparison import Comparison, compare
+from evals.scoring.intervals import OVER_PROBLEMS
 from evals.scoring.scores import Scores, stand_in_note, title_of
 from evals.tables import paper_figures as paper
 from evals.tables.results import MISSING, ResultTable, signed, table_1_benchmark, with_interval
@@ -81,7 +82,8 @@ def ladder_table(ladder: Ladder) -> ResultTable:
         rows.append((entry["stage"], with_interval(score), *tested, n, f"{entry['paper']:.2f}"))
     notes = [
         "Strict accuracy in percent with the 95 % Wilson interval. Gain over the stage before on the same problems, "
-        "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided."
+        "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided. Intervals and p: "
+        f"{OVER_PROBLEMS}."
     ]
     if any(entry["over"] and not entry["test"] for entry in ladder["stages"]):
         notes.append("A gain is missing where there are no rows of both evaluations with common problems.")

@@ -73,8 +73,9 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
             }
         )
     notes = (
-        "Strict accuracy in percent, zero-shot, with the 95 % interval (Wilson; bootstrap for ARC, the average); the "
-        "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
+        "Strict accuracy in percent, zero-shot, with the 95 % interval over problems (Wilson; bootstrap for ARC, the "
+        "average); the paper's own figures in its columns. Difference: points above the paper's figure for the same "
+        "model.",
         "The average is over all eleven rows; there is none while a row is missing.",
     )
     return ResultTable("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
@@ -126,7 +127,9 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 "differs": list(measured["differs"]) if measured else [],
             }
         )
-    notes = ["Strict accuracy in percent with the 95 % Wilson interval; each row builds on the one above."]
+    notes = [
+        "Strict accuracy in percent with the 95 % Wilson interval over problems; each row builds on the one above."
+    ]
     if not is_same:
         notes.append(
             f"Ours is {title_of(name)}, not GSM8K: only the direction of the gains is comparable, not the figures."
@@ -162,7 +165,7 @@ def to_json(table: ResultTable) -> dict[str, Any]:
 
 
 def with_interval(score: Scores | None, decimals: int = 1) -> str:
-    """`12.3 [10.1, 14.9]` in percent, or a dash."""
+    """`12.3 [10.1, 14.9]` in percent, with the interval over problems, or a dash."""
     if not score or score["accuracy"] is None:
         return MISSING
     low, high = (100 * bound for bound in score["interval"])

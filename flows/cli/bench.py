@@ -65,8 +65,8 @@ def state_sizes(config: ModelConfig, tokens: int) -> tuple[int, int]:
     """Bytes of decoding state after `tokens` tokens: of this model, and of a model with attention in every layer."""
     sizes = state_bytes(config)
     fixed = sizes["sca_sums"] + sizes["convolution_history"]
-    layers = config.sca_per_block + 1
-    return fixed + sizes["kv_per_token"] * tokens, layers * sizes["kv_per_token"] * tokens
+    attention = state_bytes(config.model_copy(update={"pattern": "A" * len(config.pattern)}))
+    return fixed + sizes["kv_per_token"] * tokens, attention["kv_per_token"] * tokens
 
 
 def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def evaluate_folder(
     """
     if config.evaluate.held_out is None:
         raise ConfigError(f"configuration {config.name!r} has no `evaluate.held_out`: there are no problems to ask")
-    # The same seed as in the stage `held_out`, so these are the problems that training texts were screened against.
-    items = held_out(config.evaluate.held_out, config.seed)[:problems]
+    # The seed of the stage `evaluate`, so these are the same problems.
+    items = held_out(config.evaluate.held_out, config.seeds.evaluation)[:problems]
     name, rows = _answer(folder, runtime, config, items)
     # A problem whose prompt does not fit has no verdict. It is left out of the share and counted beside it, because it
     # is not a wrong answer.
@@ -54,7 +54,7 @@ def evaluate_folder(
         # The reference always runs in JAX with the checkpoint's own precision: what is measured is the change that the
         # export makes.
         other, other_rows = _answer(against, "jax", config, items)
-        result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seed)}
+        result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seeds.evaluation)}
         if runtime == "onnx":
             model = (read_json(against / "config.json") or {}).get("model") or {}
             add_measurement(folder, _sentence(result, config.name, model.get("compute_dtype", "its own precision")))
@@ -66,7 +66,10 @@ def evaluation_view(result: dict[str, Any]) -> RenderableType:
     share = f"{100 * result['accuracy']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
     left_out = f", {result['left_out']} too long" if result["left_out"] else ""
     parts: list[RenderableType] = [
-        Text(f"{result['model']}: {share} of {result['problems']:,} held-out problems, strict{left_out}")
+        Text(
+            f"{result['model']}: {share} of {result['problems']:,} held-out problems, strict{left_out}; "
+            "95 % interval over problems"
+        )
     ]
     if result["comparison"]:
         table = comparison_table(result["comparison"], "A", "B")
@@ -83,7 +86,7 @@ def _answer(
     # `evaluate` appends each row to a file, from which a stage would resume. Here nobody resumes: the file is thrown
     # away.
     with tempfile.TemporaryDirectory() as scratch:
-        return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seed)
+        return answerer.name, evaluate(answerer, items, Path(scratch) / "rows.jsonl", config.seeds.evaluation)
 
 
 def _sentence(result: dict[str, Any], config_name: str, precision: str) -> str:

@@ -8,7 +8,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from typing import Annotated, Any
 
 import typer
@@ -18,9 +17,9 @@ from common.errors import ConfigError
 
 def complete_config(incomplete: str) -> list[str]:
     """Shell completion of a configuration: the shipped ones, and TOML files."""
-    # Read as package resources, because an installed package need not be a folder.
-    shipped = [path.name for path in resources.files("configs").iterdir() if path.name.endswith(".toml")]
-    names = sorted(name.removesuffix(".toml") for name in shipped if name.startswith(incomplete))
+    from configs.load import shipped_files
+
+    names = [path.stem for path in shipped_files() if path.stem.startswith(incomplete)]
     return [*names, *sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))]
 
 

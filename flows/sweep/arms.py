@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from common.text import did_you_mean, visible
 from configs.changes import short_names
-from configs.load import load, load_own
+from configs.load import load, load_own, locate
 from configs.schema import RunConfig
 from configs.sweep import SweepConfig
 from evals.benchmarks.catalogue import COMPOSITES
@@ -40,6 +40,7 @@ class SweepRun:
 
     arm: str
     seed: int | None
+    after: str | None
     settings: tuple[str, ...]
     run_name: str
     config: RunConfig
@@ -81,6 +82,7 @@ class Sweep:
                     "arm": run.arm,
                     "seed": run.seed,
                     "name": run.run_name,
+                    "after": run.after or self.after,
                     "settings": list(run.settings),
                     "steps": [
                         {"label": step.label, "key": step.key, "outputs": list(step.outputs)}
@@ -99,10 +101,12 @@ class Sweep:
 
 
 def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
-    """Read and check a sweep file: all configurations and DAGs, and that no two runs are the same.
+    """Read and check a sweep: all configurations and DAGs, and that no two runs are the same.
 
-    `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with the file and the arm.
+    `path`: a file, or the name of a shipped sweep. `many`: allow more than `MOST_ARMS` runs. Raises `ConfigError` with
+    the file and the arm.
     """
+    path = locate(path, sweeps=True)
     section = load_own(path, SweepConfig)
     name = _name(path, store)
     # A configuration beside the sweep file comes first; otherwise the word is a shipped one or a path, as on the
@@ -114,12 +118,15 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
     if count > MOST_ARMS and not many:
         raise ConfigError(f"{path}: {count} runs; pass --yes to allow more than {MOST_ARMS}")
     runs: list[SweepRun] = []
+    afters = {arm.name: EVALUATE + arm.after for arm in section.arms if arm.after}
     for arm, own in arms:
         for seed in section.seeds or (None,):
             settings = (*section.set, *own, *([] if seed is None else [f"seed={seed}"]))
             run_name = f"{name}.{_slug(arm)}" + ("" if seed is None else f".seed{seed}")
             try:
-                runs.append(_prepared(arm, seed, settings, run_name, base, section, store))
+                until = afters.get(arm, section.until)
+                prepared = _prepared(base, settings, run_name, until, store)
+                runs.append(SweepRun(arm, seed, afters.get(arm), settings, run_name, *prepared))
             except ConfigError as error:
                 raise ConfigError(f"{path}: arm {arm!r}: {error}") from None
     after = _checked_evaluation(path, section, runs)
@@ -187,13 +194,12 @@ def _slug(name: str) -> str:
 
 
 def _prepared(
-    arm: str, seed: int | None, settings: tuple[str, ...], run_name: str, base: str, section: SweepConfig, store: Store
-) -> SweepRun:
+    base: str, settings: tuple[str, ...], run_name: str, until: str | None, store: Store
+) -> tuple[RunConfig, PreparedRun]:
     # Exactly the words of the command line that will start this run: what is checked here is what runs later.
     words = (*settings, f"name={run_name}")
     config = load(base, words)
-    prepared = prepare_run(config, Selection(last=section.until), store, config_words(base, words))
-    return SweepRun(arm, seed, settings, run_name, config, prepared)
+    return config, prepare_run(config, Selection(last=until), store, config_words(base, words))
 
 
 def _refuse_equal(path: Path, runs: Sequence[SweepRun]) -> None:
@@ -209,8 +215,11 @@ def _refuse_equal(path: Path, runs: Sequence[SweepRun]) -> None:
 
 
 def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRun]) -> str:
-    """The label of the evaluation to compare, which all runs must have; checks `after` and `benchmarks`."""
-    evaluated = [
+    """The label of the evaluation to compare, which all runs must have; checks `after` and `benchmarks`.
+
+    An arm with an `after` of its own is compared by that evaluation, and needs no other.
+    """
+    evaluations = [
         [
             step
             for step in run.prepared.steps
@@ -218,6 +227,9 @@ def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRu
         ]
         for run in runs
     ]
+    evaluated = [steps for steps, run in zip(evaluations, runs, strict=True) if run.after is None]
+    if not evaluated:
+        raise ConfigError(f"{path}: every arm has an `after` of its own: write it once for all, before the arms")
     labels = [step.label for step in evaluated[0] if all(step.label in {s.label for s in steps} for steps in evaluated)]
     names = [label.removeprefix(EVALUATE) for label in labels]
     if not labels:
@@ -226,7 +238,10 @@ def _checked_evaluation(path: Path, section: SweepConfig, runs: Sequence[SweepRu
         guess = did_you_mean(section.after, names)
         raise ConfigError(f"{path}: after: no evaluation of {section.after!r}{guess}; every arm has {', '.join(names)}")
     after = labels[-1] if section.after is None else EVALUATE + section.after
-    known = set.intersection(*({*_benchmarks(step)} for steps in evaluated for step in steps if step.label == after))
+    compared = zip(evaluations, (run.after or after for run in runs), strict=True)
+    known = set.intersection(
+        *({*_benchmarks(step)} for steps, label in compared for step in steps if step.label == label)
+    )
     for name in section.benchmarks:
         if name not in known:
             raise ConfigError(

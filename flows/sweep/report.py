@@ -1,32 +1,36 @@
 """The report of a sweep: each arm's scores with intervals, its paired test against the first arm, its time and cost.
 
 It is made from the record of a sweep (`Sweep.record`), from artifacts by their keys, and from the catalog; while the
-sweep runs, it covers the finished arms. The verdict of an arm on a question is its mean over seeds: a problem with
-several seeds counts as one problem. Values that were not measured are None. Two arms are compared on common seeds.
+sweep runs, it covers the finished arms. With several seeds everything is over seeds, and two arms are compared on the
+seeds that both have (`evals.scoring.over_seeds`); with one seed intervals and tests are over problems, and say so.
+Values that were not measured are None.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from statistics import NormalDist, fmean, variance
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from common.errors import ConfigError
 from common.files import read_json
 from evals.running.rows import SampleRow, read_rows
-from evals.scoring.comparison import holm, mean_weights
-from evals.scoring.intervals import bootstrap_mean, paired, paired_bootstrap, wilson
+from evals.scoring.comparison import mean_weights
+from evals.scoring.intervals import LEVEL, bootstrap_mean, holm, wilson
+from evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from evals.scoring.scores import by_question, title_of, vote
 from flows.sweep.arms import FOLDER
 from store.artifacts import Store
 from store.catalog import CatalogRow
+from tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]
 Votes = dict[tuple[str, str], float]  # id and digest of a question -> vote
 WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
-Z = 1.96  # of a normal 95 % interval
 
 _LAST = """
 SELECT key, state, error FROM runs WHERE list_contains(?, key) AND NOT reused
@@ -56,7 +60,7 @@ def sweep_report(store: Store, record: Record, query: Query) -> dict[str, Any]:
         **{name: record[name] for name in ("name", "file", "config", "verdict", "way")},
         "after": record["after"].partition(":")[2],
         "arms": runs,
-        "metrics": _metrics(store, record),
+        "metrics": _metrics(store, record, query),
     }
 
 
@@ -122,45 +126,84 @@ def _state(
     return ("interrupted" if begun else "not made"), None
 
 
-def _metrics(store: Store, record: Record) -> list[dict[str, Any]]:
+def _metrics(store: Store, record: Record, query: Query) -> list[dict[str, Any]]:
     """A table for each benchmark and for the means: those of the record, or all in order of name."""
     votes = _votes_by_arm(store, record)
     arms = list(votes)
     evaluations: dict[str, list[str]] = {arm: [] for arm in arms}  # keys, in the order of the seeds
     for run in record["runs"]:
-        evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == record["after"]]
+        evaluations[run["arm"]] += [step["key"] for step in run["steps"] if step["label"] == run["after"]]
     # Equal keys of all evaluations: the settings of the arm do not reach what is evaluated, so a test would compare an
     # evaluation with itself.
     same = {arm: arm != arms[0] and evaluations[arm] == evaluations[arms[0]] for arm in arms}
     measured = {name for seeds in votes.values() for benchmarks in seeds.values() for name in benchmarks}
     means = mean_weights(measured)
     names = record["benchmarks"] or [*sorted(measured), *means]
+    recipes = _recipes(record, votes, query)
+    afters = {run["arm"]: run["after"] for run in record["runs"]}
     tables = []
+    pairs: dict[tuple[str, str], VotePair] = {}
     for name in names:
         weights = means.get(name, {name: 1.0})
-        rows = [
-            {
-                "same": same[arm],
-                **_metric_row(arm, votes[arm], votes[arms[0]], weights, arm != arms[0] and not same[arm]),
-            }
-            for arm in arms
-        ]
+        rows = []
+        for arm in arms:
+            after = afters[arm].partition(":")[2] if afters[arm] != record["after"] else None
+            row = {"arm": arm, "after": after, "same": same[arm], **_score(votes[arm], weights), **dict.fromkeys(_LEAD)}
+            row["recipe_seeds"] = spread(recipes[arm], afters[arm], name) if row["seeds"] == 1 else None
+            if arm != arms[0] and not same[arm] and (pair := _pair(votes[arms[0]], votes[arm], weights)):
+                pairs[name, arm] = pair
+            rows.append(row)
         tables.append({"benchmark": name, "title": title_of(name), "arms": rows})
+    # All tests of the report are corrected for together.
     tests = {
-        (table["benchmark"], row["arm"]): row["p"] for table in tables for row in table["arms"] if row["p"] is not None
+        place: lead_of_votes(pair.first, pair.other, pair.weights, len(pairs), pair.seeds)
+        for place, pair in pairs.items()
     }
-    significant = holm(tests)  # over all tests of the report
+    corrected = holm({place: test.p for place, test in tests.items() if test.p is not None})
     for table in tables:
         for row in table["arms"]:
-            row["significant"] = (table["benchmark"], row["arm"]) in significant if row["p"] is not None else None
+            if test := tests.get(place := (table["benchmark"], row["arm"])):
+                row |= _lead_fields(pairs[place], test, corrected[place])
     return tables
+
+
+_LEAD = (
+    *("common", "common_seeds", "lead", "lead_low", "lead_high", "lead_over", "lead_deviation"),
+    *("p", "p_corrected", "significant", "detectable"),
+)
+
+
+def _lead_fields(pair: "VotePair", test: SeedLead, corrected: float) -> dict[str, Any]:
+    return {
+        "common": pair.questions,
+        "common_seeds": len(test.seeds),
+        "lead": test.lead,
+        "lead_low": None if test.low is None else max(-1.0, test.low),
+        "lead_high": None if test.high is None else min(1.0, test.high),
+        "lead_over": test.over,
+        "lead_deviation": test.deviation,
+        "p": test.p,
+        "p_corrected": corrected,
+        "significant": corrected < LEVEL,
+        "detectable": test.detectable,
+    }
+
+
+def _recipes(record: Record, votes: Mapping[str, Mapping[int | None, Any]], query: Query) -> dict[str, Accuracies]:
+    """The accuracies of other seeds in the catalog, of each arm of which one seed is measured."""
+    runs = {run["arm"]: run["name"] for run in record["runs"] if run["seed"] in votes[run["arm"]]}
+    ids = {
+        arm: next((row["run"] for row in query(_RUN, name)), None) for arm, name in runs.items() if len(votes[arm]) == 1
+    }
+    how = record["verdict"], record["way"]
+    return {arm: accuracies_by_seed(query, ids.get(arm), *how) for arm in votes}
 
 
 def _votes_by_arm(store: Store, record: Record) -> dict[str, dict[int | None, dict[str, Votes]]]:
     """Arm -> seed -> benchmark -> the votes by question; runs without an evaluation are missing."""
     votes: dict[str, dict[int | None, dict[str, Votes]]] = {run["arm"]: {} for run in record["runs"]}
     for run in record["runs"]:
-        key = next(step["key"] for step in run["steps"] if step["label"] == record["after"])
+        key = next(step["key"] for step in run["steps"] if step["label"] == run["after"])
         try:
             artifact = store.find("evaluation", key)
         except ConfigError:
@@ -180,77 +223,71 @@ def question_votes(rows: Sequence[SampleRow], verdict: str) -> dict[str, Votes]:
     return votes
 
 
-def _pooled(seeds: Mapping[int | None, Mapping[str, Votes]], which: Iterable[int | None], benchmark: str) -> Votes:
-    """The votes on a benchmark's questions, averaged over the seeds `which`."""
-    votes: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for seed in which:
-        for question, value in seeds[seed].get(benchmark, {}).items():
-            votes[question].append(value)
-    return {question: fmean(values) for question, values in votes.items()}
+@dataclass(frozen=True)
+class VotePair:
+    """The votes of two arms on common seeds: for each benchmark [seed, question], NaN where one did not answer."""
+
+    first: list[np.ndarray]
+    other: list[np.ndarray]
+    weights: list[float]
+    seeds: list[int | None]
+
+    @property
+    def questions(self) -> int:
+        """The number of questions that both arms answered with a common seed."""
+        both = zip(self.first, self.other, strict=True)
+        return sum(int(np.isfinite(before_SN - after_SN).any(axis=0).sum()) for before_SN, after_SN in both)
 
 
-def _metric_row(
-    arm: str,
-    own: Mapping[int | None, Mapping[str, Votes]],
+def _pair(
     first: Mapping[int | None, Mapping[str, Votes]],
+    other: Mapping[int | None, Mapping[str, Votes]],
     weights: Mapping[str, float],
-    tested: bool,
-) -> dict[str, Any]:
-    """The accuracy of an arm on a benchmark or on a mean of several, and if `tested`, its lead over the first arm."""
-    row: dict[str, Any] = {"arm": arm, "seeds": 0, "n": 0}
-    row |= dict.fromkeys(("accuracy", "low", "high", "common", "lead", "lead_low", "lead_high", "p"))
-    groups = [list(_pooled(own, own, name).values()) for name in weights]
-    # A mean of benchmarks needs all of them: without one it would be a mean of something else.
-    if not all(groups):
-        return row
-    shares = list(weights.values())
-    accuracy = sum(weight * fmean(group) for weight, group in zip(shares, groups, strict=True))
-    if len(groups) == 1:
-        low, high = wilson(sum(groups[0]), len(groups[0]))
-    else:
-        low, high = bootstrap_mean(groups, weights=shares)
-    row |= {"seeds": len(own), "n": sum(map(len, groups)), "accuracy": accuracy, "low": low, "high": high}
-    # Only seeds that both arms have: each arm is compared with the other at the same seed, while the sweep may still
-    # run.
-    seeds = [seed for seed in own if seed in first]
-    if not tested or not seeds:
-        return row
-    pairs = []
-    for name in weights:
-        before, after = _pooled(first, seeds, name), _pooled(own, seeds, name)
-        common = [question for question in before if question in after]
-        pairs.append(([before[question] for question in common], [after[question] for question in common]))
-    if all(before for before, _ in pairs):
-        row |= paired_lead(pairs, shares, several=len(seeds) > 1)
-    return row
+) -> VotePair | None:
+    """The votes of two arms, over the seeds in which both answered a common question of every benchmark of `weights`.
 
-
-def paired_lead(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], weights: Sequence[float], several: bool
-) -> dict[str, Any]:
-    """The weighted lead of the second votes of each pair over the first, with its 95 % interval and p value.
-
-    With one seed: McNemar's exact test and its interval, as in `nautile compare`. With `several` seeds votes are
-    between 0 and 1: p is the exact sign test over questions, and the interval is that of the mean difference over
-    questions (normal approximation). For a mean of benchmarks, p is from the same normal distribution.
+    Only seeds that both arms have: each is compared with the other at the same seed, while the sweep may still run.
+    None without such a seed.
     """
-    common = sum(len(a) for a, _ in pairs)
-    if not several:
-        if len(pairs) == 1:
-            test = asdict(paired(*pairs[0]))
-            lead, low, high, p = (test[name] for name in ("lead", "low", "high", "p"))
-        else:
-            lead, low, high, p = paired_bootstrap(pairs, weights)
-        return {"common": common, "lead": lead, "lead_low": low, "lead_high": high, "p": p}
-    differences = [[y - x for x, y in zip(a, b, strict=True)] for a, b in pairs]
-    lead = sum(weight * fmean(values) for weight, values in zip(weights, differences, strict=True))
-    # As in the interval of one seed, one more disagreement than was observed: no spread in 20 questions must not give
-    # an interval of width zero.
-    spreads = (
-        weight**2 * ((variance(values) * len(values) if len(values) > 1 else 0.0) + 1) / len(values) ** 2
-        for weight, values in zip(weights, differences, strict=True)
-    )
-    error = math.sqrt(sum(spreads))
-    p = paired(*pairs[0]).p if len(pairs) == 1 else 2 * NormalDist().cdf(-abs(lead) / error)
-    low, high = max(-1.0, lead - Z * error), min(1.0, lead + Z * error)
-    return {"common": common, "lead": lead, "lead_low": low, "lead_high": high, "p": p}
+    seeds = [
+        seed
+        for seed in first
+        if seed in other
+        and all(first[seed].get(name, {}).keys() & other[seed].get(name, {}).keys() for name in weights)
+    ]
+    if not seeds:
+        return None
+    sides: list[list[np.ndarray]] = [[], []]
+    for name in weights:
+        questions = dict.fromkeys(question for seed in seeds for question in first[seed][name])
+        for side, votes in zip(sides, (first, other), strict=True):
+            side.append(np.array([[votes[seed][name].get(q, math.nan) for q in questions] for seed in seeds]))
+    return VotePair(*sides, list(weights.values()), seeds)
+
+
+def _score(own: Mapping[int | None, Mapping[str, Votes]], weights: Mapping[str, float]) -> dict[str, Any]:
+    """The accuracy of an arm on a benchmark or on a mean of several: over its seeds, or over problems with one seed.
+
+    A seed counts if it has all benchmarks of the mean: without one it would be a mean of something else.
+    """
+    seeds = [seed for seed, benchmarks in own.items() if all(benchmarks.get(name) for name in weights)]
+    row: dict[str, Any] = {"seeds": len(seeds), "n": 0}
+    row |= dict.fromkeys(("accuracy", "low", "high", "over", "deviation"))
+    if not seeds:
+        return row
+    row["n"] = sum(len({question for seed in seeds for question in own[seed][name]}) for name in weights)
+    shares = list(weights.values())
+    by_seed = {
+        seed: sum(weight * fmean(own[seed][name].values()) for name, weight in weights.items()) for seed in seeds
+    }
+    over_seeds = summary(by_seed)
+    row |= {"accuracy": over_seeds.mean, "over": "seeds", "deviation": over_seeds.deviation}
+    if len(seeds) == 1:
+        groups = [list(own[seeds[0]][name].values()) for name in weights]
+        low, high = (
+            wilson(sum(groups[0]), len(groups[0])) if len(groups) == 1 else bootstrap_mean(groups, weights=shares)
+        )
+        row |= {"low": low, "high": high, "over": "problems"}
+    elif over_seeds.low is not None and over_seeds.high is not None:
+        row |= {"low": max(0.0, over_seeds.low), "high": min(1.0, over_seeds.high)}
+    return row

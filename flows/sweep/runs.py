@@ -1,6 +1,7 @@
 """Comparison of two runs: settings that differ, paired tests of scores, last and best metric values, time and cost.
 
-The result is plain data for `nautile compare` and for the dashboard. Values that a run has not recorded are None.
+The result is plain data for `nautile compare` and for the dashboard. Values that a run has not recorded are None. Tests
+are over problems; where the store has other seeds of a run's recipe, their spread is beside them (`recipe_seeds`).
 """
 
 import json
@@ -19,6 +20,7 @@ from flows.sweep.arms import EVALUATE
 from flows.sweep.report import DOLLARS, SECONDS, WAYS
 from store.artifacts import Store
 from store.catalog import CatalogRow
+from tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_seeds
 
 # Metrics with a best value -> whether higher is better. Others (norms, schedules) have only a last value.
 BEST = {
@@ -57,7 +59,10 @@ def compare_runs(
         config = plans[side].get("config") or next((row["config"] for row in own if row["config"]), None)
         begun = min(row["begun"] for row in own).isoformat()
         runs[side] = {"run": run, "config": config, "name": plans[side].get("name") or config or "run", "begun": begun}
-    scores = {label: _scores(store, label, steps, verdict, way) for label in labels if label.startswith(EVALUATE)}
+    recipes = {side: accuracies_by_seed(query, run, verdict, way) for side, run in sides.items()}
+    scores = {
+        label: _scores(store, label, steps, verdict, way, recipes) for label in labels if label.startswith(EVALUATE)
+    }
     return {
         "runs": runs,
         "settings": _settings(plans),
@@ -80,7 +85,12 @@ def _settings(plans: Mapping[str, CatalogRow]) -> list[dict[str, Any]] | None:
 
 
 def _scores(
-    store: Store, label: str, steps: Mapping[str, Mapping[str, CatalogRow]], verdict: str, way: str
+    store: Store,
+    label: str,
+    steps: Mapping[str, Mapping[str, CatalogRow]],
+    verdict: str,
+    way: str,
+    recipes: Mapping[str, Accuracies],
 ) -> tuple[list[dict[str, Any]], str | None]:
     """A row per benchmark and mean of an evaluation that both runs have; or the reason why they are not compared."""
     paths = []
@@ -103,7 +113,8 @@ def _scores(
     rows = [
         {"stage": label.removeprefix(EVALUATE), "benchmark": name, "title": title_of(name), "same": same}
         | {field: test[field] for field in ("n", "a", "b", "lead", "low", "high", "p")}
-        | {"gain": "the same evaluation" if same else whose_gain(test)}
+        | {"gain": "the same evaluation" if same else whose_gain(test), "over": comparison["over"]}
+        | {"recipe_seeds": recipe_seeds(recipes, label, name)}
         for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items())
     ]
     return rows, None

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from model.decoding.cache import Cache, prefill
+from model.decoding.cache import Cache, KeysValues, prefill
 from model.nautile import shapes
 
 
@@ -21,9 +21,10 @@ def state_bytes(config: ModelConfig) -> dict[str, int]:
     def size(arrays: object) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))
 
-    blocks = cache_of(1).blocks
+    layers = [layer for block in cache_of(1).blocks for layer in block]
+    states = [layer for layer in layers if not isinstance(layer, KeysValues)]
     return {
-        "sca_sums": size([state.mix for block in blocks for state in block.sca]),
-        "convolution_history": size([state.history_BTC for block in blocks for state in block.sca]),
-        "kv_per_token": size([(block.keys_BGHS, block.values_BGSH) for block in blocks]),
+        "sca_sums": size([state.mix for state in states]),
+        "convolution_history": size([state.history_BTC for state in states]),
+        "kv_per_token": size([layer for layer in layers if isinstance(layer, KeysValues)]),
     }

@@ -47,12 +47,12 @@ def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
     # Queries and output are as wide as the stream; keys and values are narrower.
     products = 2 * width * (2 * width + 2 * kv_width)
     attended = 2 * 2 * width * (length + 1) / 2  # scores and values against half of the row, on average
-    layers = config.blocks * config.sca_per_block
+    layers, transformers = (config.blocks * config.pattern.count(letter) for letter in "SA")
     return {
         "sca": float(layers * sca),
         "mixing": float(layers * _MIXING * memory),
-        "attention": config.blocks * (products + attended),
-        "feed_forward": float(config.blocks * 2 * 3 * width * config.feed_forward),
+        "attention": float(transformers * (products + attended)),
+        "feed_forward": float(transformers * 2 * 3 * width * config.feed_forward),
         "head": float(2 * width * config.vocabulary),
     }
 

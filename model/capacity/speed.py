@@ -128,8 +128,8 @@ def _setting_row(
         "forward": {"forward": costs["forward"].kernels},
         "backward": {
             # A backward pass has one kernel for each SCA layer; any more are forward kernels that it runs again.
-            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),
-            "backward": min(costs["backward"].kernels, model.sca_per_block),
+            "forward": max(0.0, costs["backward"].kernels - model.pattern.count("S")),
+            "backward": min(costs["backward"].kernels, model.pattern.count("S")),
         },
         "head": {},
     }

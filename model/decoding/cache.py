@@ -11,7 +11,7 @@ Letters, in addition to those of `model.nautile`: P prompt columns, S cache colu
 per key-value head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +23,9 @@ from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.layers.attention import attention, feed_forward, project
 from model.layers.common import Params, Transposed, compute_dtype, linear
-from model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
-from model.nautile import embed, sca_names
+from model.layers.mixing.operator import empty_state
+from model.layers.sca import SCAState, Spectrum, projection_width, sca, sca_step, spectrum
+from model.nautile import embed
 
 _MASKED = -1e30
 # Cast to the compute type once per generation; the other parameters of a layer stay float32.
@@ -35,12 +36,15 @@ _MATRICES = {
 _OTHER_PRODUCTS = {"embedding", "conv", "readout"}
 
 
-class BlockCache(NamedTuple):
-    """The cache of a block: the state of each SCA layer, and the keys and values of the Transformer layer."""
+class KeysValues(NamedTuple):
+    """The cache of a Transformer layer."""
 
-    sca: tuple[SCAState, ...]
     keys_BGHS: Array
     values_BGSH: Array
+
+
+# The cache of a block: that of each of its layers, in the order of the pattern.
+BlockCache = tuple[SCAState | KeysValues, ...]
 
 
 class Cache(NamedTuple):
@@ -53,7 +57,7 @@ class Cache(NamedTuple):
     @property
     def columns(self) -> int:
         """The size S of the ring."""
-        return self.blocks[0].keys_BGHS.shape[3]
+        return columns_of(self.blocks)
 
 
 class DecodeWeights(NamedTuple):
@@ -61,7 +65,31 @@ class DecodeWeights(NamedTuple):
 
     embedding: Array
     blocks: tuple[Params, ...]
-    spectra: tuple[tuple[Spectrum, ...], ...]
+    spectra: tuple[dict[str, Spectrum], ...]  # by the name of the SCA layer
+
+
+def empty_block(config: ModelConfig, count: int, columns: int) -> BlockCache:
+    """The cache of a block for `count` rows without a token, with `columns` columns."""
+    dtype = compute_dtype(config)
+    history_BTC = jnp.zeros((count, config.convolution - 1, projection_width(config)), dtype)
+    state = SCAState(empty_state(count, config.memory_heads, config.head_dim, config.spectral_samples), history_BTC)
+    heads, head_dim = config.kv_heads, config.attention_head_dim
+    keys_BGHS = jnp.zeros((count, heads, head_dim, columns), dtype)
+    values_BGSH = jnp.zeros((count, heads, columns, head_dim), dtype)
+    return tuple(state if letter == "S" else KeysValues(keys_BGHS, values_BGSH) for letter in config.pattern)
+
+
+def columns_of(blocks: Sequence[BlockCache]) -> int:
+    """The columns of the cache; 1, of which nothing is stored, in a model without attention."""
+    return next((layer.keys_BGHS.shape[3] for layer in blocks[0] if isinstance(layer, KeysValues)), 1)
+
+
+def map_columns(block: BlockCache, change: Callable[[Array, int], Array]) -> BlockCache:
+    """A block with `change(array, axis of its columns)` in place of each array of keys and values."""
+    return tuple(
+        KeysValues(change(layer.keys_BGHS, 3), change(layer.values_BGSH, 2)) if isinstance(layer, KeysValues) else layer
+        for layer in block
+    )
 
 
 @partial(jax.jit, static_argnames=("config", "transposed"))
@@ -73,7 +101,9 @@ def decode_weights(params: Params, config: ModelConfig, transposed: bool = False
     """
     cast = cast_matrices(params, config)
     blocks = tuple(unstack(cast["blocks"], index) for index in range(config.blocks))
-    spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
+    spectra = tuple(
+        {name: spectrum(layers[name], config) for letter, name in config.layers if letter == "S"} for layers in blocks
+    )
     if transposed:
 
         def transpose(path: tuple, leaf: Array) -> Array | Transposed:
@@ -110,14 +140,17 @@ def prefill(
     free = (0, capacity - length)
 
     def body(x_BPD: Array, block: Params) -> tuple[Array, BlockCache]:
-        states = []
-        for name in sca_names(config):
-            x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
-            states.append(state)
-        x_BPD, (k, v) = attention(block["attention"], config, x_BPD, segments_BP, positions_BP)
-        keys_BGHS = jnp.pad(k.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), free))
-        values_BGSH = jnp.pad(v.transpose(0, 2, 1, 3), ((0, 0), (0, 0), free, (0, 0)))
-        return x_BPD, BlockCache(tuple(states), keys_BGHS, values_BGSH)
+        states: list[SCAState | KeysValues] = []
+        for letter, name in config.layers:
+            if letter == "S":
+                x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
+                states.append(state)
+                continue
+            x_BPD, (k, v) = attention(block[name], config, x_BPD, segments_BP, positions_BP)
+            keys_BGHS = jnp.pad(k.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), free))
+            values_BGSH = jnp.pad(v.transpose(0, 2, 1, 3), ((0, 0), (0, 0), free, (0, 0)))
+            states.append(KeysValues(keys_BGHS, values_BGSH))
+        return x_BPD, tuple(states)
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
     blocks = tuple(unstack(stacked, index) for index in range(config.blocks))
@@ -132,8 +165,8 @@ def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, ca
     number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns
     visible_BS = number_S >= cache.start_B[:, None]
 
-    def write(cached: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
-        return (
+    def write(cached: KeysValues, k_BGH: Array, v_BGH: Array) -> KeysValues:
+        return KeysValues(
             jax.lax.dynamic_update_slice(cached.keys_BGHS, k_BGH[..., None], (0, 0, 0, column)),
             jax.lax.dynamic_update_slice(cached.values_BGSH, v_BGH[:, :, None], (0, 0, column, 0)),
         )
@@ -148,10 +181,10 @@ def decode_ragged(
 ) -> tuple[Array, tuple[BlockCache, ...]]:
     """`decode_step` for rows at different positions: each starts at column 0 and writes at its own position."""
     rows = jnp.arange(positions_B.shape[0])
-    visible_BS = jnp.arange(blocks[0].keys_BGHS.shape[3]) <= positions_B[:, None]
+    visible_BS = jnp.arange(columns_of(blocks)) <= positions_B[:, None]
 
-    def write(cached: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
-        return (
+    def write(cached: KeysValues, k_BGH: Array, v_BGH: Array) -> KeysValues:
+        return KeysValues(
             cached.keys_BGHS.at[rows, :, :, positions_B].set(k_BGH, unique_indices=True, mode="drop"),
             cached.values_BGSH.at[rows, :, positions_B].set(v_BGH, unique_indices=True, mode="drop"),
         )
@@ -178,14 +211,12 @@ def repack(cache: Cache, source_B: Array, capacity: int) -> Cache:
         last = jax.lax.slice_in_dim(ordered, cache.columns - count, cache.columns, axis=axis)
         return jnp.pad(last, [(0, capacity - count if axis == other else 0) for other in range(cached.ndim)])
 
-    blocks = tuple(
-        BlockCache(
-            jax.tree.map(lambda part: part[source_B], cached.sca),
-            move_columns(cached.keys_BGHS, 3),
-            move_columns(cached.values_BGSH, 2),
-        )
-        for cached in cache.blocks
-    )
+    def move(layer: SCAState | KeysValues) -> SCAState | KeysValues:
+        if isinstance(layer, KeysValues):
+            return KeysValues(move_columns(layer.keys_BGHS, 3), move_columns(layer.values_BGSH, 2))
+        return jax.tree.map(lambda part: part[source_B], layer)
+
+    blocks = tuple(tuple(move(layer) for layer in block) for block in cache.blocks)
     return Cache(blocks, cache.start_B[source_B] - cache.filled + count, jnp.asarray(count, jnp.int32))
 
 
@@ -196,36 +227,44 @@ def _advance(
     cached_blocks: tuple[BlockCache, ...],
     positions_B: Array,
     visible_BS: Array,
-    write: Callable[[BlockCache, Array, Array], tuple[Array, Array]],
+    write: Callable[[KeysValues, Array, Array], KeysValues],
 ) -> tuple[Array, tuple[BlockCache, ...]]:
     """Run one token through every block. `write` stores its keys and values in a column, one of `visible_BS`."""
     x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
     blocks = []
     for layers, spectra, cached in zip(weights.blocks, weights.spectra, cached_blocks, strict=True):
-        states = []
-        for name, spectral, state in zip(sca_names(config), spectra, cached.sca, strict=True):
-            x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
+        states: list[SCAState | KeysValues] = []
+        for (_, name), state in zip(config.layers, cached, strict=True):
+            if isinstance(state, KeysValues):
+                x_BD, state = _attention_step(layers[name], config, x_BD, positions_B, visible_BS, state, write)
+            else:
+                x_BD, state = sca_step(layers[name], config, spectra[name], x_BD, positions_B, state)
             states.append(state)
-        # The Transformer layer: `model.layers.attention.attention` for one query per row.
-        layer = layers["attention"]
-        q_BNH, k_BGH, v_BGH = project(layer, config, x_BD, positions_B)
-        batch, groups, head_dim = k_BGH.shape
-        if batch == 1:
-            # XLA on CPU fuses the write of a single row into the product that reads it, and then copies the whole
-            # cache. It does not fuse a loop of unknown length (here 1), and writes in place inside it.
-            keys_BGHS, values_BGSH = jax.lax.fori_loop(
-                0,
-                jnp.sum(positions_B >= 0),
-                lambda _, arrays, k=k_BGH, v=v_BGH, cached=cached: write(BlockCache(cached.sca, *arrays), k, v),
-                (cached.keys_BGHS, cached.values_BGSH),
-            )
-        else:
-            keys_BGHS, values_BGSH = write(cached, k_BGH, v_BGH)
-        q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
-        scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, keys_BGHS, preferred_element_type=jnp.float32)
-        scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
-        probabilities = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
-        mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", probabilities, values_BGSH).reshape(x_BD.shape)
-        x_BD = feed_forward(layer, config, x_BD + linear(mixed_BD, layer["out_proj"]))
-        blocks.append(BlockCache(tuple(states), keys_BGHS, values_BGSH))
+        blocks.append(tuple(states))
     return x_BD, tuple(blocks)
+
+
+def _attention_step(
+    layer: Params,
+    config: ModelConfig,
+    x_BD: Array,
+    positions_B: Array,
+    visible_BS: Array,
+    cached: KeysValues,
+    write: Callable[[KeysValues, Array, Array], KeysValues],
+) -> tuple[Array, KeysValues]:
+    """`model.layers.attention.attention` for one query per row: [B, D] to [B, D], and the next cache."""
+    q_BNH, k_BGH, v_BGH = project(layer, config, x_BD, positions_B)
+    batch, groups, head_dim = k_BGH.shape
+    if batch == 1:
+        # XLA on CPU fuses the write of a single row into the product that reads it, and then copies the whole cache. It
+        # does not fuse a loop of unknown length (here 1), and writes in place inside it.
+        cached = jax.lax.fori_loop(0, jnp.sum(positions_B >= 0), lambda _, cached: write(cached, k_BGH, v_BGH), cached)
+    else:
+        cached = write(cached, k_BGH, v_BGH)
+    q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
+    scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, cached.keys_BGHS, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
+    mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", probabilities, cached.values_BGSH).reshape(x_BD.shape)
+    return feed_forward(layer, config, x_BD + linear(mixed_BD, layer["out_proj"])), cached

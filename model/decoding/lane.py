@@ -21,11 +21,21 @@ from jax import Array
 
 from configs.model import ModelConfig
 from model.decoding.buckets import length_buckets
-from model.decoding.cache import BlockCache, Cache, DecodeWeights, decode_step, prefill, repack
+from model.decoding.cache import (
+    BlockCache,
+    Cache,
+    DecodeWeights,
+    KeysValues,
+    columns_of,
+    decode_step,
+    empty_block,
+    map_columns,
+    prefill,
+    repack,
+)
 from model.decoding.sampling import Sampling, draw, uniforms
 from model.layers.common import Params, compute_dtype
-from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projection_width
+from model.layers.sca import SCAState
 from model.loss import masked_logits
 from model.sharding import everywhere, split_rows
 
@@ -183,33 +193,22 @@ def prefill_prompts(params: Params, tokens_UP: Array, lengths_U: Array, config: 
     """Prefill right-aligned prompts, padded on the left to `columns`, the prompt columns of every lane."""
     hidden_UPD, cache = prefill(params, config, tokens_UP, lengths_U, tokens_UP.shape[1])
     missing = (columns - tokens_UP.shape[1], 0)
-    blocks = tuple(
-        BlockCache(
-            cached.sca,
-            jnp.pad(cached.keys_BGHS, ((0, 0), (0, 0), (0, 0), missing)),
-            jnp.pad(cached.values_BGSH, ((0, 0), (0, 0), missing, (0, 0))),
-        )
-        for cached in cache.blocks
-    )
+
+    def widen(cached: Array, axis: int) -> Array:
+        return jnp.pad(cached, [missing if axis == other else (0, 0) for other in range(cached.ndim)])
+
+    blocks = tuple(map_columns(block, widen) for block in cache.blocks)
     return jax.tree.map(everywhere, Prompts(blocks, hidden_UPD[:, -1], lengths_U))
 
 
 @partial(jax.jit, static_argnames=("config", "sampling", "size", "columns", "capacity"))
 def empty_lane(config: ModelConfig, sampling: Sampling, size: int, columns: int, capacity: int) -> LaneState:
     """A lane of `size` free slots whose next column is number `columns`."""
-    dtype = compute_dtype(config)
-    history = jnp.zeros((size, config.convolution - 1, projection_width(config)), dtype)
-    state = SCAState(empty_state(size, config.memory_heads, config.head_dim, config.spectral_samples), history)
-    heads, head_dim = config.kv_heads, config.attention_head_dim
-    keys, values = (
-        jnp.zeros((size, heads, head_dim, capacity), dtype),
-        jnp.zeros((size, heads, capacity, head_dim), dtype),
-    )
-    block = BlockCache((state,) * config.sca_per_block, keys, values)
+    blocks = (empty_block(config, size, capacity),) * config.blocks
     return _by_rows(
         LaneState(
-            cache=Cache((block,) * config.blocks, jnp.full(size, columns, jnp.int32), jnp.asarray(columns, jnp.int32)),
-            hidden_BD=jnp.zeros((size, config.width), dtype),
+            cache=Cache(blocks, jnp.full(size, columns, jnp.int32), jnp.asarray(columns, jnp.int32)),
+            hidden_BD=jnp.zeros((size, config.width), compute_dtype(config)),
             uniforms_BN=jnp.zeros((size, sampling.max_tokens)),
             index_B=jnp.zeros(size, jnp.int32),
             active_B=jnp.zeros(size, bool),
@@ -222,7 +221,7 @@ def empty_lane(config: ModelConfig, sampling: Sampling, size: int, columns: int,
 @partial(jax.jit, donate_argnames="state")
 def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, keys_B2: Array) -> LaneState:
     """Start a sample of prompt `source_B[b]` with key `keys_B2[b]` in every slot b where `fresh_B[b]`."""
-    cache, columns = state.cache, prompts.blocks[0].keys_BGHS.shape[3]
+    cache, columns = state.cache, columns_of(prompts.blocks)
     # All slots write to one column, so a new prompt is put in the columns just before it.
     first = (cache.filled - columns) % cache.columns  # index in the ring of the prompts' first column
     within_S = (jnp.arange(cache.columns) - first) % cache.columns < columns
@@ -237,14 +236,17 @@ def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, ke
         inside = within_S.reshape(-1, *[1] * (part.ndim - 1 - axis))
         return jnp.where(inside, select_fresh(rolled, cached), cached)
 
-    def put(cached: BlockCache, prompt: BlockCache) -> BlockCache:
-        return BlockCache(
-            jax.tree.map(lambda old, new: select_fresh(new[source_B], old), cached.sca, prompt.sca),
-            into_ring(prompt.keys_BGHS, cached.keys_BGHS, 3),
-            into_ring(prompt.values_BGSH, cached.values_BGSH, 2),
-        )
+    def put(cached: SCAState | KeysValues, prompt: SCAState | KeysValues) -> SCAState | KeysValues:
+        if isinstance(cached, KeysValues) and isinstance(prompt, KeysValues):
+            return KeysValues(
+                into_ring(prompt.keys_BGHS, cached.keys_BGHS, 3), into_ring(prompt.values_BGSH, cached.values_BGSH, 2)
+            )
+        return jax.tree.map(lambda old, new: select_fresh(new[source_B], old), cached, prompt)
 
-    blocks = tuple(put(cached, prompt) for cached, prompt in zip(cache.blocks, prompts.blocks, strict=True))
+    blocks = tuple(
+        tuple(put(*layers) for layers in zip(cached, prompt, strict=True))
+        for cached, prompt in zip(cache.blocks, prompts.blocks, strict=True)
+    )
     start_B = select_fresh(cache.filled - prompts.lengths_U[source_B], cache.start_B)
     return _by_rows(
         LaneState(

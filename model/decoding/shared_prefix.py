@@ -16,7 +16,7 @@ continuations of a context.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,14 @@ from jax import Array
 
 from configs.model import ModelConfig
 from model.decoding.buckets import length_buckets
-from model.decoding.cache import cast_matrices
+from model.decoding.cache import KeysValues, cast_matrices, empty_block
 from model.decoding.prefix_tree import PrefixNode, prefix_tree
 from model.decoding.scoring import refuse_unscorable
 from model.layers.attention import attention
 from model.layers.common import Params, compute_dtype
-from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projection_width, sca
+from model.layers.sca import sca
 from model.loss import masked_logits, token_logprobs
-from model.nautile import embed, sca_names
+from model.nautile import embed
 
 SHORTEST_RUN = 4  # smallest bucket, of the tokens of a run and of the distinct first tokens of a context
 
@@ -42,11 +41,12 @@ Item = TypeVar("Item")
 
 
 class PrefixBatch(NamedTuple):
-    """The states after a batch of runs, and the runs' own keys and values."""
+    """The states after a batch of runs, and the runs' own keys and values.
 
-    sca: tuple[SCAState, ...]  # [blocks, U, ...] each
-    keys: Array  # [blocks, U, T, kv heads, H]
-    values: Array
+    layers: in the order of the pattern, `SCAState` [blocks, U, ...] or keys and values [blocks, U, T, kv heads, H].
+    """
+
+    layers: tuple[Any, ...]
     segments_UT: Array  # 1: token, 0: padding
     parent_U: Array  # row in the previous batch of the path that each row continues
     length_U: Array  # tokens since the root
@@ -171,15 +171,15 @@ def _bucket(sizes: Sequence[int], needed: int) -> int:
 def _root(config: ModelConfig) -> PrefixBatch:
     """The batch of the empty text, which all others continue."""
     dtype = compute_dtype(config)
-    mix_state = empty_state(1, config.memory_heads, config.head_dim, config.spectral_samples)
-    state = SCAState(mix_state, jnp.zeros((1, config.convolution - 1, projection_width(config)), dtype))
-    stacked = jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
     no_columns = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
-    zero = jnp.zeros(1, jnp.int32)
-    hidden = jnp.zeros((1, config.width), dtype)
-    return PrefixBatch(
-        (stacked,) * config.sca_per_block, no_columns, no_columns, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden
+    layers = tuple(
+        (no_columns, no_columns)
+        if isinstance(state, KeysValues)
+        else jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
+        for state in empty_block(config, 1, 0)
     )
+    zero, hidden = jnp.zeros(1, jnp.int32), jnp.zeros((1, config.width), dtype)
+    return PrefixBatch(layers, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden)
 
 
 def _hidden(
@@ -204,24 +204,30 @@ def _hidden(
         return jnp.concatenate([part[row] for part, row in zip(parts, rows, strict=True)], axis=1)
 
     def block(x_BTD: Array, stacked: tuple) -> tuple[Array, tuple]:
-        layers, parent_states, keys, values = stacked
+        layers, parents = stacked
         states = []
-        for name, parent_state in zip(sca_names(config), parent_states, strict=True):
-            initial = jax.tree.map(lambda part: part[source_B], parent_state)
-            x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, initial)
+        for (letter, name), parent in zip(config.layers, parents, strict=True):
+            if letter == "S":
+                initial = jax.tree.map(lambda part: part[source_B], parent)
+                x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, initial)
+            else:
+                keys, values = zip(*parent, strict=True)
+                prefix = (of_ancestors(keys), of_ancestors(values), segments_BA)
+                x_BTD, state = attention(layers[name], config, x_BTD, segments_BT, positions_BT, prefix)
             states.append(state)
-        prefix = (of_ancestors(keys), of_ancestors(values), segments_BA)
-        x_BTD, keys_values = attention(layers["attention"], config, x_BTD, segments_BT, positions_BT, prefix)
-        return x_BTD, (tuple(states), *keys_values)
+        return x_BTD, tuple(states)
 
-    inputs = (last.sca, tuple(batch.keys for batch in path), tuple(batch.values for batch in path))
-    hidden_BTD, states = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], *inputs))
+    # Of an SCA layer the state of the parents, of an attention layer the keys and values of all ancestors.
+    parents = tuple(
+        last.layers[index] if letter == "S" else tuple(batch.layers[index] for batch in path)
+        for index, letter in enumerate(config.pattern)
+    )
+    hidden_BTD, states = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], parents))
     # The last hidden state of an empty run is that of its parent.
     ends_BTD = jnp.concatenate([last.hidden_UD[source_B][:, None], hidden_BTD], axis=1)
     final_BD = jnp.take_along_axis(ends_BTD, lengths_B[:, None, None], axis=1)[:, 0]
-    sca_states, keys, values = states
     length_B = last.length_U[source_B] + lengths_B
-    return hidden_BTD, PrefixBatch(sca_states, keys, values, segments_BT, source_B, length_B, final_BD)
+    return hidden_BTD, PrefixBatch(states, segments_BT, source_B, length_B, final_BD)
 
 
 @partial(jax.jit, static_argnames="config")

@@ -19,14 +19,11 @@ import numpy as np
 from jax import Array
 
 from configs.model import ModelConfig
-from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill
+from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, empty_block, map_columns, prefill
 from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
 from model.layers.common import Params, compute_dtype
-from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, projection_width
 from model.loss import chunks, join_chunks, masked_logits
-from model.nautile import sca_names
 
 MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
 MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token
@@ -117,18 +114,9 @@ def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSetting
 @partial(jax.jit, static_argnames=("config", "count"))
 def empty_slots(config: ModelConfig, count: int) -> Slots:
     """`count` free slots."""
-    dtype = compute_dtype(config)
-    samples, head_dim = config.spectral_samples, config.head_dim
-    history = jnp.zeros((count, config.convolution - 1, projection_width(config)), dtype)
-    states = tuple(
-        SCAState(empty_state(count, config.memory_heads, head_dim, samples), history) for _ in sca_names(config)
-    )
-    keys = jnp.zeros((count, config.kv_heads, config.attention_head_dim, config.context), dtype)
-    values = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
-    slots = slots_without_caches(config, count)
-    return slots._replace(
-        blocks=tuple(BlockCache(states, keys, values) for _ in range(config.blocks)),
-        hidden_BD=jnp.zeros((count, config.width), dtype),
+    return slots_without_caches(config, count)._replace(
+        blocks=(empty_block(config, count, config.context),) * config.blocks,
+        hidden_BD=jnp.zeros((count, config.width), compute_dtype(config)),
     )
 
 
@@ -170,10 +158,7 @@ def prefill_prompts(
         cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=config.context, axis=axis - 1)
         return jax.vmap(cut)(padded, cache.start_B)
 
-    blocks = tuple(
-        cached._replace(keys_BGHS=left_aligned(cached.keys_BGHS, 3), values_BGSH=left_aligned(cached.values_BGSH, 2))
-        for cached in cache.blocks
-    )
+    blocks = tuple(map_columns(block, left_aligned) for block in cache.blocks)
     prefilled = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)
     return prefilled, _scores(params, config, x_BPD, tokens_BP) if score else None
 

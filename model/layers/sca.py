@@ -64,8 +64,11 @@ class SCA(nnx.Module):
         grid = np.geomspace(THETA_LOW, THETA_HIGH, samples) if samples > 1 else np.geomspace(0.01, 2.9, heads)
         grid_KHM = grid.reshape(1, 1, samples) if samples > 1 else grid.reshape(heads, 1, 1)
         theta_KHM = jnp.asarray(np.broadcast_to(_theta_inverse(grid_KHM), (heads, head_dim, samples)), jnp.float32)
-        self.theta = nnx.Param(theta_KHM)
-        self.integration = nnx.Param(jnp.zeros((heads, head_dim, samples)))
+        integration_KHM = jnp.zeros((heads, head_dim, samples))
+        # Free parameters start at the values that the others have at the start.
+        self.theta = nnx.Param(_ordered(theta_KHM) if config.grid == "free" else theta_KHM)
+        free = config.integration == "free"
+        self.integration = nnx.Param(_normalised(integration_KHM)[: config.query_heads] if free else integration_KHM)
         # The inverse of softplus, which `spectrum` applies.
         decays_K = np.geomspace(DECAY_LOW, DECAY_HIGH, heads)
         self.decay = nnx.Param(jnp.asarray(np.log(np.expm1(decays_K)), jnp.float32))
@@ -99,19 +102,40 @@ def projection_width(config: ModelConfig) -> int:
     return config.memory_heads * (config.head_dim + 1) + 2 * queries
 
 
-def spectrum(params: Params) -> Spectrum:
-    """λ by softplus; θ in [0.001, 3], increasing over M by cumulative softplus (M = 1: sigmoid); ω sums to 1 over M."""
-    raw_KHM = params["theta"].astype(jnp.float32)
+def spectrum(params: Params, config: ModelConfig) -> Spectrum:
+    """λ by softplus; θ and ω in the forms that `config.grid` and `config.integration` name.
+
+    Free, θ [K, H, M] and ω [K', H, M] are the parameters themselves (paper §2.2.3, Algorithm 1). ω is then by query
+    head: memory heads that share a query share it.
+    """
+    theta_KHM, raw_weights = params["theta"].astype(jnp.float32), params["integration"].astype(jnp.float32)
+    grid_KHM = theta_KHM if config.grid == "free" else _ordered(theta_KHM)
+    if config.integration == "free":
+        weights_KHM = jnp.repeat(raw_weights, config.memory_heads // config.query_heads, axis=-3)
+    else:
+        weights_KHM = _normalised(raw_weights)
+    if config.grid == "fixed":
+        grid_KHM = jax.lax.stop_gradient(grid_KHM)
+    if config.integration == "fixed":
+        weights_KHM = jax.lax.stop_gradient(weights_KHM)
+    return Spectrum(jax.nn.softplus(params["decay"].astype(jnp.float32)), grid_KHM, weights_KHM)
+
+
+def _ordered(raw_KHM: Array) -> Array:
+    """θ in [0.001, 3], increasing over M by cumulative softplus (M = 1: sigmoid)."""
     if raw_KHM.shape[-1] == 1:
         fraction_KHM = jax.nn.sigmoid(raw_KHM)
     else:
         # Each increment is positive, so the grid stays in order whatever is learnt.
         cumulative_KHM = jnp.cumsum(jax.nn.softplus(raw_KHM) + 1e-4, axis=-1)
         fraction_KHM = cumulative_KHM / cumulative_KHM[..., -1:]
-    grid_KHM = THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
-    weights_KHM = jnp.exp(params["integration"].astype(jnp.float32))
-    weights_KHM = weights_KHM / (jnp.sum(weights_KHM, axis=-1, keepdims=True) + 1e-6)
-    return Spectrum(jax.nn.softplus(params["decay"].astype(jnp.float32)), grid_KHM, weights_KHM)
+    return THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
+
+
+def _normalised(raw_KHM: Array) -> Array:
+    """ω > 0 with a sum of 1 over M."""
+    weights_KHM = jnp.exp(raw_KHM)
+    return weights_KHM / (jnp.sum(weights_KHM, axis=-1, keepdims=True) + 1e-6)
 
 
 def sca(
@@ -137,7 +161,7 @@ def sca(
     if config.mixing == "fused":
         specs = Operands._make((ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS))
         mixing = on_each_device(mixing, (specs, ROWS, ROWS))
-    operands = _operands(params, config, spectrum(params), branches_BLC, positions_BL)
+    operands = _operands(params, config, spectrum(params, config), branches_BLC, positions_BL)
     re_BLKH, im_BLKH, mix_state = mixing(operands, segments_BL, None if initial is None else initial.mix)
     # The convolution's last inputs; zero where they do not belong to the row's last document.
     reach, length = config.convolution - 1, x_BLD.shape[1]
@@ -156,7 +180,7 @@ def sca(
 def sca_step(
     params: Params, config: ModelConfig, spectral: Spectrum, x_BD: Array, positions_B: Array, state: SCAState
 ) -> tuple[Array, SCAState]:
-    """`sca` for a single token: [B, D] to [B, D], and the next state. `spectral`: `spectrum(params)`, computed once."""
+    """`sca` for a single token: [B, D] to [B, D], and the next state. `spectral`: from `spectrum`, computed once."""
     normed_BD = rms_norm(x_BD, params["norm"], config.sca_norm_epsilon)
     inputs_BC = linear(normed_BD, params["in_proj"])
     taps_TC = params["conv"].astype(inputs_BC.dtype)
@@ -207,7 +231,7 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
 
 
 def _theta_inverse(theta: np.ndarray) -> np.ndarray:
-    """Raw parameters whose `spectrum` is near the grid θ: softplus increments over M, or exactly θ: logits for M = 1.
+    """Raw parameters whose `_ordered` is near the grid θ: softplus increments over M, or exactly θ: logits for M = 1.
 
     The increments are θ itself, not its differences, so for M = 2 the grid starts at 0.0022 and not at 0.001.
     """

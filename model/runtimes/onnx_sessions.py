@@ -22,6 +22,7 @@ from model.exports.onnx.signature import (
     HIDDEN,
     PAST,
     Shape,
+    attention_layers,
     hidden_shape,
     logits_shape,
     sca_shapes,
@@ -73,7 +74,7 @@ def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig,
     graph_inputs, graph_outputs = session.get_inputs(), session.get_outputs()
     has_hidden = graph == "prompt" and any(output.name == HIDDEN for output in graph_outputs)
     # Checked first, because a configuration may name any number of blocks.
-    if len(graph_outputs) != 1 + has_hidden + 2 * config.blocks + len(sca_shapes(config)):
+    if len(graph_outputs) != 1 + has_hidden + 2 * attention_layers(config) + len(sca_shapes(config)):
         raise ValueError(f"the {graph} graph has {len(graph_outputs)} outputs, not those of {config.blocks} blocks")
     state = state_shapes(config)
     inputs = {name: ("tensor(int64)", shape) for name, shape in token_shapes(graph).items()}

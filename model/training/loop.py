@@ -69,7 +69,8 @@ class Pretraining:
     model: ModelConfig
     tokenizer: TokenizerConfig
     sources: Mapping[str, Path]
-    seed: int = 0
+    data_seed: int = 0  # of the order of rows
+    weights_seed: int = 0  # of the initial parameters, if there is no `start`
     start: Start | None = None
     train_on: Mapping[str, TrainOn] = field(default_factory=dict)
 
@@ -112,13 +113,13 @@ class _Run:
         self, pretraining: Pretraining, work: Path, emit: Emit, remote: RemoteFiles | None, shared_disk: bool
     ) -> None:
         config, model, tokenizer = pretraining.config, pretraining.model, pretraining.tokenizer
-        seed, self.start = pretraining.seed, pretraining.start
+        self.start = pretraining.start
         self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
         sources = _used_sources(config, pretraining.sources)
         before = self.start.rows_before if self.start else {}
         host, hosts = jax.process_index(), jax.process_count()
         self.loader = Loader(
-            sources, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts, remote,
+            sources, config.phases, config.batch_rows, pretraining.data_seed, tokenizer, before, host, hosts, remote,
             pretraining.train_on,
         )  # fmt: skip
         self.steps = self.loader.steps
@@ -127,7 +128,7 @@ class _Run:
         if self.start:
             refuse_other_shape(self.start.folder, "checkpoint", model, tokenizer)
         length, names = self.loader.row_length, self.loader.names
-        self.program = Program(config, model, self.mesh, self.steps, len(names), length, seed)
+        self.program = Program(config, model, self.mesh, self.steps, len(names), length, pretraining.weights_seed)
         run_identity = identity(replace(pretraining, sources=sources))
         self.checkpoints = open_checkpoints(
             work / "checkpoints", config.keep, run_identity, self.mesh, shared_disk=shared_disk
@@ -338,7 +339,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
         "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
         "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
-        "seed": pretraining.seed,
+        "seeds": [pretraining.data_seed, pretraining.weights_seed],
         **({"train_on": dict(pretraining.train_on)} if pretraining.train_on else {}),
         **({"start": sha256_of(start.folder / WEIGHTS), "rows_before": dict(start.rows_before)} if start else {}),
     }

@@ -64,7 +64,7 @@ def build_with_rate(config: OptimizerConfig, rate: Callable[[Any], jax.Array]) -
 
 
 def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
-    """Learning rate of updates 0, 1, ...: linear warm-up to the peak, then cosine, warm-up-stable-decay or constant.
+    """Learning rate of updates 0, 1, ...: linear warm-up to the peak, then as `config.schedule`.
 
     Update `warmup_steps` is the first at the peak, and update `steps - 1` is at `final_learning_rate` (with `constant`
     at the peak). The warm-up takes at most half of the run, so that a short run still learns.
@@ -74,6 +74,8 @@ def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
     last = max(steps - 1, warmup + 1)
     if config.schedule == "cosine":
         body = optax.cosine_decay_schedule(peak, last - warmup, alpha=final / peak)
+    elif config.schedule == "linear":
+        body = optax.linear_schedule(peak, final, last - warmup)
     elif config.schedule == "wsd":
         falling = min(max(round(config.decay_share * steps), 1), last - warmup)
         flat = last - warmup - falling

@@ -1,7 +1,8 @@
 """Reads and writes the config.json of weights in the layout of the paper's author, who names the fields differently.
 
-The author's files have only the sizes of the model. Exports by `nautile export --format transformers` also have the
-decay, the epsilons of the norms and the tokenizer, so that an import restores the checkpoint exactly.
+The author's files have only the sizes of the model, whose blocks are SCA layers and then a Transformer layer. Exports
+by `nautile export --format transformers` also have the pattern, the forms of decay, θ and ω, the epsilons of the norms
+and the tokenizer, so that an import restores the checkpoint exactly.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from data.tokenizer import tokenizer_for
 from model.weights.files import LARGEST
 
 # Names of fields here, by the author's names. Not listed: the number of layers and the ratio of the two kinds, which
-# together determine `blocks` and `sca_per_block`.
+# together determine `blocks` and `pattern`.
 FIELD_NAMES = {
     "d_model": "width",
     "d_ff": "feed_forward",
@@ -33,17 +34,26 @@ FIELD_NAMES = {
     "qk_norm": "qk_norm",
 }
 # Fields that only exports have, under the same names.
-EXTRA_FIELDS = ("decay", "chunk", "rope_base", "sca_norm_epsilon", "norm_epsilon", "compute_dtype")
+EXTRA_FIELDS = (
+    "pattern",
+    "decay",
+    "grid",
+    "integration",
+    "chunk",
+    "rope_base",
+    "sca_norm_epsilon",
+    "norm_epsilon",
+    "compute_dtype",
+)
 
 
 def author_fields(model: ModelConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     """The fields of config.json for a model and its tokenizer."""
-    values = model.model_dump(mode="json")
-    each = model.sca_per_block + 1
+    values, ratio = model.model_dump(mode="json"), model.pattern.count("S")
     return {
         "vocab_size": model.vocabulary + 1,
-        "num_layers": model.blocks * each,
-        "seqcond_ratio": model.sca_per_block,
+        "num_layers": model.blocks * len(model.pattern),
+        **({"seqcond_ratio": ratio} if model.pattern == "S" * ratio + "A" else {}),
         **{author_name: values[name_here] for author_name, name_here in FIELD_NAMES.items()},
         **{name: values[name] for name in EXTRA_FIELDS},
         "tokenizer_ranks": tokenizer.ranks,
@@ -77,10 +87,15 @@ def read_author_config(
     if "num_kv_heads" in table and table["num_kv_heads"] is None and "attention_heads" in changes:
         changes["kv_heads"] = changes["attention_heads"]
     layers, ratio = (_integer(path, table, name) for name in ("num_layers", "seqcond_ratio"))
-    if layers is not None and ratio is not None:
+    if layers is not None and "pattern" in changes and isinstance(changes["pattern"], str):
+        each = len(changes["pattern"])
+        if not layers or not each or layers % each:
+            raise ConfigError(f"{path}: `num_layers` {layers} is no multiple of the {each} letters of `pattern`")
+        changes["blocks"] = layers // each
+    elif layers is not None and ratio is not None:
         if layers == 0 or layers % (ratio + 1):
             raise ConfigError(f"{path}: `num_layers` {layers} is no multiple of `seqcond_ratio` + 1 = {ratio + 1}")
-        changes |= {"blocks": layers // (ratio + 1), "sca_per_block": ratio}
+        changes |= {"blocks": layers // (ratio + 1), "pattern": "S" * ratio + "A"}
     if table.get("qk_norm_eps", model.norm_epsilon) != changes.get("norm_epsilon", model.norm_epsilon):
         raise ConfigError(f"{path}: `qk_norm_eps` {table['qk_norm_eps']!r}: this model has one epsilon for these norms")
     try:

@@ -49,7 +49,8 @@ def load_author_weights(
     """
     tokenizer = tokenizer or TokenizerConfig()
     model = model or ModelConfig(vocabulary=tokenizer.vocabulary)
-    model = model.model_copy(update={"vocabulary": tokenizer.vocabulary, "decay": "window"})
+    author = {"decay": "window", "grid": "ordered", "integration": "normalised"}
+    model = model.model_copy(update={"vocabulary": tokenizer.vocabulary, **author})
     folder = path if path.is_dir() else path.parent
     check_digests(folder)
     files = tensor_files(path)
@@ -108,10 +109,9 @@ def _check_tensors(path: Path, files: list[TensorFile], model: ModelConfig) -> d
         name.removeprefix(prefix): (file, name) for name, file in stored.items() if not name.endswith(CACHED_SUFFIXES)
     }
     shapes = {plain: file.shapes[name] for plain, (file, name) in names.items()}
-    if model.blocks * (model.sca_per_block + 1) > len(shapes):
-        raise ConfigError(
-            f"{path}: has {len(shapes)} tensors, too few for {model.blocks * (model.sca_per_block + 1)} layers"
-        )
+    layers = model.blocks * len(model.pattern)
+    if layers > len(shapes):
+        raise ConfigError(f"{path}: has {len(shapes)} tensors, too few for {layers} layers")
     expected = dict(author_shapes(model))
     for name, shape in expected.items():
         if name not in shapes:

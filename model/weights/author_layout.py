@@ -1,6 +1,7 @@
 """The tensor layout of the paper's author: names and shapes, and conversion of parameters in both directions.
 
-There linear weights are [out, in], query columns have (re, im) last, and token ids are ours + 1 (0 is padding).
+There linear weights are [out, in], query columns have (re, im) last, and token ids are ours + 1 (0 is padding). Free θ
+and ω, which the author does not have, have names of their own: `attn.theta` and `attn.w_int`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,6 @@ import numpy as np
 from configs.model import ModelConfig
 from model.layers.common import Params
 from model.layers.sca import projection_width
-from model.nautile import sca_names
 
 # The author's tensor names by our parameter names, for parameters that differ at most by a transpose.
 _SCA = {
@@ -42,15 +42,14 @@ _ATTENTION = {
 def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The author's tensor names and shapes. The embedding has a row for padding and one for each id."""
     width, hidden = model.width, model.feed_forward
-    heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
+    heads, head_dim = model.memory_heads, model.head_dim
     inner, gated, expanded = projection_width(model), 2 * heads * head_dim, model.readout_expand * head_dim
     kv_width = model.kv_heads * model.attention_head_dim
     sca = {
         "norm.scale": (width,),
         "attn.in_proj.weight": (inner, width),
         "attn.conv_weight": (inner, 1, model.convolution),
-        _grid_name(model): (1, 1, heads, head_dim, samples),
-        "attn.w_int_raw": (1, 1, model.query_heads, heads // model.query_heads, head_dim, samples),
+        **_spectrum_shapes(model),
         "attn.decay_slopes": (heads,),
         "attn.score_scale": (heads,),
         "attn.score_bias": (heads,),
@@ -73,9 +72,8 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "ff_out.bias": (width,),
     }
     yield "embedding.weight", (model.vocabulary + 1, width)
-    period = model.sca_per_block + 1
-    for index in range(model.blocks * period):
-        layer = transformer if index % period == model.sca_per_block else sca
+    for index, letter in enumerate(model.blocks * model.pattern):
+        layer = sca if letter == "S" else transformer
         yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
 
 
@@ -83,16 +81,15 @@ def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params
     """Convert tensors of `author_shapes` to our parameters, without embedding rows beyond the vocabulary."""
     table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
-    names = [*sca_names(model), "attention"]
     blocks: Params = {}
     # The layers at one position in each block are stacked over the blocks.
-    for position, name in enumerate(names):
+    for position, (letter, name) in enumerate(model.layers):
         layers = []
-        for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
+        for prefix in (f"blocks.{index * len(model.pattern) + position}." for index in range(model.blocks)):
             layer = {path.removeprefix(prefix): array for path, array in tensors.items() if path.startswith(prefix)}
-            common = _ATTENTION if name == "attention" else _SCA
+            common = _SCA if letter == "S" else _ATTENTION
             parts = {ours: _transpose_linear(author_name, layer[author_name]) for ours, author_name in common.items()}
-            layers.append(parts if name == "attention" else parts | _sca_from(layer, model))
+            layers.append(parts | _sca_from(layer, model) if letter == "S" else parts)
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}
 
@@ -101,22 +98,28 @@ def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
     """Convert our parameters to float32 tensors of `author_shapes`: the inverse of `from_author`. Row 0 is zero."""
     table_VD = np.zeros((model.vocabulary + 1, model.width), np.float32)
     table_VD[1:] = np.asarray(params["embedding"])[: model.vocabulary]
-    names = [*sca_names(model), "attention"]
     tensors = {"embedding.weight": table_VD}
-    for index in range(model.blocks * len(names)):
-        block, position = divmod(index, len(names))
-        layer = {part: np.asarray(stacked[block]) for part, stacked in params["blocks"][names[position]].items()}
-        attention = names[position] == "attention"
-        common = _ATTENTION if attention else _SCA
+    for index, (letter, name) in enumerate(model.blocks * model.layers):
+        block = index // len(model.pattern)
+        layer = {part: np.asarray(stacked[block]) for part, stacked in params["blocks"][name].items()}
+        common = _SCA if letter == "S" else _ATTENTION
         converted = {author_name: _transpose_linear(author_name, layer[ours]) for ours, author_name in common.items()}
-        converted |= {} if attention else _sca_to(layer, model)
+        converted |= _sca_to(layer, model) if letter == "S" else {}
         tensors |= {f"blocks.{index}.{name}": array for name, array in converted.items()}
     shapes = dict(author_shapes(model))
     return {name: np.ascontiguousarray(array, np.float32).reshape(shapes[name]) for name, array in tensors.items()}
 
 
-def _grid_name(model: ModelConfig) -> str:
-    return "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
+def _spectrum_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of θ and of ω, in this order."""
+    last = (model.head_dim, model.spectral_samples)
+    raw_grid = "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
+    free_grid, free_weights = model.grid == "free", model.integration == "free"
+    weights = (model.query_heads, 1 if free_weights else model.memory_heads // model.query_heads, *last)
+    return {
+        "attn.theta" if free_grid else raw_grid: (1, 1, model.memory_heads, *last),
+        "attn.w_int" if free_weights else "attn.w_int_raw": (1, 1, *weights),
+    }
 
 
 def _columns(model: ModelConfig) -> np.ndarray:
@@ -130,23 +133,23 @@ def _columns(model: ModelConfig) -> np.ndarray:
 
 def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     """Convert the tensors of an SCA layer that differ by more than a transpose."""
-    heads, head_dim, samples, columns = model.memory_heads, model.head_dim, model.spectral_samples, _columns(model)
+    columns, (grid, integration) = _columns(model), _spectrum_shapes(model)
     return {
         "in_proj": layer["attn.in_proj.weight"].T[:, columns],
         "conv": layer["attn.conv_weight"][:, 0].T[:, columns],
-        "theta": layer[_grid_name(model)][0, 0],
-        "integration": layer["attn.w_int_raw"].reshape(heads, head_dim, samples),
+        "theta": layer[grid][0, 0],
+        "integration": layer[integration].reshape(-1, model.head_dim, model.spectral_samples),
     }
 
 
 def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     """The inverse of `_sca_from`, except for the axes of size 1, which `to_author` adds."""
-    columns = np.argsort(_columns(model))
+    columns, (grid, integration) = np.argsort(_columns(model)), _spectrum_shapes(model)
     return {
         "attn.in_proj.weight": layer["in_proj"][:, columns].T,
         "attn.conv_weight": layer["conv"][:, columns].T,
-        _grid_name(model): layer["theta"],
-        "attn.w_int_raw": layer["integration"],
+        grid: layer["theta"],
+        integration: layer["integration"],
     }
 
 

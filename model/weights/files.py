@@ -27,7 +27,6 @@ FORMAT = 1
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 LARGEST = 2**24  # largest dimension, so that products fit into 64 bits; shapes are checked before allocating
-MOST_SCA_LAYERS = 128  # per block; each is traced apart, and with 400 of them the shapes alone take 18 s
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
@@ -95,7 +94,7 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
             raise ConfigError(f"{path}: format {table['format']!r}, and this version reads format {FORMAT} only")
         model = ModelConfig.model_validate(table["model"])
         for name, value in model:
-            if isinstance(value, int) and value > (MOST_SCA_LAYERS if name == "sca_per_block" else LARGEST):
+            if isinstance(value, int) and value > LARGEST:
                 raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
         return model, TokenizerConfig.model_validate(table["tokenizer"])
     except (KeyError, TypeError):

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args
 
 from common.errors import ConfigError
 from configs.training import ProblemsConfig, ProblemSource
+from data.distill.prompt_files import check_prompt_set
 from data.sources.reasoning_gym import Problem, ProblemKind
 from evals.benchmarks.items import LETTERS, answer_kind
 from evals.graders.choices import plain
@@ -18,6 +19,7 @@ from evals.graders.equivalence import shared
 from evals.graders.numbers import parse_number
 
 KINDS = get_args(ProblemKind)
+ONLY_ALIGN = "this stage rewards right answers (only [align] takes such problems: its judge reads the question alone)"
 
 
 def read_problems(source: ProblemSource) -> Iterator[Problem]:
@@ -46,15 +48,21 @@ def read_problems(source: ProblemSource) -> Iterator[Problem]:
 
 def refuse_unanswered(source: ProblemSource, problem: Problem) -> NoReturn:
     """Raise the `ConfigError` for a problem without an answer, in a stage that has to check answers."""
-    raise ConfigError(
-        f"problems.path: {source.path}:{problem.index + 1}: no `answer`: this stage rewards right answers "
-        f"(only [align], whose judge reads the question alone, takes problems without one)"
-    )
+    where = f"{source.path}:{problem.index + 1}" if source.source == "jsonl" else source.source
+    raise ConfigError(f"problems.path: {where}: no `answer`: {ONLY_ALIGN}")
 
 
-def check_files(config: ProblemsConfig, stage: str) -> None:
-    """Validate the problem files of the section `[stage]` before a run; raises `ConfigError` for the first bad row."""
+def check_files(config: ProblemsConfig, stage: str, field: str = "problems") -> None:
+    """Validate the problem files of `stage.field` before a run; raises `ConfigError` for the first bad row.
+
+    A prompt set is checked as far as that needs no request, and refused in a stage that rewards right answers.
+    """
     for number, source in enumerate(config.sources or (config,)):
+        place = f"{stage}.{field}{f'.sources[{number}]' if config.sources else ''}"
+        if source.prompt_set is not None:
+            if stage != "align":
+                raise ConfigError(f"{place}.source: its prompts have no answers: {ONLY_ALIGN}")
+            check_prompt_set(source.prompt_set)
         if source.source != "jsonl":
             continue
         try:
@@ -62,9 +70,8 @@ def check_files(config: ProblemsConfig, stage: str) -> None:
                 if not problem.answer and stage != "align":
                     refuse_unanswered(source, problem)
         except ConfigError as error:
-            entry = f".sources[{number}]" if config.sources else ""
             reason = str(error).removeprefix("problems.path: ")
-            raise ConfigError(f"{stage}.problems{entry}.path: {reason}") from None
+            raise ConfigError(f"{place}.path: {reason}") from None
 
 
 def check_expressions(source: ProblemSource, problems: Sequence[Problem]) -> None:

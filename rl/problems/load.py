@@ -3,7 +3,8 @@
 The problems of a step depend on a cursor alone, so a resumed run uses the same ones. Only training splits are read, and
 problems that overlap a benchmark question are left out (`ProblemScreen`). Generated problems share a template, so for
 them the screen compares whole questions, and a hash of the question decides the split (`data.sources.reasoning_gym`).
-Screen and split use the bare question, without options and without the wording of a prompt.
+Screen and split use the bare question, without options and without the wording of a prompt. Generated training problems
+are of the split "reinforce", so that no generated text has them.
 """
 
 import itertools
@@ -20,11 +21,12 @@ from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
 from rl.problems.files import check_expressions, read_problems, refuse_unanswered
-from rl.problems.sets import TRAINING_SETS, prompt_of, training_problems
+from rl.problems.sets import TRAINING_SETS, prompt_of, prompts_without_answers, training_problems
 
 Unanswered = Literal["refuse", "keep", "skip"]
 SCREEN_BATCH = 256  # problems screened at a time
 HITS_IN_FACTS = 20  # overlaps listed in the manifest
+FIXED_SEED = 0  # of the problems that choose and measure, which another seed of the run leaves as they are
 MOST_CANDIDATES = 10  # per problem needed: if so many are not enough, further ones will be rejected as well
 
 
@@ -59,6 +61,8 @@ class ProblemScreen:
     ) -> None:
         """Record for `facts` the problems of a source, and how many were left out by reason."""
         name = source.path if source.source == "jsonl" else source.source
+        if source.prompt_set is not None:
+            name = f"prompts of {source.prompt_set.path or source.prompt_set.source}"
         unanswered = sum(not problem.answer for problem in problems)
         row = {"source": name, "split": split, "problems": len(problems), "without_answer": unanswered}
         self._sources.append(row | {"left_out": dict(sorted(left_out.items()))})
@@ -85,8 +89,8 @@ def load(
     """Load `config.count` problems of the split that pass `screen`; `question` of each becomes its whole prompt.
 
     Several sources contribute their shares, evenly mixed. `unanswered`: what to do with a problem without an answer.
-    `fits`: whether a prompt is short enough. Too long ones of a training set are left out and counted; those of a
-    generator or a file are kept, and the rollout engine raises an error for them.
+    `fits`: whether a prompt is short enough. Too long ones of a training set or a prompt set are left out and
+    counted; those of a generator or a file are kept, and the rollout engine raises an error for them.
 
     Raises `ConfigError` if a source has fewer problems than its share (unless `or_fewer`), or for an answer that is
     missing or cannot be compared.
@@ -142,19 +146,30 @@ def shares(config: ProblemsConfig) -> list[tuple[ProblemSource, int]]:
 def load_guard(
     config: ProblemsConfig,
     policy: PolicyConfig,
-    seed: int,
     screen: ProblemScreen | None = None,
     fits: Callable[[str], bool] | None = None,
 ) -> list[Problem]:
-    """Load the guard's problems, all of which have an answer; none if `policy` has no guard. Errors as `load`."""
+    """Load the guard's problems, all of which have an answer; none if `policy` has no guard. Errors as `load`.
+
+    They are the same with every seed of the run, because runs are compared and settings chosen by them.
+    """
     if policy.guard_every is None:
         return []
     guard = config.model_copy(update={"count": policy.guard_problems or MOST_GUARD})
     fewer = policy.guard_problems is None
-    problems = load(guard, seed, "guard", screen, "skip", fits, or_fewer=fewer)
+    problems = load(guard, FIXED_SEED, "guard", screen, "skip", fits, or_fewer=fewer)
     if not problems:
         raise ConfigError("policy.guard_every: `problems` has no guard problem with an answer to check")
     return problems
+
+
+def load_references(config: ProblemsConfig, count: int) -> list[Problem]:
+    """Load at most `count` training problems with an answer, to calibrate judges on. Errors as `load`.
+
+    They are the same with every seed of the run, so that another seed asks no judge about them again.
+    """
+    # All, because so few would not divide among the sources; any stretch of the list has their mixture.
+    return load(config, FIXED_SEED, unanswered="skip", or_fewer=True)[:count]
 
 
 def _filter_answered(
@@ -177,11 +192,12 @@ def _filter_prompts(
     fits: Callable[[str], bool] | None,
     left_out: Counter[str],
 ) -> Iterator[Problem]:
-    """Skip repeated prompts, and prompts of a training set that are too long."""
+    """Skip repeated prompts, and prompts of a training set or prompt set that are too long."""
+    from_a_set = source.source in TRAINING_SETS or source.prompt_set is not None
     for problem in problems:
         if problem.question in known_questions:
             left_out["are asked already"] += 1
-        elif source.source in TRAINING_SETS and fits is not None and not fits(problem.question):
+        elif from_a_set and fits is not None and not fits(problem.question):
             left_out["are longer than rollout.prompt_length"] += 1
         else:
             known_questions.add(problem.question)
@@ -212,16 +228,19 @@ def _generated(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterato
     """Problems generated by reasoning-gym."""
     if not source.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
-    return reasoning_gym.problems(source.tasks, seed, split)
+    return reasoning_gym.problems(source.tasks, seed, "reinforce" if split == "train" else split)
 
 
 def _from_file(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
     """The problems of one split of a file, in the file's order."""
-    return (problem for problem in read_problems(source) if problem_split(problem.question) == split)
+    # No text is made from a file, so all its training problems may be reinforced.
+    splits = ("train", "reinforce") if split == "train" else (split,)
+    return (problem for problem in read_problems(source) if problem_split(problem.question) in splits)
 
 
 _READERS: dict[str, Callable[[ProblemSource, int, ProblemSplit], Iterable[Problem]]] = {
     "reasoning": _generated,
     "jsonl": _from_file,
+    "prompts": prompts_without_answers,
     **dict.fromkeys(TRAINING_SETS, training_problems),
 }

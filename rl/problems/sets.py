@@ -1,15 +1,20 @@
-"""Training sets of the Hugging Face Hub as problems: answers are numbers, expressions or choices.
+"""Training sets of the Hugging Face Hub as problems: answers are numbers, expressions or choices; and prompts without.
 
-Each is prompted and graded like the benchmark of the same name. Only training splits are read; the test splits are
-benchmarks.
+Each training set is prompted and graded like the benchmark of the same name. Only training splits are read; the test
+splits are benchmarks.
 """
 
 import random
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from common.errors import ConfigError
 from configs.training import ProblemSource
+from data.distill.prompts import Prompt, read_prompt_set
+from data.screening.language import detect_language
 from data.sources.reasoning_gym import Problem, ProblemKind, ProblemSplit, problem_split
 from evals.benchmarks.catalogue import BENCHMARKS, Benchmark, items_of
 from evals.benchmarks.items import multiple_choice
@@ -86,6 +91,23 @@ def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> 
         random.Random(f"{source.source}/{seed}").shuffle(problems)
     # By a hash of the question: guard problems stay the same ones however many are asked for.
     return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
+
+
+def prompts_without_answers(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
+    """The prompts of `source.prompt_set` as problems without an answer, in the order of the set; none but for training.
+
+    The file that is being read lies in a temporary folder. Raises the errors of `read_prompt_set`.
+    """
+    prompt_set = source.prompt_set
+    if prompt_set is None or split != "train":
+        return
+    with tempfile.TemporaryDirectory(prefix="nautile-prompts-") as folder:
+        for number, row in enumerate(read_prompt_set(prompt_set, seed, Path(folder))):
+            if not isinstance(row, Prompt):
+                continue  # the reason why a row has no prompt
+            languages = prompt_set.languages
+            if not languages or (detect_language(row.query) or languages[0]) in languages:
+                yield Problem(prompt_set.name, number, row.query, "", "")
 
 
 def prompt_of(problem: Problem, source: ProblemSource) -> str:

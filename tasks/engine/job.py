@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.events import Emit
 from common.files import RemoteFiles, read_json, write_json
-from configs.base import Section
+from configs.base import Section, SeedName
 from configs.endpoint import EndpointConfig
 from configs.keys import FILES
 from data.endpoints.reply_source import ReplySource
@@ -51,10 +51,9 @@ class Job:
             field = ".".join([name, *(str(part) for part in first["loc"])])
             raise ConfigError(f"stage {self.stage}: `{field}`: {first['msg']}") from None
 
-    @property
-    def seed(self) -> int:
-        """The run's seed; 0 if the section has none."""
-        return int(self.section.get("seed", 0))
+    def seed(self, name: SeedName) -> int:
+        """One of the seeds in the section's `seeds`; 0 if it has none of this name, and so the key has none."""
+        return int(self.section.get("seeds", {}).get(name, 0))
 
     @property
     def file_digests(self) -> dict[str, str]:

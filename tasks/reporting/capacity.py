@@ -42,7 +42,7 @@ def plan_capacity(job: Job) -> None:
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import estimate_memory
-    from rl.objectives import Balance
+    from rl.objective_registry import Balance
 
     def notify(note: str) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)

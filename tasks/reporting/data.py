@@ -19,6 +19,7 @@ from evals.tables.ladder import ladder
 from evals.tables.results import TABLE_1_BENCHMARKS
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
+from tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
 from tasks.reporting.problems import changed_problems
 
 Facts = dict[str, Any]
@@ -90,9 +91,12 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     ladder_data = ladder(by_stage, rows)
+    about = _about(catalog, inputs)
+    other_seeds = accuracies_by_seed(lambda sql, *values: catalog.query(sql, values), about.get("run"))
     return {
-        "about": _about(catalog, inputs),
+        "about": about,
         "ladder": ladder_data,
+        "ladder_over_seeds": ladder_over_seeds(other_seeds, ladder_data) if ladder_data else [],
         "problems": changed_problems(ladder_data, rows) if ladder_data else [],
         "stages": _stages(inputs, spent),
         "scores": by_stage,
@@ -107,7 +111,10 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
 
 
 def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
-    """Configuration, run, seeds, commits and machines. Unknown values are absent; differing ones are all listed."""
+    """Configuration, run, seeds, commits and machines. Unknown values are absent; differing ones are all listed.
+
+    `seeds` has a list for each name: "data", "weights", "sampling", "evaluation".
+    """
     manifests = [item.artifact.manifest for item in inputs]
     newest = catalog.query(_NEWEST_RUN, [[item.artifact.execution for item in inputs]])
     dirty = "-dirty"
@@ -116,11 +123,15 @@ def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
         commit[:12] + (dirty if commit.endswith(dirty) else "") for row in manifests if (commit := row["commit"])
     ]
     lists = {
-        "seeds": [row["config"]["seed"] for row in manifests if "seed" in row["config"]],
         "commits": commits,
         "machines": [row["host"] for row in manifests if row.get("host")],
     }
     about: Facts = {name: list(dict.fromkeys(values)) for name, values in lists.items() if values}
+    seeds: dict[str, list[int]] = {}
+    for name, seed in (entry for row in manifests for entry in row["config"].get("seeds", {}).items()):
+        if seed not in seeds.setdefault(name, []):
+            seeds[name].append(seed)
+    about |= {"seeds": seeds} if seeds else {}
     if newest:
         about |= {"run": newest[0]["run"]} | ({"configuration": newest[0]["config"]} if newest[0]["config"] else {})
     return about | {"artifacts": len(inputs), "newest": max(row["created"] for row in manifests)[:19].replace("T", " ")}

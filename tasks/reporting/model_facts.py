@@ -208,15 +208,20 @@ def _problems(item: Input) -> list[Facts]:
         return []
     rows = []
     for source in config.get("sources") or [config]:
-        training_set = TRAINING_SETS.get(source["source"])
+        training_set, prompts = TRAINING_SETS.get(source["source"]), source.get("prompt_set") or {}
+        # Paths of local files are not published.
+        hub = prompts["path"] if prompts.get("source") == "hub" else None
+        revision = prompts.get("revision", "")
+        if training_set:
+            hub, revision = training_set.parts[0].hub, source.get("revision") or training_set.pinned
         kinds = ", ".join(task["name"] for task in source.get("tasks", []))
         rows.append(
             {
                 "label": item.label,
                 "source": source["source"] + (f" ({kinds})" if kinds else ""),
-                "hub": training_set.parts[0].hub if training_set else None,
-                "revision": (source.get("revision") or training_set.pinned)[:12] if training_set else None,
-                "license": source.get("license") or None,
+                "hub": hub,
+                "revision": revision[:12] or None,
+                "license": source.get("license") or prompts.get("license") or None,
                 "count": config.get("count"),
             }
         )

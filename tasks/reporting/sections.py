@@ -89,6 +89,7 @@ def compose(data: Facts) -> list[ReportSection]:
         ReportSection(
             "Reinforcement and self-distillation",
             (
+                *_without_update(data["stages"]),
                 *_judge(data["stages"]),
                 *_calibrations(data["stages"]),
                 *_charts(data["curves"], REINFORCEMENT),
@@ -155,7 +156,7 @@ def _last_and_others(scores: Mapping[str, Facts]) -> list[str]:
     return [*stages[-1:], *(name for name in scores if name not in paper.TABLE_1)]
 
 
-_HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."
+_HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval over problems and the number of questions."
 
 
 def _cell(score: Facts | None) -> str:
@@ -181,8 +182,15 @@ def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Seq
                 yield LineChart(f"{label}: {plot.title}", series, plot.y_label)
 
 
+def _without_update(stages: Sequence[Facts]) -> Iterator[Paragraph]:
+    """A sentence about each stage that made no update."""
+    for row in stages:
+        if reason := row["facts"].get("checkpoint", {}).get("no_update"):
+            yield Paragraph(f"{row['label']} made no update, so its model is the one that it began with: {reason}.")
+
+
 def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
-    """A warning about each stand-in judge, with its measured AUC."""
+    """What is said of a judge: that it is a stand-in, with its measured AUC, and whether it sees the right answers."""
     for row in stages:
         facts = row["facts"].get("checkpoint", {})
         judge, auc = facts.get("judge"), facts.get("calibration", {}).get("auc", {}).get("overall")
@@ -193,8 +201,14 @@ def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
             kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
             if judge.get("kind") == "checker":
                 kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
-                quality = "It knows the right answers and gives no mark that it cannot verify."
+                quality = (
+                    "It does not see the right answers: it checks the steps, and that the answer follows from them."
+                )
+                if judge.get("reference"):
+                    quality = "It is shown the right answers, and gives no mark that it cannot verify."
             yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {kind}{measured}. {quality}")
+        elif judge and judge.get("reference"):
+            yield Paragraph(f"{row['label']}: the judge {judge['model']} is shown the right answer where one is known.")
 
 
 _CALIBRATED = (

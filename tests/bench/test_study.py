@@ -52,7 +52,7 @@ def test_the_push_lowers_every_advantage_and_gives_mastered_groups_a_signal():
 
 def rows(solved: dict[str, float], seeds=SEEDS):
     """A row for each arm and seed, in which the first of 400 problems are solved."""
-    modes = {"plain": ("off", "step"), "balanced-step": ("equalise", "step"), "balanced-group": ("equalise", "group")}
+    modes = {"plain": ("plain", "step"), "balanced-step": ("balanced", "step"), "balanced-group": ("balanced", "group")}
     made = []
     for arm, share in solved.items():
         for seed in seeds:
@@ -75,12 +75,17 @@ def test_the_decision_rule(plain, balanced, meets):
 
 def test_an_interval_covers_the_spread_of_seeds_as_well_as_of_problems():
     rng = np.random.default_rng(1)
-    problems = rng.integers(-1, 2, (1, 400)).astype(float)
-    alike = interval(np.repeat(problems, 5, axis=0))
-    shifted = interval(problems + np.linspace(-0.5, 0.5, 5)[:, None])
-    assert alike.mean == pytest.approx(100 * problems.mean())
-    assert alike.high - alike.low == pytest.approx(2 * 196 * problems.std() / 20, rel=0.1)
-    assert shifted.high - shifted.low > 3 * (alike.high - alike.low)
+    before, after = rng.integers(0, 2, (2, 1, 400)).astype(float)
+    alike = interval(np.repeat(before, 5, axis=0), np.repeat(after, 5, axis=0))
+    differences = (after - before)[0]
+    assert alike.mean == pytest.approx(100 * differences.mean())
+    assert alike.high - alike.low == pytest.approx(2 * 278 * differences.std() / 20, rel=0.1)  # t of five seeds: 2.78
+    others = (rng.random((5, 400)) < np.linspace(0.1, 0.9, 5)[:, None]).astype(float)
+    spread = interval(np.repeat(before, 5, axis=0), others)
+    assert spread.high - spread.low > 3 * (alike.high - alike.low)
+    one = interval(before, after)
+    assert one.seeds == 1
+    assert one.high - one.low == pytest.approx(2 * 196 * differences.std() / 20, rel=0.1)  # over problems alone
 
 
 def test_outcomes_survive_packing():
@@ -93,7 +98,7 @@ def test_a_tiny_cell_trains_and_is_not_trained_again(tmp_path):
     tasks = [Problem("chain_sum", i, f"{i} + 1?", str(i + 1), "") for i in range(4)]
     model = tiny_model()
     study = Study(initialise(model, 0), model, tokenizer_for(TOKENIZER), tasks, tasks)
-    cell = Cell("E7", "equalise", steps=1, prompts=2, group=2, push=0.1, stale_spectra=True)
+    cell = Cell("E7", "balanced", steps=1, prompts=2, group=2, push=0.1, stale_spectra=True)
     run(study, [cell], tmp_path)
     (file,) = tmp_path.glob("E7*.json")
     row = read_json(file)

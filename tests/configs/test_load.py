@@ -53,9 +53,18 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends = 'local'\n[reason]\nballance = 'cap'", r"unknown key `reason\.ballance`"),
-        ("extends = 'local'\n[reason]\nbalance = 'most'", r"`reason\.balance`: Input should be 'equalise'"),
+        ("extends = 'local'\n[reason]\nobjektive = 'plain'", r"unknown key `reason\.objektive`"),
+        ("extends = 'local'\n[reason]\nbalance_over = 'all'", r"`reason\.balance_over`: Input should be 'step'"),
         ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
+        ("extends = 'local'\n[model]\npattern = ''", r"`model\.pattern`: '' must be letters S .* and A"),
+        ("extends = 'local'\n[model]\npattern = 'SSX'", r"`model\.pattern`: 'SSX' must be letters S .* and A"),
+        ("extends = 'local'\n[model]\npattern = 'ssa'", r"`model\.pattern`: 'ssa' must be letters S .* and A"),
+        (
+            f"extends = 'local'\n[model]\npattern = '{'S' * 129}'",
+            r"`model\.pattern`: has 129 letters, .* raise `blocks`",
+        ),
+        ("extends = 'local'\n[model]\npattern = 2", r"`model\.pattern`: Input should be a valid string"),
+        ("extends = 'local'\n[model]\ngrid = 'loose'", r"`model\.grid`: Input should be 'ordered', 'free' or 'fixed'"),
         ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
         ("extends = 'local'\n[align.judge]\nendpoint = 'unknown'", "no endpoint 'unknown'"),
         ("extends = 'local'\n[align.rollout]\ngroup = 1", r"`align\.rollout\.group`: Input should be greater"),

@@ -138,7 +138,7 @@ def test_what_is_trained_on_moves_pretraining_and_no_tokens(toy):
 
 
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):
-    update = toy.reason.model_copy(update={"balance": "cap"})
+    update = toy.reason.model_copy(update={"objective": "capped"})
     assert changed(toy, reason=update.model_dump()) == LABELS[LABELS.index("reason") :]
 
 
@@ -304,7 +304,7 @@ def test_neither_schedule_nor_operation_is_in_any_key(local):
 
 
 def test_a_change_in_one_section_leaves_the_others_sections_alone(local):
-    update = local.reason.model_copy(update={"balance": "cap"})
+    update = local.reason.model_copy(update={"objective": "capped"})
     before, after = sections(local), sections(local.model_copy(update={"reason": update}))
     assert [label for label in before if before[label] != after[label]] == ["reason"]
 

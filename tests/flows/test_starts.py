@@ -123,7 +123,7 @@ def test_an_ambiguous_prefix_is_refused_with_the_candidates(toy, store):
 def test_other_texts_are_refused_as_the_configuration_is_read(tmp_path, start):
     file = tmp_path / "my.toml"
     file.write_text(f'extends = "local.toml"\n[reason]\nstart = "{start}"\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r'`reason\.start`: .* must be "checkpoint/ID", "newest" or "newest:LABEL"'):
+    with pytest.raises(ConfigError, match=r'`reason\.start`: .* must be "checkpoint/ID", "newest", "newest:LABEL"'):
         load(file)
 
 
@@ -194,3 +194,23 @@ def test_plans_that_differ_in_the_mesh_are_not_the_same_artifact(toy, store, mon
     for fsdp in (1, 2, 2):
         plan_pretraining(store, toy, "local", 0.4, fsdp, False, print)
     assert len(keys) == 2
+
+
+def test_a_step_can_start_from_an_earlier_stage_of_the_same_run(toy, store):
+    """The stages between are left out; the stage that it starts from is made as ever, and evaluated."""
+    steps = steps_of(starting(toy, self_distill="pretrain"), store)
+    usual = steps_of(toy, store)
+    assert steps["self_distill"].needs["checkpoint"] == Need("pretrain", "checkpoint")
+    assert not {"align", "reason", "evaluate:align", "evaluate:reason"} & set(steps)
+    for label in ("pretrain", "evaluate:pretrain"):
+        assert steps[label].key == usual[label].key
+    assert steps["self_distill"].key != usual["self_distill"].key
+    assert "start" not in steps["self_distill"].section["self_distill"]
+    # The stage before is where it starts anyway.
+    assert steps_of(starting(toy, reason="align"), store)["reason"].key == usual["reason"].key
+
+
+@pytest.mark.parametrize(("stage", "start"), [("align", "align"), ("align", "reason"), ("pretrain", "pretrain")])
+def test_a_start_that_is_no_earlier_stage_is_refused(toy, stage, start):
+    with pytest.raises(ValueError, match=f"{stage}.start: '{start}' is no earlier stage of this run"):
+        starting(toy, **{stage: start})

@@ -15,7 +15,7 @@ def tiny_config(**changes) -> ModelConfig:
     One SCA layer a block, because compilation is most of these tests' time.
     """
     settings = {
-        "vocabulary": 150, "width": 32, "blocks": 2, "sca_per_block": 1, "context": 64,
+        "vocabulary": 150, "width": 32, "blocks": 2, "pattern": "SA", "context": 64,
         "memory_heads": 4, "query_heads": 2, "spectral_samples": 2, "chunk": 8,
         "attention_heads": 4, "kv_heads": 2, "feed_forward": 40,
         "compute_dtype": "float32", "remat": "block",

@@ -37,11 +37,32 @@ def test_the_published_model_has_exactly_its_parameters():
     assert counts["attention.ff_in"] == 8 * 1024 * 5460
 
 
-def test_counts_are_of_the_parameters_that_exist(config):
+PAPERS = {"grid": "free", "integration": "free"}
+
+
+@pytest.mark.parametrize("pattern", ["S", "A", "SSA", "SSSA", "AS", "ASSA"])
+def test_counts_are_of_the_parameters_that_exist(pattern):
+    config = tiny_config(pattern=pattern, **PAPERS)
     leaves = jax.tree.leaves(shapes(config))
     padding = (config.padded_vocabulary - config.vocabulary) * config.width
     assert sum(int(np.prod(leaf.shape)) for leaf in leaves) == sum(parameter_counts(config).values()) + padding
     assert all(leaf.dtype == jnp.float32 for leaf in leaves)
+
+
+def test_free_spectra_move_no_count_of_the_published_model():
+    model = ModelConfig(vocabulary=100_300)
+    assert sum(parameter_counts(model.model_copy(update=PAPERS)).values()) == 371_901_088
+    shared = model.model_copy(update={"query_heads": 4, **PAPERS})  # ω is by query head, θ by memory head
+    assert parameter_counts(shared)["sca.integration"] == 16 * 4 * 64 * 2
+    assert parameter_counts(shared)["sca.theta"] == 16 * 16 * 64 * 2
+
+
+def test_layers_have_names_by_kind_and_number():
+    """A block's only Transformer layer has no number, so that checkpoints of the paper's pattern keep their names."""
+    assert tiny_config(pattern="SSA").layers == (("S", "sca_0"), ("S", "sca_1"), ("A", "attention"))
+    several = tiny_config(pattern="ASA")
+    assert several.layers == (("A", "attention_0"), ("S", "sca_0"), ("A", "attention_1"))
+    assert set(shapes(several)["blocks"]) == {"attention_0", "sca_0", "attention_1"}
 
 
 def test_initialisation_is_a_function_of_the_seed(config):
@@ -115,8 +136,12 @@ def test_a_packed_document_reads_as_it_does_alone(config, params, batch):
 
 
 @pytest.mark.slow
-def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch, monkeypatch):
+@pytest.mark.parametrize("pattern", ["SA", "S", "ASA"])
+def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, pattern, monkeypatch):
     """Two rows from the first of two prefixes and one from the second; queries in blocks."""
+    if pattern != config.pattern:
+        config = tiny_config(pattern=pattern, blocks=1, **PAPERS)
+        params = moved(config)
     monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
     lengths, source, width = np.array([5, 3], np.int32), np.array([0, 1, 0], np.int32), 13
     texts = np.random.default_rng(1).integers(0, config.vocabulary, (3, 5 + width)).astype(np.int32)
@@ -138,6 +163,23 @@ def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["S", "ASA"])
+def test_gradients_are_those_of_the_naive_form(pattern, batch):
+    """Of every parameter, with free θ and ω."""
+    config = tiny_config(pattern=pattern, blocks=1, **PAPERS)
+
+    def gradient(params, **changes):
+        changed = config.model_copy(update=changes)
+        return jax.jit(jax.value_and_grad(lambda params: weighted_loss(params, changed, batch).loss))(params)
+
+    params = moved(config)
+    (loss, ours), (naive_loss, naive) = gradient(params), gradient(params, mixing="reference", remat="none")
+    assert float(loss) == pytest.approx(float(naive_loss), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-3), ours, naive)
+    assert all(np.abs(ours["blocks"]["sca_0"][name]).max() > 0 for name in ("theta", "integration"))
+
+
+@pytest.mark.slow
 def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatch):
     whole = hidden(params, config, batch)
     monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
@@ -148,7 +190,7 @@ def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatc
 @pytest.mark.slow
 def test_rematerialisation_changes_no_gradient(batch):
     """On Transformer layers alone, which compile fast; the golden steps use rematerialised SCA layers."""
-    config = tiny_config(sca_per_block=0)
+    config = tiny_config(pattern="A")
     params = initialise(config, 0)
 
     def gradient(remat):
@@ -172,7 +214,7 @@ def test_bfloat16_stays_near_float32(config, params, batch):
 
 
 def test_a_stack_without_sca_is_a_transformer():
-    config = tiny_config(sca_per_block=0)
+    config = tiny_config(pattern="A")
     tree = shapes(config)
     assert set(tree["blocks"]) == {"attention"}
     batch = packed_rows(config.vocabulary, [[9, 7]], 16)
@@ -190,7 +232,7 @@ def test_rows_of_different_shapes_are_refused(config, params, batch):
 @pytest.mark.slow
 def test_golden_train_steps():
     """Three steps of plain gradient descent from a seed give the recorded losses."""
-    config = tiny_config(sca_per_block=2)
+    config = tiny_config(pattern="SSA")
     batch = packed_rows(config.vocabulary, [[20, 12], [32]], 32, seed=5)
 
     @jax.jit
@@ -207,6 +249,12 @@ def test_golden_train_steps():
         value, params = step(params)
         losses.append(float(value))
     np.testing.assert_allclose(losses, GOLDEN, atol=2e-3)
+
+
+def moved(config):
+    """Weights away from their initial values, as those of the fixture `params`."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape).astype(np.float32), initialise(config, 0))
 
 
 def from_vectors(params, config, batch, added):

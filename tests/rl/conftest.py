@@ -28,7 +28,7 @@ def policy(**changes) -> PolicyConfig:
 
 def tiny_model() -> ModelConfig:
     return ModelConfig(
-        vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, sca_per_block=1, context=128,
+        vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, pattern="SA", context=128,
         memory_heads=2, query_heads=2, chunk=8, attention_heads=2, kv_heads=1, feed_forward=40,
         compute_dtype="float32", remat="none",
     )  # fmt: skip
@@ -51,7 +51,10 @@ def tokenizer():
 
 # What the compiled gradients do not depend on. They are given the defaults, so a test that depends on one would fail.
 # (`steps` and `inner_epochs` set the length of a learning rate's schedule, which is constant here.)
-NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every", "inner_epochs")
+NOT_COMPILED = (
+    "advantage", "aggregate", "group_weights", "mask_truncated", "ratio", "sync_every", "skip_limit", "refill",
+    "save_every", "inner_epochs",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

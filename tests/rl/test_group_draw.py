@@ -3,7 +3,7 @@
 import pytest
 
 from data.sources.reasoning_gym import Problem
-from rl.group_draw import GroupDraw
+from rl.group_draw import TOTALS, GroupDraw, without_update
 from rl.problems.load import ProblemOrder
 from tests.rl.conftest import group
 
@@ -65,3 +65,38 @@ def test_mastered_groups_have_a_share_of_their_own():
         "mastered": 1, "no_signal": 2, "dropped": 1, "unscored": 1,
     }  # fmt: skip
     assert metrics["reward"] == pytest.approx((1 + 1 + 1.85 + 0.5 + 1) / 9)
+
+
+def test_a_group_whose_only_signal_was_cut_has_none_if_what_was_cut_is_left_out():
+    class Cutting(Scripted):
+        def sample(self, params, problems, draw):
+            groups = super().sample(params, problems, draw)
+            for each in groups:
+                for rollout in each.rollouts:
+                    rollout.truncated = True
+            return groups
+
+    scripted = Cutting([MIXED])
+    problems = [Problem("sum", index, "1 + 1?", "2", "") for index in range(20)]
+    draw = GroupDraw(problems, ProblemOrder(20, 0), scripted, scripted, 0, mask_truncated=True)
+    live, (only,), metrics = draw.step({}, 1)
+    assert (live, metrics["zero_signal_share"]) == ([], 1.0)
+    assert [rollout.advantage for rollout in only.rollouts] == [-0.5, 0.5], "its reward counts in the mean all the same"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ([EQUAL, EQUAL], "all 2 groups had equal rewards"),
+        ([HIGH, HIGH], "all 2 groups were mastered"),
+        ([[None, None], [None, None]], "no completion was scored"),
+        ([UNSCORED, UNSCORED], "all 2 groups had fewer than two scored completions"),
+        ([EQUAL, HIGH], "of 2 groups 1 had equal rewards, 1 were mastered"),
+        ([MIXED, EQUAL], "no update was finite"),
+    ],
+)
+def test_why_groups_led_to_no_update(rewards, reason):
+    draw, _ = draw_of(rewards, refill=0)
+    draw.step({}, len(rewards))
+    assert draw.totals.keys() == set(TOTALS)
+    assert without_update(draw.totals) == reason

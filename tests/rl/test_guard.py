@@ -82,10 +82,10 @@ def test_the_guard_takes_its_whole_split_up_to_a_limit(tmp_path):
         rows = (json.dumps({"question": f"{n} + 1?", "answer": n + 1}) for n in range(lines))
         (tmp_path / "problems.jsonl").write_text("\n".join(rows))
         source = ProblemsConfig(source="jsonl", path=str(tmp_path / "problems.jsonl"))
-        sizes[lines] = len(load_guard(source, policy(guard_every=1), 0))
-        assert len(load_guard(source, policy(guard_every=1, guard_problems=20), 0)) == 20
-        assert load_guard(source, policy(), 0) == []
+        sizes[lines] = len(load_guard(source, policy(guard_every=1)))
+        assert len(load_guard(source, policy(guard_every=1, guard_problems=20))) == 20
+        assert load_guard(source, policy()) == []
     assert 20 < sizes[1_000] < 80, "one problem in twenty"
     assert sizes[10_000] == 400
     with pytest.raises(ConfigError, match="distinct guard problems, not 1000"):
-        load_guard(source, policy(guard_every=1, guard_problems=1_000), 0)
+        load_guard(source, policy(guard_every=1, guard_problems=1_000))

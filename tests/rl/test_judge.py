@@ -20,7 +20,9 @@ from rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
 from rl.rubric import CRITERIA
 from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
-CONFIG = JudgeConfig(endpoint="judge")
+# The judge sees the right answers, so that a request has every section; `BLIND` is the default.
+CONFIG = JudgeConfig(endpoint="judge", reference=True)
+BLIND = JudgeConfig(endpoint="judge")
 ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n + 1}", str(n + 1), f"{n} + 1 = {n + 1}.") for n in range(12)]
 GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
 
@@ -68,6 +70,16 @@ def test_the_reference_is_shown_where_there_is_one_and_after_the_answer(judge_of
         ["question", "reasoning", "answer to grade", "end"],
         ["question", "reasoning", "answer to grade", "right answer", "end"],
     ]
+
+
+def test_the_judge_does_not_see_the_key_unless_it_is_asked_to(judge_of):
+    with FakeOpenAI(reply=reply_with()) as server:
+        judge = judge_of(server, BLIND)
+        judge.score([JudgeItem("Q?", "A.", "R.")])
+        calibrate(judge, ITEMS[:2], hostile=2)
+    assert not any("right answer" in line for body in server.bodies for line in section_lines(body))
+    assert judge.facts()["reference"] is False
+    assert Judge(judge._pool, CONFIG).facts()["reference"] is True
 
 
 def section_lines(body):

@@ -17,7 +17,7 @@ from model.nautile import forward
 from model.sharding import make_mesh
 from rl.learner import Learner, means_of
 from rl.learner import rows_of as rows_by_group
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.training_rows import batches, completion_batches, prompts_of
 from tests.rl.conftest import group, policy
 
@@ -43,9 +43,9 @@ def whole_rows(model):
     return jax.jit(jax.value_and_grad(loss))
 
 
-def learner_of(model, params, balance="equalise", **changes):
+def learner_of(model, params, balance="balanced", **changes):
     """Micro-batches of three rows, where the reference has four."""
-    settings = Balance(balance) if isinstance(balance, str) else balance
+    settings = Balance(balance, "step") if isinstance(balance, str) else balance
     return Learner(model, policy(**{"micro_rows": 3, **changes}), ROLLOUT, params, settings, make_mesh(1))
 
 
@@ -125,10 +125,10 @@ def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params,
     groups, total, factors = with_one_prompt_each(groups), None, []
     for rows in rows_by_group(groups):
         plus, minus = (part_of(model, params, [row for row in rows if row.advantage * sign > 0]) for sign in (1, -1))
-        factors.append(min(size_of(plus) / size_of(minus), 0.9))
+        factors.append(size_of(plus) / size_of(minus))
         balanced = jax.tree.map(lambda up, down: up + factors[-1] * down, plus, minus)
         total = balanced if total is None else jax.tree.map(np.add, total, balanced)
-    metrics = learner_of(model, params, Balance(over="group", maximum=0.9)).update(groups)
+    metrics = learner_of(model, params, Balance(over="group")).update(groups)
     assert metrics["grad_norm"] == pytest.approx(size_of(total), rel=1e-4)
     assert metrics["balance_factor"] == pytest.approx(np.mean(factors), rel=1e-4)
 
@@ -160,7 +160,8 @@ def test_an_update_that_is_not_finite_is_not_applied_and_too_many_stop(model, pa
 
 
 @pytest.mark.slow
-def test_the_learner_has_the_samplers_temperature(model, params, groups):
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_learner_has_the_samplers_temperature_or_its_own(model, params, groups, is_own):
     """Log-probabilities and their gradient at 0.5: of the logits divided by it, against numpy."""
     rows = rows_of(groups)[:4]
     (batch,) = batches(rows, 4, LENGTH)
@@ -176,9 +177,9 @@ def test_the_learner_has_the_samplers_temperature(model, params, groups):
     expected_BL = np.take_along_axis(log_BLV, batch["targets"][..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(values_BL, expected_BL, atol=1e-4)
     np.testing.assert_allclose(entropy_BL, -(np.exp(log_BLV) * log_BLV).sum(axis=-1), atol=1e-4)
-    learner = Learner(
-        model, policy(), ROLLOUT.model_copy(update={"temperature": 0.5}), params, Balance("off"), make_mesh(1)
-    )
+    by_sampler = (policy(), ROLLOUT.model_copy(update={"temperature": 0.5}))
+    own = (policy(temperature=0.5), ROLLOUT.model_copy(update={"temperature": 0.9}))
+    learner = Learner(model, *(own if is_own else by_sampler), params, Balance("plain"), make_mesh(1))
     prompts, numbered = prompts_of(rows, ROLLOUT.prompt_length, 4, 1)
     (completions,) = completion_batches(numbered, ROLLOUT.max_tokens, lambda width: 4)
     prompt_states = learner.program.encode_prompts(learner.trained, {}, prompts)
@@ -194,14 +195,14 @@ def test_the_learner_has_the_samplers_temperature(model, params, groups):
 @pytest.mark.slow
 def test_without_a_ratio_what_was_sampled_plays_no_part(model, params, groups, caplog):
     """With `ratio` false the second pass on a batch is clipped nowhere, and a warning says what that means."""
-    learner = learner_of(model, params, "off", inner_epochs=2, ratio=False)
+    learner = learner_of(model, params, "plain", inner_epochs=2, ratio=False)
     assert "policy.ratio is false with policy.inner_epochs 2" in caplog.text
     assert learner.update(groups)["clip_share"] == 0
 
 
 @pytest.mark.slow
 def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(model, params, groups):
-    learner = learner_of(model, params, "off", sync_every=2)
+    learner = learner_of(model, params, "plain", sync_every=2)
     learner.update(groups)
     close(learner.sampling_params, params, 0)
     arrays, extra = (
@@ -210,7 +211,7 @@ def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(
     )
     assert learner.update(groups)["clip_share"] > 0, "off-policy, for it was sampled before the first update"
     close(learner.sampling_params, learner.params, 0)
-    resumed = learner_of(model, params, "off", sync_every=2)
+    resumed = learner_of(model, params, "plain", sync_every=2)
     resumed.restore(jax.tree.map(jnp.asarray, arrays), extra)
     close(resumed.sampling_params, params, 0)
     resumed.update(groups)
@@ -228,6 +229,38 @@ def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, pa
     second = learner.update(groups[:1])
     assert second["kl"] > 0
     assert compile_time._spans.all == compiled, "whatever the number of groups"
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("live", 2), ("drawn", 5)])
+def test_groups_weigh_by_those_with_a_signal_or_by_all_that_were_drawn(kind, shares):
+    """Two groups of five that were drawn: every token has 1 / (tokens of its group * groups counted)."""
+    pair = [group([1.0, 0.0], 5), group([0.0, 1.0], 6)]
+    for rows, weighed in zip(rows_by_group(pair, group_count=5 if kind == "drawn" else None), pair, strict=True):
+        tokens = sum(len(rollout.ids) for rollout in weighed.rollouts)
+        assert [row.weight for row in rows] == pytest.approx([1 / (tokens * shares)] * 2)
+
+
+def test_what_was_cut_is_left_out_of_the_loss_and_of_its_tokens():
+    cut = group([1.0, 0.0, 0.0], 5)
+    cut.rollouts[1].truncated = True
+    (rows,) = rows_by_group([cut], mask_truncated=True)
+    kept = [cut.rollouts[0], cut.rollouts[2]]
+    assert [row.advantage for row in rows] == [rollout.advantage for rollout in kept] == pytest.approx([2 / 3, -1 / 3])
+    assert {row.weight for row in rows} == {1 / sum(len(rollout.ids) for rollout in kept)}
+    for rollout in cut.rollouts:
+        rollout.truncated = True
+    assert rows_by_group([cut], mask_truncated=True) == []
+
+
+@pytest.mark.slow
+def test_the_learner_counts_its_updates_and_divides_by_the_groups_drawn(model, params, groups):
+    """Half as many groups with a signal: half the gradient. The gradient's norm is taken before the clip."""
+    learner = learner_of(model, params, "plain", group_weights="drawn")
+    whole = learner.update(groups, len(groups))["grad_norm"]
+    assert learner.update([], 3) == {}
+    assert (learner.updates, learner.steps) == (1, 2)
+    learner = learner_of(model, params, "plain", group_weights="drawn")
+    assert learner.update(groups, 2 * len(groups))["grad_norm"] == pytest.approx(whole / 2, rel=1e-5)
 
 
 def test_groups_without_signal_change_nothing(model, params):
@@ -250,7 +283,7 @@ def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
 
 @pytest.mark.slow
 def test_inner_epochs_clip(model, params, groups):
-    learner = learner_of(model, params, "off", inner_epochs=3)
+    learner = learner_of(model, params, "plain", inner_epochs=3)
     assert learner.update(groups)["clip_share"] > 0
 
 

@@ -1,4 +1,5 @@
 from math import comb
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import ConfigError
 from model.training.optimizer import norm
-from rl.objectives import Balance, balance, kl_to_reference, surrogate, token_weights
+from rl.objective_registry import OBJECTIVES, Balance, objective_table
+from rl.objectives import balance, kl_to_reference, surrogate, token_weights
 from rl.rewards import advantages
 
 
@@ -82,44 +85,56 @@ def flat(tree):
     return np.concatenate([np.ravel(tree["a"]), np.ravel(tree["b"][0])]).astype(np.float64)
 
 
+# Each objective as its formula reads, from g+ and g- as flat vectors.
+FORMULAS = {
+    "balanced": lambda up, down: up + np.linalg.norm(up) / (np.linalg.norm(down) + 1e-8) * down,
+    "capped": lambda up, down: up + min(1.0, np.linalg.norm(up) / (np.linalg.norm(down) + 1e-8)) * down,
+    "plain": lambda up, down: up + down,
+    "constant": lambda up, down: up + 0.3 * down,
+    "positives": lambda up, down: up,
+}
+
+
+def test_every_objective_has_a_formula_here_and_describes_itself():
+    assert FORMULAS.keys() == OBJECTIVES.keys()
+    for name, entry in OBJECTIVES.items():
+        assert entry.name == name
+        assert all((entry.title, entry.formula, entry.source, entry.meaning))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("scale", [3.0, 0.1])
-def test_the_papers_formula_over_all_parameters(scale):
+def test_objectives_against_numpy(name, scale):
     plus, minus = trees(scale=scale)
-    balanced, measured = balanced_as(plus, minus, Balance("equalise"))
     up, down = flat(plus), flat(minus)
-    expected = up + np.linalg.norm(up) / (np.linalg.norm(down) + 1e-8) * down
-    assert flat(balanced) == pytest.approx(expected, rel=1e-5)
+    combined, measured = balanced_as(plus, minus, Balance(name, negative_weight=0.3))
+    expected = FORMULAS[name](up, down)
+    assert flat(combined) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    factor = (expected - up) @ down / (down @ down)
+    assert float(measured["balance_factor"]) == pytest.approx(factor, rel=1e-5, abs=1e-6)
     assert float(measured["norm_positive"]) == pytest.approx(np.linalg.norm(up), rel=1e-6)
     assert float(measured["norm_negative"]) == pytest.approx(np.linalg.norm(down), rel=1e-6)
-
-
-def test_cap_never_amplifies_and_off_is_the_plain_sum():
-    plus, minus = trees(scale=0.1)
-    assert flat(balanced_as(plus, minus, Balance("cap"))[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
-    plus, minus = trees(scale=10.0)
-    assert float(balanced_as(plus, minus, Balance("cap"))[1]["balance_factor"]) < 1
-    assert flat(balanced_as(plus, minus, Balance("off"))[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "factor"),
-    [
-        (Balance("positives"), lambda ratio: 0.0),
-        (Balance("equalise", maximum=2.0), lambda ratio: min(ratio, 2.0)),
-        (Balance("cap", maximum=0.2), lambda ratio: min(ratio, 0.2)),
-        (Balance("off", maximum=0.5), lambda ratio: 0.5),
-    ],
-)
-@pytest.mark.parametrize("scale", [3.0, 0.1])
-def test_modes_and_bounds_against_numpy(settings, factor, scale):
-    plus, minus = trees(scale=scale)
-    up, down = flat(plus), flat(minus)
-    expected = factor(np.linalg.norm(up) / np.linalg.norm(down))
-    balanced, measured = balanced_as(plus, minus, settings)
-    assert flat(balanced) == pytest.approx(up + expected * down, rel=1e-5, abs=1e-6)
-    assert float(measured["balance_factor"]) == pytest.approx(expected, rel=1e-5)
     cosine = up @ down / np.linalg.norm(up) / np.linalg.norm(down)
     assert float(measured["gradient_cosine"]) == pytest.approx(cosine, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_factor_of_the_norms_is_declared_as_one(name):
+    """A factor that no norm enters is the same for every group, so that the groups need no gradients of their own."""
+    settings = Balance(name)
+    near, far = (settings.objective.factor(np.float32(1), np.float32(size), settings) for size in (2.0, 4.0))
+    assert settings.by_group == (near != far)
+    assert not Balance(name, over="step").by_group
+
+
+def test_the_documentation_has_the_registry():
+    text = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert objective_table() in text, f"put this into docs/theory.md:\n{objective_table()}"
+
+
+def test_an_unknown_objective_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"^reason\.objective: unknown objective 'most'; .*balanced, capped, plain"):
+        Balance("most")
 
 
 def test_positives_alone_do_not_see_a_broken_negative_gradient():
@@ -143,8 +158,8 @@ def test_sequence_mean_against_numpy(lengths):
 def test_without_positive_completions_nothing_is_suppressed():
     plus, minus = trees()
     nothing = {"a": plus["a"] * 0, "b": [plus["b"][0] * 0]}
-    assert np.all(flat(balanced_as(nothing, minus, Balance("equalise"))[0]) == 0)
-    assert flat(balanced_as(plus, nothing, Balance("equalise"))[0]) == pytest.approx(flat(plus))
+    assert np.all(flat(balanced_as(nothing, minus, Balance())[0]) == 0)
+    assert flat(balanced_as(plus, nothing, Balance())[0]) == pytest.approx(flat(plus))
 
 
 @pytest.mark.parametrize("form", ["dr", "std"])

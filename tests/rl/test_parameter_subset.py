@@ -51,6 +51,15 @@ def test_one_block_is_a_third_of_the_blocks(params):
     assert list(trained) == ["blocks"]
 
 
+def test_each_attention_layer_of_a_block_has_a_name():
+    model = MODEL.model_copy(update={"pattern": "ASA"})
+    trained, frozen = ParameterSubset(model, ("blocks.attention_1",)).split(shapes(model))
+    assert list(trained["blocks"]) == ["attention_1"]
+    assert set(frozen["blocks"]) == {"attention_0", "sca_0"}
+    with pytest.raises(ConfigError, match=r"there are blocks\.attention_0, blocks\.attention_1, blocks\.sca_0"):
+        ParameterSubset(model, ("blocks.attention",))
+
+
 @pytest.mark.parametrize("name", ["blocks.3", "block.1", "attention", "blocks.0.mlp", "embed", ""])
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(ConfigError, match=r"policy\.train: no parameter .*blocks\.attention.*blocks\.2"):

@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.rewards import advantages, carries_signal, is_mastered
+from configs.training import JudgeConfig
+from rl.judge import JudgeScore
+from rl.rewards import ROUNDING, advantages, carries_signal, is_mastered, judged
 
 REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
 
@@ -18,7 +20,7 @@ def test_is_the_reward_less_the_mean_of_the_scored(rewards):
     for reward, advantage in zip(rewards, given_, strict=True):
         assert (advantage is None) == (reward is None)
         if reward is not None:
-            assert advantage == pytest.approx(reward - np.mean(scored), abs=1e-12)
+            assert advantage == pytest.approx(reward - np.mean(scored), abs=2 * ROUNDING)
 
 
 @given(REWARDS)
@@ -33,17 +35,20 @@ def test_std_is_divided_by_the_deviation_of_the_scored(rewards):
     assert [a for a in scaled if a is not None] == pytest.approx(expected, rel=1e-6)
 
 
-def test_std_makes_no_signal_of_rounding():
-    """The same reward, computed in another order, would become an advantage of plus or minus one."""
+@pytest.mark.parametrize("form", ["dr", "std"])
+def test_rounding_makes_no_signal(form):
+    """The same reward, computed in another order; "std" would make an advantage of plus or minus one of it."""
     assert 0.1 + 0.2 != 0.3
-    assert not carries_signal(advantages([0.1 + 0.2, 0.3, 0.3], "std"))
+    assert not carries_signal(advantages([0.1 + 0.2, 0.3, 0.3], form))
+    # One at the mean but for rounding counts to neither side.
+    assert advantages([0.0, 0.1 + 0.2, 0.6, 0.3], form)[1:4:2] == [0.0, 0.0]
 
 
 @given(REWARDS, st.sampled_from(["dr", "std"]))
 def test_what_is_above_the_mean_sums_to_what_is_below(rewards, form):
     """The identity of docs/theory.md: the positive advantages of a group and the negative ones have the same sum."""
     known = [a for a in advantages(rewards, form) if a is not None]
-    assert sum(a for a in known if a > 0) == pytest.approx(-sum(a for a in known if a < 0), abs=1e-9)
+    assert sum(a for a in known if a > 0) == pytest.approx(-sum(a for a in known if a < 0), abs=8 * ROUNDING)
 
 
 @given(st.floats(-2, 2), st.integers(2, 8))
@@ -70,3 +75,24 @@ def test_a_missing_score_is_not_a_zero():
 )
 def test_mastered_at_its_edges(overalls, mastered):
     assert is_mastered(overalls) is mastered
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty", "length", "truncated", "expected"),
+    [
+        (0, 0.5, 100, True, 0.5),  # flat: those that were cut alone
+        (0, 0.5, 100, False, 0.0),
+        (20, 1.0, 80, False, 0.0),
+        (20, 1.0, 85, False, 0.25),
+        (20, 1.0, 99, False, 0.95),
+        (20, 1.0, 100, False, 1.0),
+        (20, 1.0, 100, True, 1.0),
+        (500, 1.0, 50, False, 0.5),  # a ramp of more than the limit is one of the limit
+    ],
+)
+def test_the_overlong_penalty_is_a_ramp(tokens, penalty, length, truncated, expected):
+    config = JudgeConfig(endpoint="judge", overlong_tokens=tokens, overlong_penalty=penalty)
+    score = JudgeScore(reason=4, answer=5, follow=3, overall=90)
+    marks = 0.5 * (0.30 * 4 + 0.55 * 5 + 0.15 * 3) / 5 + 0.5 * 0.9
+    assert judged(score, config, length, 100, truncated) == pytest.approx(marks - expected)
+    assert judged(None, config, length, 100, truncated) is None

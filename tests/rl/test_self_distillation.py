@@ -43,24 +43,30 @@ def trace_loss(params, tokens_1L, weights_L):
     return -jnp.sum(weights_L[1:] * picked_L)
 
 
-def expected_loss(params, rows):
-    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token counts in neither.
+def expected_loss(params, rows, aggregate):
+    """The loss and its gradient; a forced token counts in nothing.
 
-    Returns the loss and its gradient.
+    "example": the mean over traces of A_i times the mean of - log p over its tokens. "batch_tokens": the sum over
+    traces of A_i * (- log p of its tokens), over the number of all tokens.
     """
-    parts, tokens = [], 0
+    parts, tokens = [], sum(len(trace.ids) - (trace.forced is not None) for trace in rows)
     for trace in rows:
-        counted = [index != trace.forced for index in range(len(trace.ids))]
-        weights_L = trace.advantage * np.array([0.0] * len(trace.prompt_ids) + counted)
+        counted = np.array([index != trace.forced for index in range(len(trace.ids))], np.float32)
+        scale = 1 / (len(rows) * counted.sum()) if aggregate == "example" else 1 / tokens
+        weights_L = np.concatenate([np.zeros(len(trace.prompt_ids)), trace.advantage * scale * counted])
         row_1L = np.asarray([[*trace.prompt_ids, *trace.ids.tolist()]], np.int32)
         parts.append(trace_loss(params, row_1L, weights_L.astype(np.float32)))
-        tokens += sum(counted)
-    return jax.tree.map(lambda *terms: sum(np.asarray(term) for term in terms) / tokens, *parts)
+    return jax.tree.map(lambda *terms: sum(np.asarray(term) for term in terms), *parts)
+
+
+@pytest.fixture(scope="module", params=["example", "batch_tokens"])
+def aggregate(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def step():
-    updated = jax.jit(partial(update, MODEL, optax.sgd))
+def step(aggregate):
+    updated = jax.jit(partial(update, MODEL, optax.sgd, aggregate))
 
     def run(params, rows):
         (batch,) = batches(rows, ROWS, 16)
@@ -70,12 +76,12 @@ def step():
 
 
 @pytest.mark.slow
-def test_a_step_is_the_formulas_whatever_the_padding(params, step):
+def test_a_step_is_the_formulas_whatever_the_padding(params, step, aggregate):
     """Rows without padding against a batch of wider rows, with two empty ones and with none."""
     rng = np.random.default_rng(3)
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2), row(rng, 3, 0.7), row(rng, 4, 0.1)]
     for chosen in (rows[:3], rows):
-        value, gradient = expected_loss(params, chosen)
+        value, gradient = expected_loss(params, chosen, aggregate)
         after, _, loss, _ = step(params, chosen)
         np.testing.assert_allclose(loss, value, rtol=1e-5)
         jax.tree.map(
@@ -127,6 +133,48 @@ def test_the_updates_of_all_rounds_are_numbered_in_one_sequence(model, params, m
     )  # fmt: skip
     self_distil(run, params)
     assert steps == list(range(1, 9))
+
+
+def test_a_batch_of_few_traces_has_a_rate_that_much_lower_and_a_round_without_any_says_why(
+    model, params, monkeypatch, tmp_path
+):
+    """Five traces in batches of two: rates of 1, 1 and 1/2. The second round has none."""
+    trace = {"prompt_ids": [1], "ids": [2], "logprobs": [0.0], "advantage": 0.5, "forced": None, "solve_rate": 0.5}
+    rates, progress = [], []
+
+    def sample(run, params, number, mesh, check_stop):
+        rows = [json.dumps({"step": 0, "position": position, **trace}) + "\n" for position in range(5 * traced)]
+        rows += [json.dumps({"step": 0, "position": 9, **trace, "advantage": 0.0, "solve_rate": 0.0}) + "\n"]
+        (run.work / self_distillation.SAMPLES.format(number)).write_text("".join(rows))
+
+    def step(params, state, batch, rate):
+        rates.append(float(rate))
+        return params, state, jnp.float32(1.0), {"applied": True}
+
+    state = optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
+    monkeypatch.setattr(self_distillation, "_sample", sample)
+    monkeypatch.setattr(self_distillation, "programs", lambda *_: (lambda params: state, step))
+    config = SelfDistillConfig(
+        rollout=RolloutConfig(prompts=1, group=2, max_tokens=8, prompt_length=8), problems=ProblemsConfig(tasks=SUMS),
+        batch_rows=2, optimizer=OptimizerConfig(learning_rate=RATE, schedule="constant"),
+    )  # fmt: skip
+
+    def facts_of(folder):
+        run = SelfDistillation(
+            StageInputs(model, TOKENIZER, ()), config, {}, folder, folder / "traces.jsonl", 0,
+            lambda kind, **fields: progress.append(fields.get("note")) if kind == "progress" else None,
+        )  # fmt: skip
+        folder.mkdir()
+        return self_distil(run, params)[1]
+
+    traced = True
+    assert facts_of(tmp_path / "some")["updates"] == 3
+    assert rates == pytest.approx([RATE, RATE, RATE / 2])
+    traced = False
+    facts = facts_of(tmp_path / "none")
+    assert facts["updates"] == 0
+    assert facts["no_update"] == ("no completion is better than its group: of 1 problems 1 were never solved, 0 always")
+    assert progress[-1] == f"no update: {facts['no_update']}"
 
 
 def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace():

@@ -34,7 +34,7 @@ def test_a_prompt_without_an_answer_is_judged_without_one_and_not_counted_as_wro
         group([None, None]),
         problem_of(group([None, None]), answer="B", options=("2", "3")),
     ]
-    JudgeScorer(judge, CONFIG).score(groups)
+    JudgeScorer(judge, CONFIG, 48).score(groups)
     assert [item.reference for item in judge.asked[::2]] == [None, "2", "B"]
     rewards = {rollout.reward for scored in groups for rollout in scored.rollouts}
     assert rewards == {0.5 * 3 / 5 + 0.5 * 0.6}

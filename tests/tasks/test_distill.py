@@ -42,7 +42,6 @@ def job(tmp_path, retrieval):
 
     def make(server, events=None, endpoint=None, questions=None, attempt="a", execution="e", ask_again=False, **config):
         section = {
-            "seed": 1,
             "row_length": 128,
             "tokenizer": {"ranks": 400},
             "index": IndexConfig().model_dump(mode="json"),

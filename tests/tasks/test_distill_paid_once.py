@@ -31,7 +31,6 @@ def retrieval(store, tmp_path):
 def test_a_distillation_is_paid_for_once(store, retrieval):
     def run(server, run_id, force=True, ask_again=False, endpoint=None, **config):
         section = {
-            "seed": 1,
             "row_length": 128,
             "tokenizer": {"ranks": 400},
             "index": IndexConfig().model_dump(mode="json"),

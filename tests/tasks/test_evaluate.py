@@ -18,7 +18,7 @@ ASKED = EvaluateConfig(benchmarks=({"name": "wiki_choice", "items": 8},), max_to
 def job(staging, server, column="smollm2_360m", asked=ASKED):
     endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, attempts=1, concurrency=1)
     section = {
-        "seed": 1,
+        "seeds": {"evaluation": 1},
         "evaluate": asked.model_dump(mode="json"),
         "model_under_test": {"endpoint": "it", "column": column},
         "endpoints": {"it": endpoint.model_dump(mode="json")},

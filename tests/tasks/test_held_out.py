@@ -19,7 +19,7 @@ ROWS = [
 
 
 def job(staging, *benchmarks):
-    section = {"seed": 3, "held_out": {"benchmarks": list(benchmarks)}}
+    section = {"seeds": {"evaluation": 3}, "held_out": {"benchmarks": list(benchmarks)}}
     return Job("held_out", "key", "execution", section, {}, staging, lambda kind, **fields: None)
 
 

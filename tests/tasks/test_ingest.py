@@ -21,7 +21,6 @@ def work(job, **how):
 
 def job(staging, events, **source):
     section = {
-        "seed": 1,
         "tokenizer": {"ranks": 400},
         "ingest": {"row_length": 128, "source": {"name": "corpus", "records": 60, **source}},
     }

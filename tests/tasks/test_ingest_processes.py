@@ -54,7 +54,7 @@ def hub(tmp_path, monkeypatch):
 def section(hub):
     source = {"name": "web", "reader": "hub", "form": "web", "path": "org/set", "revision": hub.revision}
     source |= {"validation_share": 0.2, "bad_files_share": 0.25, "rows_per_shard": 4}
-    return {"seed": 1, "tokenizer": {"ranks": 300}, "ingest": {"row_length": 64, "source": source}}
+    return {"tokenizer": {"ranks": 300}, "ingest": {"row_length": 64, "source": source}}
 
 
 def documents(store, outputs):

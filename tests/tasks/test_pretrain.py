@@ -27,7 +27,6 @@ def shards(tmp_path_factory):
 
 def job(staging, inputs, events=None, **changes):
     section = {
-        "seed": 0,
         "pretrain": settings(**changes).model_dump(mode="json"),
         "model": MODEL.model_dump(mode="json"),
     }

@@ -35,7 +35,6 @@ def test_two_processes_train_and_publish_together(inputs, tmp_path, monkeypatch)
     parts = {
         "pretrain": pod_settings(2, sample_every=6).model_dump(mode="json"),
         "model": MODEL.model_dump(mode="json"),
-        "seed": 0,
     }
     store = Store(tmp_path / "store")
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")

@@ -44,7 +44,7 @@ def section(url):
         "endpoints": {
             "judge": {"kind": "openai", "model": "fake", "url": url, "timeout_s": 60, "concurrency": JUDGED_AT_ONCE}
         },
-        "seed": 7,
+        "seeds": {"data": 7, "sampling": 7},
     }
 
 

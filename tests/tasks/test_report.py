@@ -240,6 +240,28 @@ def test_a_checker_is_called_a_program(data):
     assert "stand-in" in about
 
 
+def test_the_report_says_whether_the_judge_saw_the_right_answers(data):
+    def paragraphs(**judge):
+        facts = {"checkpoint": {"judge": {"model": "toy", **judge}}}
+        stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": facts}]
+        texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
+        return [text for text in texts if text.startswith("align: the judge")]
+
+    checker = {"kind": "checker", "stand_in": True}
+    assert "It does not see the right answers" in paragraphs(**checker)[0]
+    assert "It is shown the right answers" in paragraphs(**checker, reference=True)[0]
+    assert paragraphs(reference=True) == ["align: the judge toy is shown the right answer where one is known."]
+    assert paragraphs(reference=False) == []
+
+
+def test_a_stage_that_made_no_update_is_named_with_the_reason(data):
+    facts = {"checkpoint": {"updates": 0, "no_update": "all 8 groups had equal rewards"}}
+    stages = [{**data["stages"][0], "label": "reason", "stage": "reason", "facts": facts}]
+    texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
+    (about,) = [text for text in texts if text.startswith("reason made no update")]
+    assert about.endswith("the one that it began with: all 8 groups had equal rewards.")
+
+
 def test_injections_against_the_judge_stand_with_its_calibration(data):
     hostile = {
         "items": 8,

@@ -6,12 +6,14 @@ import pytest
 from markdown_it import MarkdownIt
 
 from evals.running.rows import digest
+from evals.scoring.over_seeds import lead
 from evals.scoring.scores import summarise
 from evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
 from evals.tables.results import MISSING
 from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, SideBySide
 from tasks.reporting.charts import svg
 from tasks.reporting.opening import about_line, opening
+from tasks.reporting.other_seeds import ladder_over_seeds
 from tasks.reporting.problems import changed_problems
 from tasks.reporting.render import html_page, markdown
 from tests.support.stages.toy_stages import HOSTILE
@@ -47,7 +49,14 @@ def made(rows):
     cost = {"calls": 3, "tokens_in": 30, "tokens_out": 60, "dollars": 0.02, "unknown_dollars": 0.01, "wall_seconds": 90}
     notes = [{"label": stage, "note": "a program <b> stands in"} for stage in ("align", "reason")]
     problems = changed_problems(result, rows) if result else []
-    return {"ladder": result, "problems": problems, "cost": cost, "calls": [{"cached": 1}], "stand_ins": notes}
+    return {
+        "ladder": result,
+        "ladder_over_seeds": [],
+        "problems": problems,
+        "cost": cost,
+        "calls": [{"cached": 1}],
+        "stand_ins": notes,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +93,15 @@ def test_the_verdict_is_two_sentences_from_the_first_stage_to_the_last(data, row
 
 
 def test_the_line_below_the_title_says_whose_results_these_are():
-    about = {"configuration": "local", "seeds": [1], "commits": ["abc", "def-dirty"], "machines": ["vm"]}
+    seeds = {"data": [1], "weights": [1], "sampling": [1], "evaluation": [0]}
+    about = {"configuration": "local", "seeds": seeds, "commits": ["abc", "def-dirty"], "machines": ["vm"]}
     line = about_line(about | {"run": "r1", "artifacts": 3, "newest": "2026-11-22 22:14:48"})
     assert line.startswith("configuration local · seed 1 · commit abc, def-dirty · machine vm · run r1")
     assert line.endswith("3 artifacts, the newest of 2026-11-22 22:14:48 UTC")
     assert about_line({}) == ""
+    assert about_line({"seeds": {"evaluation": [0]}}) == ""
+    assert about_line({"seeds": {"data": [1], "weights": [1, 2]}}) == "data seed 1 · weights seed 1, 2"
+    assert about_line({"seeds": seeds | {"evaluation": [3]}}) == "seed 1 · evaluation seed 3"
 
 
 def test_the_sentence_names_only_gains_whose_interval_is_above_zero(data, rows):
@@ -100,6 +113,27 @@ def test_the_sentence_names_only_gains_whose_interval_is_above_zero(data, rows):
     assert "Losses beyond chance, their 95 % interval below zero: reason" in gains_in_words(worse)
     none = made({stage: rows["pretrain"] for stage in STAGES})["ladder"]
     assert gains_in_words(none).startswith("No gain is beyond chance.")
+
+
+def test_other_seeds_of_the_recipe_stand_below_the_ladder(data):
+    by_seed = {
+        "pretrain": {"0": 0.25, "1": 0.3, "2": 0.2},
+        "align": {"0": 0.275, "1": 0.29},
+        "reason": {"0": 0.65, "1": 0.55, "2": 0.6},
+    }
+    accuracies = {f"evaluate:{stage}": {"held_out": values} for stage, values in by_seed.items()}
+    found = ladder_over_seeds(accuracies, data["ladder"])
+    assert [row["stage"] for row in found] == ["pretrain", "align", "reason"]  # self_distill has no other seed
+    gain = lead(by_seed["align"], by_seed["reason"], 2, N)
+    assert found[2]["gain"]["lead"] == pytest.approx(gain.lead)
+    assert found[2]["gain"]["detectable"] == pytest.approx(gain.detectable)
+    assert found[2]["gain"]["p_corrected"] == pytest.approx(2 * gain.p)
+    (section, *_) = opening({**data, "ladder_over_seeds": found})
+    (table,) = [block for block in section.blocks if getattr(block, "title", "") == "After each stage, over seeds"]
+    cells = {row[0]: row for row in table.rows}
+    assert cells["pretrain"][1:] == ("3", "25.0 [12.6, 37.4]", "5.0", *(MISSING,) * 3)
+    assert cells["reason"][4].startswith("+31.7 [") or cells["reason"][4].startswith("+31.8 [")
+    assert ladder_over_seeds({}, data["ladder"]) == []
 
 
 def test_a_missing_stage_is_a_dash_and_no_mark_and_the_next_gain_names_its_base(rows):

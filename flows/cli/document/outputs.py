@@ -125,8 +125,18 @@ class Ancestor(Output):
     execution: str
 
 
+class RecipeSeeds(Output):
+    """The seeds of a recipe in the store: mean with its t interval, and standard deviation between seeds."""
+
+    mean: float
+    low: float | None  # null: all seeds have the same value
+    high: float | None
+    deviation: float
+    seeds: list[str]
+
+
 class PairedTest(BaseModel):
-    """A paired test of A and B. `lead`: B minus A, with the 95 % interval `low` to `high`."""
+    """A paired test of A and B over problems. `lead`: B minus A, with the 95 % interval `low` to `high`."""
 
     model_config = ConfigDict(extra="allow")
     n: int
@@ -151,6 +161,8 @@ class ComparisonOutput(BaseModel):
     benchmarks: dict[str, PairedTest]
     means: dict[str, PairedTest]
     changed: list[dict[str, JsonValue]]
+    over: Literal["problems"]  # what the intervals and p values are over; they say nothing about another seed
+    recipe_seeds: dict[str, dict[Literal["a", "b"], RecipeSeeds | None]]  # by benchmark and mean, as in RunComparison
 
 
 class ComparedRun(Output):
@@ -172,6 +184,8 @@ class ComparedScore(PairedTest):
     title: str
     same: bool  # both runs use the same evaluation
     gain: str  # the result as a sentence
+    over: Literal["problems"]  # what the interval and p are over; they say nothing about another seed
+    recipe_seeds: dict[Literal["a", "b"], RecipeSeeds | None]  # all seeds of the recipes in the store; null: one
 
 
 class CurveEnd(Output):
@@ -236,21 +250,30 @@ class SweepRunOutput(Output):
 
 
 class ArmScore(Output):
-    """The score of an arm on a benchmark, pooled over its seeds, and its lead over the first arm."""
+    """The score of an arm on a benchmark, and its lead over the first arm on the seeds and questions of both."""
 
     arm: str
+    after: str | None  # the stage after which the arm is evaluated, where it is not the sweep's
     same: bool  # its settings do not affect the evaluation, so that it has the first arm's
-    seeds: int
-    n: int
-    accuracy: float | None
+    seeds: int  # that are measured
+    n: int  # questions
+    accuracy: float | None  # mean over the seeds
     low: float | None
     high: float | None
-    common: int | None
+    over: Literal["seeds", "problems"] | None  # what its interval is over; problems with one seed
+    deviation: float | None  # standard deviation between seeds
+    common: int | None  # questions
+    common_seeds: int | None
     lead: float | None
     lead_low: float | None
     lead_high: float | None
+    lead_over: Literal["seeds", "problems"] | None
+    lead_deviation: float | None  # of the paired differences
     p: float | None
-    significant: bool | None  # after Holm's correction for all tests of the report
+    p_corrected: float | None  # by Holm, for all tests of the report
+    significant: bool | None  # p_corrected is below 0.05
+    detectable: float | None  # smallest true lead found in 80 % of cases by so many seeds, after the correction
+    recipe_seeds: RecipeSeeds | None  # of an arm with one seed: all seeds of its recipe in the store
 
 
 class MetricOutput(Output):

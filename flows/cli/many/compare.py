@@ -1,9 +1,12 @@
 """`nautile compare`: compare two evaluations on the questions they share, or two runs.
 
+Its tests are over problems; the spread over other seeds of a recipe stands beside them if the store has any.
+
 An evaluation is named by a folder, an artifact id, or the evaluated stage (its newest evaluation); a run by its id or
 name.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from common.text import dollars, duration, visible
 from configs.changes import Change, describe_changes
 from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import compare, comparison_table, whose_gain
+from evals.scoring.intervals import OVER_PROBLEMS
 from evals.scoring.scores import title_of
 from flows.cli.inspect import named_or_newest
 from flows.cli.runs import MOST_SEARCHED, reading
@@ -26,6 +30,7 @@ from flows.run_state import RUNS
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import WAYS
 from store.artifacts import Store
+from tasks.reporting.other_seeds import accuracies_by_seed, recipe_lines, spread
 
 SIDES = ("a", "b")
 VERDICTS = ("strict", "lenient")
@@ -98,7 +103,26 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
     model_b, rows_b = _read_evaluation(store, b, way)
     names = {"a": f"{Path(a).name} ({model_a})", "b": f"{Path(b).name} ({model_b})"}
     warnings = _environment_warnings(store, a, b)
-    return {**names, "way": way, "warnings": warnings, **compare(rows_a, rows_b, verdict)}
+    comparison = compare(rows_a, rows_b, verdict)
+    measured = (*comparison["benchmarks"], *comparison["means"])
+    spreads = _recipe_seeds(store, a, b, verdict, way, measured)
+    return {**names, "way": way, "warnings": warnings, **comparison, "recipe_seeds": spreads}
+
+
+def _recipe_seeds(
+    store: Store, a: str, b: str, verdict: str, way: str, measured: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The spread over the seeds of both recipes by benchmark; empty for a folder outside the store."""
+    if Path(a).is_dir() or Path(b).is_dir():
+        return {}
+    spreads: dict[str, dict[str, Any]] = {name: {} for name in measured}
+    with reading(store) as query:
+        for side, name in zip(SIDES, (a, b), strict=True):
+            manifest = store.get(name).manifest
+            accuracies = accuracies_by_seed(query, manifest["run"], verdict, way)
+            for benchmark in measured:
+                spreads[benchmark][side] = spread(accuracies, manifest["label"], benchmark)
+    return spreads
 
 
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
@@ -114,6 +138,8 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
     parts += [Text(note, "dim") for note in table.notes]
     tests = (*comparison["benchmarks"].items(), *comparison["means"].items())
     parts += [Text(f"{title_of(name)}: {whose_gain(test)}", "bold") for name, test in tests]
+    spreads = comparison["recipe_seeds"].items()
+    parts += [Text(line) for name, sides in spreads for line in recipe_lines(title_of(name), sides)]
     lost = sum(sample["change"] == "lost" for sample in changed)
     parts.append(Text(f"\n{len(changed):,} samples changed: {lost:,} lost, {len(changed) - lost:,} gained", "bold"))
     for sample in changed[:shown]:
@@ -166,6 +192,7 @@ def run_comparison_view(comparison: dict[str, Any]) -> RenderableType:
             parts += [Text(), Text(heading, "bold"), table]
         if table is scores:
             parts += [Text(visible(line), "bold") for line in gain_lines(comparison)]
+            parts += [Text(visible(line)) for line in seed_lines(comparison)]
     return Group(*parts)
 
 
@@ -174,6 +201,17 @@ def gain_lines(comparison: dict[str, Any]) -> list[str]:
     rows = [row for row in comparison["scores"] if not row["same"]]
     gains = [f"after {row['stage']}, {row['title']}: {row['gain']}" for row in rows]
     return [*gains, *(f"after {row['stage']}: not compared, {row['why']}" for row in comparison["not_compared"])]
+
+
+def seed_lines(comparison: dict[str, Any]) -> list[str]:
+    """What the intervals of the scores are over, and the spread over the seeds of both recipes."""
+    rows = [row for row in comparison["scores"] if not row["same"]]
+    spreads = [
+        line
+        for row in comparison["scores"]
+        for line in recipe_lines(f"after {row['stage']}, {row['title']}", row["recipe_seeds"])
+    ]
+    return [*([f"Intervals and p: {OVER_PROBLEMS}."] if rows else []), *spreads]
 
 
 def step_cells(comparison: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -119,10 +119,10 @@ def report_view(report: dict[str, Any]) -> Any:
     parts: list[Any] = []
     for metric in report["metrics"]:
         parts.append(Text(f"{metric['title']}, {report['verdict']}, after {report['after']}", "bold"))
-        table = FittingTable("arm", "n", "% [95 %]", f"against {first}, points [95 %]", "p")
+        table = FittingTable(*metric_heads(metric, first))
         for row in metric["arms"]:
             table.add_row(*metric_cells(row, first))
-        parts += [table, Text()]
+        parts += [table, *(Text(line, "dim") for line in recipe_lines(metric)), Text()]
     if report["metrics"]:
         parts += [Text(note(report), "dim"), Text()]
     else:
@@ -142,29 +142,64 @@ def run_title(row: dict[str, Any]) -> str:
 
 
 def note(report: dict[str, Any]) -> str:
-    """The explanation below the tables of a report: tests, pooling of seeds, correction."""
-    seeds = max(row["seeds"] for metric in report["metrics"] for row in metric["arms"])
-    pooled = "; a problem's verdict is its mean over the seeds" if seeds > 1 else ""
-    return (
-        "Paired on the same questions: p is McNemar's exact test, two-sided (for a mean of benchmarks, a paired "
-        f"bootstrap){pooled}. * holds after Holm's correction for all the tests of this report."
-    )
+    """The explanation below the tables of a report: what the intervals and tests are over, and the correction."""
+    from evals.scoring.intervals import OVER_PROBLEMS
+
+    rows = [row for metric in report["metrics"] for row in metric["arms"]]
+    tests = sum(row["p"] is not None for row in rows)
+    parts = []
+    if any(row["seeds"] > 1 for row in rows):
+        parts.append(
+            "With several seeds, over seeds: the mean and its t interval; the lead is paired by seed, tested by "
+            "Student's t, and never surer than the problems allow. Finds: the smallest true lead that so many seeds "
+            "find in four of five cases, after the correction, if they spread as these do."
+        )
+    if any(row["seeds"] == 1 for row in rows):
+        parts.append(
+            f"With one seed, {OVER_PROBLEMS}: Wilson's interval and McNemar's exact test, two-sided, paired by "
+            "question (for a mean of benchmarks, bootstraps)."
+        )
+    several = "test" if tests == 1 else "tests"
+    tested = f"; p is corrected by Holm for the {tests} {several} of this report, * below 0.05" if tests else ""
+    return " ".join(parts) + f" Intervals are of 95 %, not corrected{tested}."
+
+
+def recipe_lines(metric: dict[str, Any]) -> list[str]:
+    """A line for each arm with one seed whose recipe has others in the store: how far they spread."""
+    from tasks.reporting.other_seeds import spread_in_words
+
+    rows = [row for row in metric["arms"] if row["recipe_seeds"]]
+    return [spread_in_words(row["arm"], row["recipe_seeds"]) for row in rows]
+
+
+def metric_heads(metric: dict[str, Any], first: str) -> list[str]:
+    """The columns of `metric_cells`."""
+    over = " or ".join(sorted({row["over"] for row in metric["arms"] if row["over"]}))
+    return ["arm", "seeds", "n", f"% [95 % over {over}]", f"against {first}, points [95 %]", "p, Holm", "finds"]
 
 
 def metric_cells(row: dict[str, Any], first: str) -> list[str]:
     """The cells of an arm under one benchmark."""
+    arm = row["arm"] if row["after"] is None else f"{row['arm']} (after {row['after']})"
     if row["accuracy"] is None:
-        return [row["arm"], "", "not measured", "", ""]
-    score = f"{100 * row['accuracy']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-    lead, p = "", ""
+        return [arm, "", "", "not measured", "", "", ""]
+    score = f"{100 * row['accuracy']:.1f}{_interval(row['low'], row['high'], '.1f')}"
+    lead, p, finds = "", "", ""
     if row["lead"] is not None:
-        lead = f"{100 * row['lead']:+.1f} [{100 * row['lead_low']:+.1f}, {100 * row['lead_high']:+.1f}]"
-        p = f"{row['p']:.3g}" + (" *" if row["significant"] else "")
+        lead = f"{100 * row['lead']:+.1f}{_interval(row['lead_low'], row['lead_high'], '+.1f')}"
+        if row["seeds"] > 1:
+            lead += f", {row['common_seeds']} seeds" if row["lead_over"] == "seeds" else ", one seed"
+        p = f"{row['p_corrected']:.3g}" + (" *" if row["significant"] else "")
+        finds = "" if row["detectable"] is None else f"{100 * row['detectable']:.1f}"
     elif row["same"]:
         lead = "the same evaluation"
     elif row["arm"] != first:
         lead = "no question in common"
-    return [row["arm"], f"{row['n']:,}", score, lead, p]
+    return [arm, str(row["seeds"]), f"{row['n']:,}", score, lead, p, finds]
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" [{100 * low:{form}}, {100 * high:{form}}]"
 
 
 def run_cells(row: dict[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ def page(chosen: ChosenRun | None) -> None:
                 st.link_button(f"Problems after {stage}", shared.page_link("evaluations", run=run, evaluation=name))
     st.subheader("Benchmarks over time")
     st.caption(
-        "Strict accuracy with its 95 % interval. A line joins the stages of one run; runs, whose "
+        "Strict accuracy with its 95 % interval over problems. A line joins the stages of one run; runs, whose "
         "configurations may differ, are never joined. Dashed: chance level. A click on a point opens its problems."
     )
     _history(evaluations)

@@ -1,4 +1,6 @@
-"""Problems that need the operator: a run that waits for an approval, a failure, a poor judge, a nearly spent budget."""
+"""Problems that need the operator: a run that waits for an approval, a failure, a poor judge, a stage that
+changed nothing, a nearly spent budget.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -58,6 +60,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
                     f"{what.partition(':')[0]}.budget_dollars and run it again for more: replies are kept.",
                 )
     yield from _poor_judges(chosen)
+    yield from _without_update(chosen)
 
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
@@ -94,6 +97,17 @@ def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
                 f"The judge of {row['stage']} is poor",
                 f"{judge} prefers a right answer to a wrong one with probability {auc:.2f}; 0.5 is chance, and below "
                 f"{POOR_JUDGE} its marks teach little. Name another in {row['stage']}.judge.",
+            )
+
+
+def _without_update(chosen: ChosenRun) -> Iterator[Concern]:
+    """Stages of the chosen run that made no update, so that their model is the one of the stage before."""
+    for row in shared.query(queries.ARTIFACTS_OF, chosen.executions()):
+        if row["kind"] == "checkpoint" and (reason := json.loads(row["facts"]).get("no_update")):
+            yield Concern(
+                "warning",
+                f"{row['stage']} made no update",
+                f"Its model is the one that it began with: {visible(str(reason), 200)}.",
             )
 
 

@@ -8,8 +8,8 @@ import streamlit as st
 
 from common.errors import ConfigError
 from configs.changes import Change, describe_changes
-from flows.cli.many.compare import gain_lines, step_cells
-from flows.cli.many.sweep import metric_cells, note, run_cells
+from flows.cli.many.compare import gain_lines, seed_lines, step_cells
+from flows.cli.many.sweep import metric_cells, metric_heads, note, recipe_lines, run_cells
 from flows.dashboard import cards, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
@@ -78,6 +78,8 @@ def _two_runs(chosen: ChosenRun | None) -> None:
     if comparison["scores"]:
         heads = ["after", "benchmark", "questions", "A", "B", "B leads by, points [95 %]", "p"]
         cards.show([cards.table(heads, map(_score_cells, comparison["scores"]))])
+    for line in seed_lines(comparison):
+        st.caption(shared.escaped(line))
     _curves(comparison, other, chosen.run)
     st.subheader("Time and cost")
     st.caption("Of what each step made, whichever run made it.")
@@ -135,8 +137,10 @@ def _sweep(sweeps: dict[str, dict[str, Any]]) -> None:
         if measured:
             values = "; ".join(f"{row['arm']} {100 * row['accuracy']:.1f} %" for row in measured)
             intervals(measured).show(f"{metric['title']} with intervals: {values}")
-        heads = ["arm", "questions", "% [95 %]", f"against {first_arm}, points [95 %]", "p"]
+        heads = metric_heads(metric, first_arm)
         cards.show([cards.table(heads, [metric_cells(row, first_arm) for row in metric["arms"]])])
+        for line in recipe_lines(metric):
+            st.caption(shared.escaped(line))
     if report["metrics"]:
         st.caption(shared.escaped(note(report)))
     st.subheader("Runs")
@@ -158,14 +162,17 @@ def _reported(root: str, name: str) -> dict[str, Any]:
 
 
 def intervals(rows: Sequence[dict[str, Any]]) -> Chart:
-    """A line for each arm: its accuracy with the 95 % interval, in the order of the sweep."""
+    """A line for each arm: its accuracy with the 95 % interval over seeds or problems, in the order of the sweep."""
     table = pd.DataFrame(rows)
     arm = nominal("arm", sort=list(table["arm"]), title=None, axis={"labelLimit": 320})
-    share = {"axis": {"format": "%", "title": "accuracy, 95 % interval"}, "scale": {"zero": False}}
+    over = " or ".join(sorted({row["over"] for row in rows}))
+    share = {"axis": {"format": "%", "title": f"accuracy, 95 % interval over {over}"}, "scale": {"zero": False}}
     tooltip = [
         nominal("arm"),
         *(quantitative(field, format=".1%") for field in ("accuracy", "low", "high")),
         quantitative("n", title="questions", format=",d"),
+        quantitative("seeds", format="d"),
+        nominal("over", title="the interval is over"),
     ]
     span = layer({"type": "rule", "strokeWidth": 2}, y=arm, x=quantitative("low", **share), x2={"field": "high"})
     dots = layer(

@@ -114,7 +114,7 @@ def picture(run_ladder: Ladder) -> Chart:
     tooltip = [
         nominal("what", title="row of Table 1"),
         quantitative("accuracy", format=".1%"),
-        quantitative("low", title="95 % interval from", format=".1%"),
+        quantitative("low", title="95 % interval over problems from", format=".1%"),
         quantitative("high", title="to", format=".1%"),
         quantitative("n", title="problems", format=",d"),
         quantitative("paper", title="the paper, GSM8K", format=".1%"),
@@ -151,7 +151,7 @@ def show(run_ladder: Ladder | None) -> None:
     stand_in = f" Stand-in: {run_ladder['stand_in']}." if run_ladder["stand_in"] else ""
     st.caption(
         shared.escaped(
-            f"{run_ladder['title']}: right after each stage, with 95 % intervals. Brown: the paper's 371 M model on "
-            f"GSM8K.{stand_in}"
+            f"{run_ladder['title']}: right after each stage, with 95 % intervals over problems. Brown: the "
+            f"paper's 371 M model on GSM8K.{stand_in}"
         )
     )

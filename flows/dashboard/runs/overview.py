@@ -91,7 +91,7 @@ def _figures(chosen: ChosenRun, run_ladder: Ladder | None, folders: Mapping[str,
     columns[1].metric(
         "against the run before",
         f"{100 * gain['lead']:+.1f} points" if gain else "none",
-        f"95 % interval {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
+        f"95 % over problems: {100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else why,
         delta_color="off",
         delta_arrow="off",
         help="Paired on the problems that both runs have in their evaluations of the same stage.",

@@ -37,7 +37,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
     labels = read_label_set(checkpoint)
     has_head = labels is not None and labels.method == "head"
-    if model.attention_head_dim % HEAD_MULTIPLE:
+    if "A" in model.pattern and model.attention_head_dim % HEAD_MULTIPLE:
         raise ConfigError(
             f"{checkpoint}: --format onnx: onnxruntime's attention needs heads of a multiple of {HEAD_MULTIPLE}, and "
             f"this model has width/attention_heads = {model.attention_head_dim}"

@@ -11,6 +11,7 @@ from model.exports.onnx.signature import (
     HIDDEN,
     PAST,
     SUMS,
+    cache_names,
     hidden_shape,
     history_names,
     logits_shape,
@@ -18,7 +19,6 @@ from model.exports.onnx.signature import (
     state_shapes,
     token_shapes,
 )
-from model.nautile import sca_names
 
 
 def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_hidden: bool = False) -> onnx.ModelProto:
@@ -38,12 +38,12 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int, with_h
     # The layers, then the logits of the given columns, then the states of all SCA layers as one array each.
     stream = Stream(layers.embed(tokens))
     states: list[SCAValues] = []
-    for block in range(config.blocks):
-        for name in sca_names(config):
-            stream, state = layers.sca_prompt(stream, f"block_{block}.{name}", chunks)
+    for index, (letter, name) in enumerate(_layers(config)):
+        if letter == "S":
+            stream, state = layers.sca_prompt(stream, name, chunks)
             states.append(state)
-        into = (f"keys.{block}", f"values.{block}")
-        stream = layers.attention(stream, f"block_{block}.attention", ("", ""), attended, into)
+        else:
+            stream = layers.attention(stream, name, ("", ""), attended, cache_names(index - len(states)))
     x = graph.op("Add", *stream)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", logit_columns, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
@@ -63,7 +63,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     tokens, positions = (graph.input(name, np.int64, shape) for name, shape in token_shapes("step").items())
     for name, shape in state_shapes(config).items():
         graph.input(PAST + name, np.float32, shape)
-    names = [f"block_{block}.{name}" for block in range(config.blocks) for name in sca_names(config)]
+    names = [name for letter, name in _layers(config) if letter == "S"]
     history = history_names(config)
     past_history = [PAST + name for name in history]
     past = layers.step_past(names, [PAST + name for name in SUMS], past_history) if names else []
@@ -76,17 +76,22 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     float_positions = graph.op("Unsqueeze", graph.op("Cast", positions, to=onnx.TensorProto.FLOAT), graph.indices(1))
     stream = Stream(layers.embed(tokens))
     states: list[StepValues] = []
-    for block in range(config.blocks):
-        for name in sca_names(config):
-            stream, state = layers.sca_step(stream, f"block_{block}.{name}", past[len(states)], float_positions)
+    for index, (letter, name) in enumerate(_layers(config)):
+        if letter == "S":
+            stream, state = layers.sca_step(stream, name, past[len(states)], float_positions)
             states.append(state)
-        parts = (f"keys.{block}", f"values.{block}")
-        before = (PAST + parts[0], PAST + parts[1])
-        stream = layers.attention(stream, f"block_{block}.attention", before, attended, parts)
+        else:
+            keys, values = cache_names(index - len(states))
+            stream = layers.attention(stream, name, (PAST + keys, PAST + values), attended, (keys, values))
     layers.logits(graph.op("Add", *stream), "logits")
     if states:
         layers.step_state(states, history, past_history)
     return _build(graph, config, "step")
+
+
+def _layers(config: ModelConfig) -> list[tuple[str, str]]:
+    """The letter of each layer of all blocks, and the prefix of its weights' names, in order."""
+    return [(letter, f"block_{block}.{name}") for block in range(config.blocks) for letter, name in config.layers]
 
 
 def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str) -> ChunkValues:

@@ -5,7 +5,8 @@ projection, S columns of the context; M before H):
 
     sums [A, B, K, 1, 2, M, H], real and imaginary    sums_z [A, B, K, 1, 1, 1, 1]
     history.N [A, B, C] for N = 0 … T-2: the convolution's inputs, oldest first, each multiplied by its last tap
-    keys.N, values.N [B, G, S, H] for each block N; if a step's past has S columns, the step writes into these
+    keys.N, values.N [B, G, S, H] of Transformer layer N, counted over all blocks; if a step's past has S columns, the
+    step writes into these
 
     prompt  tokens [B, L], lengths [B], logit_columns [B, P] -> logits [B, P, V], state with S = L rounded up to 32
     step    tokens [B, 1], positions [B], past state  -> logits [B, 1, V], state
@@ -13,7 +14,8 @@ projection, S columns of the context; M before H):
 For a checkpoint tuned with a head, the prompt graph also outputs hidden [B, S, D], the features of the head.
 
 Prompts are padded on the right with any id. `logit_columns` are the columns whose logits to compute. `positions` are
-the positions of the tokens: the number of tokens before. A model without SCA layers has no sums and no history.
+the positions of the tokens: the number of tokens before. A model without SCA layers has no sums and no history, one
+without Transformer layers no keys and values.
 """
 
 from configs.model import ModelConfig
@@ -29,12 +31,12 @@ Shape = tuple[int | str, ...]  # a letter is a dimension of any size
 
 def history_names(config: ModelConfig) -> list[str]:
     """Names of the state's earlier convolution inputs, oldest first."""
-    return [f"history.{index}" for index in range(config.convolution - 1)] if config.sca_per_block else []
+    return [f"history.{index}" for index in range(config.convolution - 1)] if "S" in config.pattern else []
 
 
 def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Names and shapes of the parts of the state of constant size."""
-    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
+    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.pattern.count("S")
     if not layers:
         return {}
     axes = (layers, "B", heads, 1)
@@ -43,11 +45,20 @@ def sca_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes | {name: (layers, "B", projection_width(config)) for name in history_names(config)}
 
 
+def attention_layers(config: ModelConfig) -> int:
+    return config.blocks * config.pattern.count("A")
+
+
+def cache_names(index: int) -> tuple[str, str]:
+    """Names of the keys and values of a Transformer layer, by its number among those of all blocks."""
+    return f"keys.{index}", f"values.{index}"
+
+
 def state_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Names and shapes of all parts of the state."""
     shapes = sca_shapes(config)
     cache = ("B", config.kv_heads, "S", config.attention_head_dim)
-    return shapes | {f"{part}.{block}": cache for block in range(config.blocks) for part in ("keys", "values")}
+    return shapes | {name: cache for index in range(attention_layers(config)) for name in cache_names(index)}
 
 
 def token_shapes(graph: str) -> dict[str, Shape]:

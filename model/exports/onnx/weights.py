@@ -10,7 +10,6 @@ from model.exports.onnx.graph import WeightFile
 from model.exports.onnx.signature import CHUNK
 from model.layers.common import Params
 from model.layers.sca import spectrum
-from model.nautile import sca_names
 
 # The table (embedding and head) and the readouts lose most accuracy at 4 bits, so they keep 8.
 TABLE_BITS = READOUT_BITS = 8
@@ -35,13 +34,16 @@ def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None
         file.add_matrix("embedding", table_VD.T, TABLE_BITS, BLOCKS[TABLE_BITS])
         rows, inputs, _, block = file.matrices["embedding"]
         file.add_view("embedding.rows", "embedding.levels", (rows, -(-inputs // block) * block))
-    _rope_tables(file, config)
-    file.add("ones", np.ones(config.attention_head_dim, np.float32))
+    if "A" in config.pattern:
+        _rope_tables(file, config)
+        file.add("ones", np.ones(config.attention_head_dim, np.float32))
     for block in range(config.blocks):
         layers = jax.tree.map(lambda leaf, block=block: np.asarray(leaf[block], np.float32), params["blocks"])
-        for name in sca_names(config):
-            _sca(file, f"block_{block}.{name}", layers[name], config)
-        _attention(file, f"block_{block}.attention", layers["attention"])
+        for letter, name in config.layers:
+            if letter == "S":
+                _sca(file, f"block_{block}.{name}", layers[name], config)
+            else:
+                _attention(file, f"block_{block}.{name}", layers[name])
 
 
 def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
@@ -67,7 +69,7 @@ def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> Non
     for tap, earlier_C in enumerate(earlier_TC):
         file.add(f"{name}.conv.{tap}", earlier_C / last_C)
     # From here on in float64: the exponents of the decay are multiplied by up to 32 columns before they are rounded.
-    decay_K, grid_KHM, weights_KHM = (np.asarray(part, np.float64) for part in spectrum(layer))
+    decay_K, grid_KHM, weights_KHM = (np.asarray(part, np.float64) for part in spectrum(layer, config))
     file.add(f"{name}.grid", _single(grid_KHM.swapaxes(1, 2)))
     file.add(f"{name}.shares", _single(weights_KHM.swapaxes(1, 2) * head_dim**-0.5))
     file.add(f"{name}.phase_scale", layer["phase_scale"][:, None, None])

@@ -6,7 +6,7 @@ from transformers import PretrainedConfig
 
 
 class NautileConfig(PretrainedConfig):
-    """The sizes of a model of `num_layers` layers: after every `seqcond_ratio` SCA layers comes one of attention.
+    """The sizes of a model of `num_layers` layers, which repeat `pattern`: S is an SCA layer, A one of attention.
 
     `vocab_size` includes the padding id 0. `maxlen` is the longest sequence in tokens; with `decay = "window"` it also
     changes the results. Raises ValueError where the sizes do not fit each other.
@@ -28,7 +28,7 @@ class NautileConfig(PretrainedConfig):
         vocab_size: int = 100_282,
         d_model: int = 1024,
         num_layers: int = 24,
-        seqcond_ratio: int = 2,
+        pattern: str = "SSA",
         maxlen: int = 1024,
         seqcond_heads: int = 16,
         num_query_heads: int = 16,
@@ -37,6 +37,8 @@ class NautileConfig(PretrainedConfig):
         out_expand_factor: int = 3,
         conv_kernel_size: int = 4,
         decay: str = "relative",
+        grid: str = "ordered",
+        integration: str = "normalised",
         chunk: int = 32,
         num_heads: int = 16,
         num_kv_heads: int = 4,
@@ -51,7 +53,7 @@ class NautileConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.num_layers = num_layers
-        self.seqcond_ratio = seqcond_ratio  # SCA layers per attention layer; 0: attention only
+        self.pattern = pattern
         self.maxlen = maxlen
         self.seqcond_heads = seqcond_heads  # memory heads K
         self.num_query_heads = num_query_heads  # Q; if fewer than K, several memory heads share a query
@@ -60,6 +62,8 @@ class NautileConfig(PretrainedConfig):
         self.out_expand_factor = out_expand_factor
         self.conv_kernel_size = conv_kernel_size
         self.decay = decay
+        self.grid = grid  # "free": the spectral grid θ is a parameter itself; "fixed": it is not trained
+        self.integration = integration  # the same for the integration weights ω
         self.chunk = chunk  # positions computed at a time: affects speed and memory, not the results
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -70,7 +74,8 @@ class NautileConfig(PretrainedConfig):
         self.norm_epsilon = norm_epsilon
         self.use_cache = use_cache
         checks = {
-            "num_layers is not a multiple of seqcond_ratio + 1": num_layers % (seqcond_ratio + 1),
+            "pattern is not a text of the letters S and A": not pattern or set(pattern) - {"S", "A"},
+            "num_layers is not a multiple of the letters of pattern": num_layers % max(len(pattern), 1),
             "d_model * expand_factor is not a multiple of seqcond_heads * num_thetas": (
                 d_model * expand_factor % (seqcond_heads * num_thetas)
             ),
@@ -78,6 +83,8 @@ class NautileConfig(PretrainedConfig):
             "num_heads is not a multiple of num_kv_heads": num_heads % num_kv_heads,
             "d_model is not an even multiple of num_heads": d_model % (2 * num_heads),
             'decay is neither "relative" nor "window"': decay not in ("relative", "window"),
+            'grid is not "ordered", "free" or "fixed"': grid not in ("ordered", "free", "fixed"),
+            'integration is not "normalised", "free" or "fixed"': integration not in ("normalised", "free", "fixed"),
         }
         faults = [fault for fault, broken in checks.items() if broken]
         if faults:

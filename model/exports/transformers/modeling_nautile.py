@@ -1,4 +1,4 @@
-"""PyTorch model code of Nautile for `transformers`: blocks of SCA layers and a grouped-query attention layer.
+"""PyTorch model code of Nautile for `transformers`: blocks of SCA layers and grouped-query attention layers.
 
 An SCA layer (paper §2.2.4) keeps decayed sums of its keys, each rotated by a phase computed from the key itself, and
 reads them with a query:
@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from .configuration_nautile import NautileConfig
 
+Pair = tuple[Tensor, Tensor]
 THETA_LOW, THETA_HIGH = 0.001, 3.0
 WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
 TINY = torch.finfo(torch.float32).tiny
@@ -52,7 +53,7 @@ class NautileCache:
     is_compileable = False
 
     def __init__(self) -> None:
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, Pair] = {}
         self.documents_BS: Tensor | None = None
         self.next_position_B: Tensor | None = None
 
@@ -92,6 +93,15 @@ def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
     return (normed if scale is None else normed * scale.float()).to(x.dtype)
 
 
+def ordered_grid(raw_KHM: Tensor) -> Tensor:
+    """The grid in [0.001, 3] of raw values: increasing over M, or for M = 1 a sigmoid."""
+    fraction_KHM = torch.sigmoid(raw_KHM)
+    if raw_KHM.shape[-1] > 1:
+        cumulative_KHM = (F.softplus(raw_KHM) + 1e-4).cumsum(-1)
+        fraction_KHM = cumulative_KHM / cumulative_KHM[..., -1:]
+    return THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
+
+
 class RMSNorm(nn.Module):
     """`rms_norm` with a learned scale."""
 
@@ -116,7 +126,7 @@ class GatedNorm(nn.Module):
         return rms_norm(x.float() * F.silu(gate.float()), self.weight, self.epsilon)
 
 
-def rope(positions_BL: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
+def rope(positions_BL: Tensor, size: int, base: float) -> Pair:
     """Cosine and sine of the RoPE angles, float32 [B, 1, L, size/2], with whole turns removed for precision."""
     turns = base ** (-torch.arange(size // 2, dtype=torch.float64) / (size // 2)) / (2 * torch.pi)
     phase = positions_BL[:, None, :, None].float() * turns.to(positions_BL.device, torch.float32)  # in turns
@@ -124,16 +134,14 @@ def rope(positions_BL: Tensor, size: int, base: float) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def rotate(x_BNLH: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x_BNLH: Tensor, angles: Pair) -> Tensor:
     """Apply RoPE; the first half of a head pairs with its second half."""
     cos, sin = angles
     first, second = x_BNLH.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BNLH.dtype)
 
 
-def decayed_sums(
-    values_BLKV: Tensor, decay_K: Tensor, layout: RowLayout, state_BKV: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
+def decayed_sums(values_BLKV: Tensor, decay_K: Tensor, layout: RowLayout, state_BKV: Tensor, chunk: int) -> Pair:
     """Sums S_t = e^-λ S_{t-1} + v_t within each document, for every t [B, L, K, V], and the last one [B, K, V].
 
     `state_BKV` is the sum before the first column. Padding (its values must be 0) adds, decays and resets nothing. Sums
@@ -185,10 +193,14 @@ class SpectralAttention(nn.Module):
         inner = heads * (size + 1) + 2 * config.num_query_heads * size * samples
         self.in_proj = nn.Linear(width, inner, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(inner, 1, config.conv_kernel_size))
-        self.theta_name = "theta_raw" if samples == 1 else "theta_d_raw"
-        self.register_parameter(self.theta_name, nn.Parameter(torch.empty(1, 1, heads, size, samples)))
-        heads_per_query = heads // config.num_query_heads
-        self.w_int_raw = nn.Parameter(torch.zeros(1, 1, config.num_query_heads, heads_per_query, size, samples))
+        # The author's raw θ and ω have his names; free ones (paper §2.2.3) are other functions, and have other names.
+        self.theta_name = "theta" if config.grid == "free" else "theta_raw" if samples == 1 else "theta_d_raw"
+        self.w_int_name = "w_int" if config.integration == "free" else "w_int_raw"
+        shared = 1 if config.integration == "free" else heads // config.num_query_heads
+        theta = torch.empty(1, 1, heads, size, samples)
+        w_int = torch.empty(1, 1, config.num_query_heads, shared, size, samples)
+        self.register_parameter(self.theta_name, nn.Parameter(theta, config.grid != "fixed"))
+        self.register_parameter(self.w_int_name, nn.Parameter(w_int, config.integration != "fixed"))
         self.decay_slopes = nn.Parameter(torch.empty(heads))
         self.score_scale = nn.Parameter(torch.ones(heads))
         self.score_bias = nn.Parameter(torch.zeros(heads))
@@ -199,18 +211,19 @@ class SpectralAttention(nn.Module):
         self.out_proj = nn.Linear(heads * expanded, width, bias=False)
 
     def grid(self) -> Tensor:
-        """The grid θ in [0.001, 3], float32 [K, H, M]: increasing over M, or for M = 1 a sigmoid."""
-        raw_KHM = getattr(self, self.theta_name)[0, 0].float()
-        if raw_KHM.shape[-1] == 1:
-            fraction_KHM = torch.sigmoid(raw_KHM)
-        else:
-            cumulative_KHM = (F.softplus(raw_KHM) + 1e-4).cumsum(-1)
-            fraction_KHM = cumulative_KHM / cumulative_KHM[..., -1:]
-        return THETA_LOW + fraction_KHM * (THETA_HIGH - THETA_LOW)
+        """The grid θ, float32 [K, H, M]: increasing over M in [0.001, 3], or for M = 1 a sigmoid, or free."""
+        theta_KHM = getattr(self, self.theta_name)[0, 0].float()
+        return theta_KHM if self.config.grid == "free" else ordered_grid(theta_KHM)
 
-    def forward(
-        self, x_BLD: Tensor, layout: RowLayout, state: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def integration(self) -> Tensor:
+        """The integration weights ω, float32 [K, H, M]: with a sum of 1 over M, or free, by query head."""
+        weights = getattr(self, self.w_int_name)[0, 0].float()  # free [Q, 1, H, M], else [Q, K/Q, H, M]
+        if self.config.integration == "free":
+            return weights.expand(-1, self.config.seqcond_heads // len(weights), -1, -1).flatten(0, 1)
+        weights_KHM = torch.exp(weights).flatten(0, 1)
+        return weights_KHM / (weights_KHM.sum(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x_BLD: Tensor, layout: RowLayout, state: Pair | None) -> tuple[Tensor, Pair]:
         """[B, L, D] to [B, L, D]. The state, before (None: empty) and after: sums, last convolution inputs."""
         config = self.config
         heads, size, samples = config.seqcond_heads, config.memory_head_dim, config.num_thetas
@@ -258,8 +271,7 @@ class SpectralAttention(nn.Module):
         nonzero_BLK1 = z_BLK1 >= TINY
         mean_BLKV = torch.where(nonzero_BLK1, sums_BLKV[..., :-1] / torch.where(nonzero_BLK1, z_BLK1, 1.0), 0.0)
         re_BLKHM, im_BLKHM = mean_BLKV.unflatten(-1, (2, size, samples)).unbind(-3)
-        weights_KHM = torch.exp(self.w_int_raw.float()).reshape(heads, size, samples)
-        weights_KHM = weights_KHM / (weights_KHM.sum(-1, keepdim=True) + 1e-6) * size**-0.5
+        weights_KHM = self.integration() * size**-0.5
         queries = queries_BLC.float().unflatten(-1, (config.num_query_heads, size, samples, 2))
         queries = queries.repeat_interleave(heads // config.num_query_heads, dim=2)
         q_re_BLKHM, q_im_BLKHM = (queries * weights_KHM[..., None]).unbind(-1)
@@ -272,7 +284,7 @@ class SpectralAttention(nn.Module):
         value, gate = torch.einsum("blkf,kfn->blkn", fused_BLKF, self.W_readout).chunk(2, dim=-1)
         return self.out_proj((value * torch.sigmoid(gate)).flatten(2)), (state_BKV, history_BTC)
 
-    def convolve(self, inputs_BLC: Tensor, history_BTC: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor]:
+    def convolve(self, inputs_BLC: Tensor, history_BTC: Tensor, layout: RowLayout) -> Pair:
         """Step 1: silu of the causal depthwise convolution within documents, and its last inputs (X = T - 1 + L)."""
         length, reach = inputs_BLC.shape[1], self.config.conv_kernel_size - 1
         taps_CT = self.conv_weight[:, 0]
@@ -304,11 +316,7 @@ class SCABlock(GradientCheckpointingLayer):
         self.attn = SpectralAttention(config)
 
     def forward(
-        self,
-        x_BLD: Tensor,
-        layout: RowLayout,
-        angles: tuple[Tensor, Tensor],
-        past_key_values: NautileCache | None = None,
+        self, x_BLD: Tensor, layout: RowLayout, angles: Pair, past_key_values: NautileCache | None = None
     ) -> Tensor:
         state = None if past_key_values is None else past_key_values.layers.get(self.index)
         mixed_BLD, state = self.attn(self.norm(x_BLD), layout, state)
@@ -330,13 +338,8 @@ class GroupedQueryAttention(nn.Module):
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def forward(
-        self,
-        x_BLD: Tensor,
-        layout: RowLayout,
-        angles: tuple[Tensor, Tensor],
-        past: tuple[Tensor, Tensor] | None,
-        documents_BS: Tensor,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x_BLD: Tensor, layout: RowLayout, angles: Pair, past: Pair | None, documents_BS: Tensor
+    ) -> tuple[Tensor, Pair]:
         """[B, L, D] to [B, L, D], and all keys and values [B, G, S, H]: those in `past`, then the new ones."""
         config, length = self.config, x_BLD.shape[1]
         q, k, v = (
@@ -373,11 +376,7 @@ class AttentionBlock(GradientCheckpointingLayer):
         self.ff_out = nn.Linear(config.d_ff, config.d_model)
 
     def forward(
-        self,
-        x_BLD: Tensor,
-        layout: RowLayout,
-        angles: tuple[Tensor, Tensor],
-        past_key_values: NautileCache | None = None,
+        self, x_BLD: Tensor, layout: RowLayout, angles: Pair, past_key_values: NautileCache | None = None
     ) -> Tensor:
         past, documents_BS = None, layout.documents_BL
         if past_key_values is not None:
@@ -405,7 +404,8 @@ class NautilePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Initial values for training from scratch."""
         config = self.config
-        depth = config.num_layers // (config.seqcond_ratio + 1) * (config.seqcond_ratio + 2)  # residual branches
+        repeats, pattern = config.num_layers // len(config.pattern), config.pattern
+        depth = repeats * (len(pattern) + pattern.count("A"))  # residual branches: two of each attention layer
         if isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
@@ -421,6 +421,7 @@ class NautilePreTrainedModel(PreTrainedModel):
                 start = torch.logit((start - THETA_LOW) / (THETA_HIGH - THETA_LOW))[:, None, None]
             else:
                 start = torch.log(torch.expm1(torch.logspace(-3, 0.4771, samples)) + 1e-4)
+            start = ordered_grid(start) if config.grid == "free" else start
             initialization.copy_(theta, start.to(theta.device).expand_as(theta))
             slopes = torch.log(torch.expm1(torch.logspace(-3, -1, heads)))
             initialization.copy_(module.decay_slopes, slopes.to(theta.device))
@@ -428,16 +429,16 @@ class NautilePreTrainedModel(PreTrainedModel):
             initialization.normal_(module.W_readout, std=module.W_readout.shape[1] ** -0.5)
             for scale in (module.score_scale, module.phase_scale):
                 initialization.ones_(scale)
-            for offset in (module.score_bias, module.w_int_raw):
-                initialization.zeros_(offset)
+            initialization.zeros_(module.score_bias)
+            free = config.integration == "free"
+            initialization.constant_(getattr(module, module.w_int_name), 1 / samples if free else 0.0)
             initialization.normal_(module.out_proj.weight, std=(module.out_proj.in_features * depth) ** -0.5)
         elif isinstance(module, AttentionBlock):
             for last in (module.attn.out_proj, module.ff_out):
                 initialization.normal_(last.weight, std=(last.in_features * depth) ** -0.5)
-        elif isinstance(module, RMSNorm):
-            initialization.ones_(module.scale)
-        elif isinstance(module, GatedNorm):
-            initialization.ones_(module.weight)
+        elif isinstance(module, RMSNorm | GatedNorm):
+            for scale in module.parameters():
+                initialization.ones_(scale)
 
 
 class NautileModel(NautilePreTrainedModel):
@@ -446,10 +447,9 @@ class NautileModel(NautilePreTrainedModel):
     def __init__(self, config: NautileConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
-        period = config.seqcond_ratio + 1  # layers of a block, the last of which is attention
+        letters = config.num_layers // len(config.pattern) * config.pattern
         self.blocks = nn.ModuleList(
-            AttentionBlock(config, index) if index % period == config.seqcond_ratio else SCABlock(config, index)
-            for index in range(config.num_layers)
+            (SCABlock if letter == "S" else AttentionBlock)(config, index) for index, letter in enumerate(letters)
         )
         self.post_init()
 

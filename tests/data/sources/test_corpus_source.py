@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from configs.base import TaskConfig
-from configs.ingest import SourceConfig
+from configs.ingest import SourceConfig, TextTaskConfig
 from data.records import SynthRecord, WebRecord
 from data.sources import corpus_source as sources
 from data.sources.corpus_source import list_files, read_file
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.reasoning_gym import problem_split, problems
+from data.sources.reasoning_gym import derived_seed, problem_split, problems
 from data.sources.wikipedia import articles, web_record
 
 TASKS = ({"name": "gsm_symbolic"},)
@@ -31,13 +30,13 @@ def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def batches_of(config, seed=0, folder=None):
-    files = list_files(config, seed, folder)
-    return [batch for file in files for batch in read_file(config, seed, file, folder)]
+def batches_of(config, folder=None):
+    files = list_files(config, folder)
+    return [batch for file in files for batch in read_file(config, file, folder)]
 
 
-def records_of(config, seed=0):
-    return [batch.record(i) for batch in batches_of(config, seed) for i in range(len(batch))]
+def records_of(config):
+    return [batch.record(i) for batch in batches_of(config) for i in range(len(batch))]
 
 
 def texts_of(config):
@@ -61,12 +60,11 @@ def test_wikipedia_in_fineweb_edus_form(monkeypatch):
         None,
         None,
     )
-    assert [r.text for r in records_of(config, 1)] != [r.text for r in records]
-    whole = list_files(source(reader="wikipedia"), 0, None)
+    whole = list_files(source(reader="wikipedia"), None)
     assert sum(file.rows for file in whole) == len(articles()) > 10_000
     assert len(whole) > 1  # two workers can share it
     monkeypatch.setattr(sources, "ARTICLES_PER_FILE", 15)
-    assert [file.rows for file in list_files(config, 0, None)] == [15, 15, 10]
+    assert [file.rows for file in list_files(config, None)] == [15, 15, 10]
     assert records_of(config) == records
 
 
@@ -77,30 +75,32 @@ def test_the_first_articles_have_every_topic():
 
 
 def test_reasoning_problems_in_synths_form(monkeypatch):
-    config = source(reader="reasoning", form="synth", tasks=TASKS, records=12)
-    records = records_of(config, 5)
+    config = source(reader="reasoning", form="synth", tasks=TASKS, records=12, seed=5)
+    records = records_of(config)
     assert len({record.query for record in records}) == 12
-    for record, problem in zip(records, problems([TaskConfig(**TASKS[0])], 5, "train"), strict=False):
+    for record, problem in zip(
+        records, problems([TaskConfig(**TASKS[0])], derived_seed(5, "x"), "train"), strict=False
+    ):
         assert isinstance(record, SynthRecord)
         assert (record.query, record.synthetic_answer) == (problem.question, problem.answer)
         assert (record.synthetic_reasoning, record.exercise) == (problem.rationale, "gsm_symbolic")
     monkeypatch.setattr(sources, "PROBLEMS_PER_FILE", 5)
-    assert len(list_files(config, 5, None)) == 3
-    assert records_of(config, 5) == records
+    assert len(list_files(config, None)) == 3
+    assert records_of(config) == records
     with pytest.raises(ConfigError, match="problems without end; set `records`"):
-        list_files(source(reader="reasoning", form="synth", tasks=TASKS), 5, None)
+        list_files(source(reader="reasoning", form="synth", tasks=TASKS), None)
 
 
 def test_training_problems_are_disjoint_from_the_other_splits():
     tasks = [TaskConfig(**task) for task in TASKS]
     splits = {
         split: {p.question for p in itertools.islice(problems(tasks, 0, split), 30)}
-        for split in ("train", "guard", "held_out")
+        for split in ("train", "reinforce", "guard", "held_out")
     }
     for split, questions in splits.items():
         assert {problem_split(question) for question in questions} == {split}
-    trained = {r.query for r in records_of(source(reader="reasoning", form="synth", tasks=TASKS, records=60), 9)}
-    assert not trained & (splits["guard"] | splits["held_out"])
+    trained = {r.query for r in records_of(source(reader="reasoning", form="synth", tasks=TASKS, records=60, seed=9))}
+    assert not trained & (splits["reinforce"] | splits["guard"] | splits["held_out"])
 
 
 def three_files(folder, kind):
@@ -121,7 +121,7 @@ def test_local_files_are_read_in_name_order(tmp_path, kind):
     config = three_files(tmp_path, kind)
     assert texts_of(config) == ALL
     assert all(isinstance(record, WebRecord) for record in records_of(config))
-    files = list_files(config, 0, tmp_path)
+    files = list_files(config, tmp_path)
     assert [(file.number, file.item, file.rows) for file in files] == [(n, f"0000{n}", None) for n in range(3)]
     assert [file.bytes for file in files] == [(tmp_path / f"{n}.{kind}").stat().st_size for n in range(3)]
 
@@ -131,25 +131,25 @@ def test_local_files_are_read_in_name_order(tmp_path, kind):
 def test_a_limit_is_exact_over_files(tmp_path_factory, kind, records):
     config = three_files(tmp_path_factory.mktemp("files"), kind).model_copy(update={"records": records})
     assert texts_of(config) == ALL[:records]
-    assert len(list_files(config, 0, None)) == min(3, -(-records // 4))
+    assert len(list_files(config, None)) == min(3, -(-records // 4))
     assert sum(batch.rows for batch in batches_of(config)) == min(12, records)
 
 
 def test_a_file_whose_rows_cannot_be_counted_stays_in_the_list(tmp_path):
     config = three_files(tmp_path, "parquet").model_copy(update={"records": 6})
     (tmp_path / "1.parquet").write_bytes(b"cut")
-    files = list_files(config, 0, None)
+    files = list_files(config, None)
     assert [file.rows for file in files] == [4, 2, 2]
     with pytest.raises(ConfigError, match=r"1\.parquet: is not a Parquet file"):
-        list(read_file(config, 0, files[1], None))
+        list(read_file(config, files[1], None))
 
 
 def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path):
     config = three_files(tmp_path, "jsonl")
-    files = list_files(config, 0, None)
+    files = list_files(config, None)
     lines(tmp_path / "2.jsonl", [{"text": "longer than it was"}] * 9)
     with pytest.raises(ConfigError, match=r"2\.jsonl: has changed since it was listed"):
-        list(read_file(config, 0, files[2], None))
+        list(read_file(config, files[2], None))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -200,28 +200,21 @@ def test_a_file_list_is_read_back_as_it_was_written(tmp_path):
 
 def test_a_reader_of_the_other_form_is_refused():
     with pytest.raises(ConfigError, match="reader 'wikipedia' gives form 'web', not 'synth'"):
-        list_files(source(reader="wikipedia", form="synth"), 0, None)
+        list_files(source(reader="wikipedia", form="synth"), None)
 
 
-def test_shares_of_the_generated_problems_show_all_their_reasoning_or_its_last_step(tmp_path):
+def test_generated_problems_differ_by_seed_and_by_source(tmp_path):
     source = SourceConfig(
         name="s",
         reader="reasoning",
         form="synth",
         records=400,
-        worked_share=0.25,
-        brief_share=0.25,
-        tasks=(TaskConfig(name="chain_sum", parameters={"min_terms": 4, "max_terms": 4}),),
+        tasks=(TextTaskConfig(name="chain_sum", parameters={"min_terms": 4, "max_terms": 4}),),
     )
-    (file,) = list_files(source, 1, tmp_path)
-    (batch,) = read_file(source, 1, file, tmp_path)
-    steps = Counter(text.count(" = ") for text in batch.columns["synthetic_reasoning"])
-    assert len(batch) == 400
-    assert set(steps) == {0, 1, 3}  # none, the last one, all of them
-    assert 160 < steps[0] < 240
-    assert 70 < steps[1] < 130
-    (others,) = read_file(source.model_copy(update={"seed_offset": 1000}), 1, file, tmp_path)
-    assert (
-        len(set(others.columns["query"]) & set(batch.columns["query"])) < 40
-    )  # problem i of seed s + 1 is problem i + 1 of seed s
+    (file,) = list_files(source, tmp_path)
+    (batch,) = read_file(source, file, tmp_path)
+    assert {text.count(" = ") for text in batch.columns["synthetic_reasoning"]} == {3}
     assert all(batch.columns["synthetic_answer"])
+    for change in ({"seed": 1}, {"name": "t"}):  # another seed, and another source of the same generators
+        (others,) = read_file(source.model_copy(update=change), file, tmp_path)
+        assert len(set(others.columns["query"]) & set(batch.columns["query"])) < 40

@@ -40,7 +40,7 @@ def describe(error):
 def read(source, file, reply, tries):
     for _ in range(tries):
         try:
-            batches = read_file(source, 0, file, folder)
+            batches = read_file(source, file, folder)
             reply["texts"][file.path] = [text for batch in batches for text in batch.texts()]
             return
         except (ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ for line in sys.stdin:
     tries = request.pop("tries")
     try:
         source = SourceConfig(**request)
-        files = list_files(source, 0, folder)
+        files = list_files(source, folder)
         reply["files"] = [asdict(file) for file in files]
         for file in files:
             read(source, file, reply, tries)

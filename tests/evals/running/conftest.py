@@ -16,7 +16,7 @@ def checkpoint(tmp_path_factory):
         vocabulary=tokenizer.vocabulary,
         width=16,
         blocks=1,
-        sca_per_block=1,
+        pattern="SA",
         context=160,
         memory_heads=2,
         query_heads=2,

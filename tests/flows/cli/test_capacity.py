@@ -17,7 +17,7 @@ SMALL = """
 extends = "local"
 name = "small"
 [model]
-sca_per_block = 1
+pattern = "SA"
 [pretrain]
 batch_rows = 16
 micro_rows = 16

@@ -71,7 +71,11 @@ def test_the_formula_for_the_state_counts_the_arrays():
         assert state_sizes(MODEL, tokens)[0] == arrays
     # Attention in every layer: as many times the keys and values as a block has layers.
     own, other = (state_sizes(MODEL, 2)[index] - state_sizes(MODEL, 1)[index] for index in (0, 1))
-    assert other == own * (MODEL.sca_per_block + 1)
+    assert other == own * len(MODEL.pattern)
+    # Without attention a stream's state does not grow, and the transformer's does.
+    alone, other = (state_sizes(MODEL.model_copy(update={"pattern": "SS"}), tokens) for tokens in (1, 2))
+    assert alone[0] == other[0]
+    assert other[1] - alone[1] == own * 2
 
 
 def test_the_card_names_the_precision_in_which_the_checkpoint_was_computed(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from tests.support.samples.stage_store import flip_byte, published
 from tests.support.stages.toy_dag import toy_dag
 
 TOKENIZER = TokenizerConfig(ranks=256)
-MODEL = tiny_config(blocks=1, sca_per_block=1, context=16)
+MODEL = tiny_config(blocks=1, pattern="SA", context=16)
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

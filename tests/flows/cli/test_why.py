@@ -24,10 +24,10 @@ def test_nothing_is_different_in_a_complete_chain(made, toy):
 
 def test_a_changed_value_is_named_where_it_stands_and_as_an_input_after_that(made, toy):
     store, outputs = made
-    reason = toy.reason.model_dump() | {"balance": "cap"}
+    reason = toy.reason.model_dump() | {"objective": "capped"}
     rows = rows_of(store, toy, reason=reason)
     assert rows["align"]["state"] == "made"
-    assert rows["reason"]["differences"] == ["reason.balance: 'equalise' -> 'cap'"]
+    assert rows["reason"]["differences"] == ["reason.objective: 'balanced' -> 'capped'"]
     assert rows["reason"]["nearest"] in outputs["reason"].values()
     assert rows["reason"]["inputs"] == []
     (line,) = rows["self_distill"]["inputs"]

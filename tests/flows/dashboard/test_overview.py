@@ -235,3 +235,13 @@ def test_the_ladder_of_an_evaluation_that_was_made_again_is_the_new_one(store, m
         folder = str(published(store, "evaluation", "again", files, supersede=True).path)
         shown.append((ladder.ladder_of({"pretrain": folder})["scores"], ladder.difference(folder, folder, "n")))
     assert shown == [({"pretrain": {"count": 1}}, 1), ({"pretrain": {"count": 2}}, 2)]
+
+
+def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
+    planned(store, ["reason"])
+    attempted(store, "reason", "done", execution="e-reason")
+    facts = {"updates": 0, "no_update": "all 8 groups had equal rewards"}
+    published(store, "checkpoint", "reason", stage="reason", label="reason", facts=facts, execution="e-reason")
+    shown = overview(store, monkeypatch)
+    assert "**! reason made no update**" in cards(shown)
+    assert any("all 8 groups had equal rewards" in element.value for element in shown.markdown)

@@ -1,6 +1,7 @@
 """A sweep's file: the runs it asks for, and what it is refused for before anything runs."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -28,15 +29,15 @@ def read(store, tmp_path, toy_stages):
 
 
 def test_a_grid_is_every_combination_and_each_seed_a_run(read):
-    sweep = read(f'seeds = [0, 7]\nset = ["report.samples=2"]\n{GRID}reason.balance = ["off", "equalise"]\n')
+    sweep = read(f'seeds = [0, 7]\nset = ["report.samples=2"]\n{GRID}reason.objective = ["plain", "balanced"]\n')
     assert [run.title for run in sweep.runs[:3]] == [
-        "steps=3, balance=off seed 0",
-        "steps=3, balance=off seed 7",
-        "steps=3, balance=equalise seed 0",
+        "steps=3, objective=plain seed 0",
+        "steps=3, objective=plain seed 7",
+        "steps=3, objective=balanced seed 0",
     ]
     last = sweep.runs[-1]
-    assert last.run_name == last.config.name == "try-out.steps-30-balance-equalise.seed7"
-    assert (last.config.reason.policy.steps, last.config.reason.balance, last.config.seed) == (30, "equalise", 7)
+    assert last.run_name == last.config.name == "try-out.steps-30-objective-balanced.seed7"
+    assert (last.config.reason.policy.steps, last.config.reason.objective, last.config.seed) == (30, "balanced", 7)
     assert last.config.report.samples == 2
     assert len(sweep.runs) == 8
     assert sweep.after == "evaluate:self_distill"
@@ -127,10 +128,39 @@ def test_the_sweep_of_the_benchmark_begins_from_one_checkpoint(store):
     checkpoint(store, "start")
     sweep = read_sweep(ROOT / "bench" / "rl" / "table1_rates.toml", store)
     assert [run.arm for run in sweep.runs][:2] == [
-        "learning_rate=3e-05, balance=off",
-        "learning_rate=3e-05, balance=equalise",
+        "learning_rate=3e-05, objective=plain",
+        "learning_rate=3e-05, objective=balanced",
     ]
     assert {tuple(step.label for step in run.prepared.steps) for run in sweep.runs} == {
         ("held_out", "reason", "evaluate:reason")
     }
     assert len({run.prepared.steps[1].inputs["checkpoint"] for run in sweep.runs}) == 1
+
+
+def test_an_arm_with_an_evaluation_of_its_own_ends_there(read):
+    text = '[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["pretrain.batch_rows=2"]\nafter = "pretrain"\n'
+    sweep = read(text)
+    assert sweep.after == "evaluate:self_distill"
+    assert [step.label for step in sweep.runs[1].prepared.steps][-1] == "evaluate:pretrain"
+    assert [run["after"] for run in sweep.record()["runs"]] == ["evaluate:self_distill", "evaluate:pretrain"]
+    with pytest.raises(ConfigError, match="every arm has an `after` of its own"):
+        read('[[arms]]\nname = "a"\nafter = "align"\n[[arms]]\nname = "b"\nafter = "reason"\n')
+    with pytest.raises(ConfigError, match=r"arm 'b': .*evaluate:alignn"):
+        read(text.replace('"pretrain"\n', '"alignn"\n'))
+
+
+def test_the_shipped_sweep_is_found_by_its_name_and_its_controls_share_the_start(store):
+    sweep = read_sweep(Path("local_controls"), store)
+    labels = {run.arm: [step.label for step in run.prepared.steps] for run in sweep.runs}
+    assert len(sweep.runs) == 20
+    assert labels["supervised"][-1] == "evaluate:pretrain"
+    assert not {"align", "reason"} & set(labels["self_distill"])
+    for seed in range(1, 6):
+        keys = {run.arm: {s.label: s.key for s in run.prepared.steps} for run in sweep.runs if run.seed == seed}
+        assert len({keys[arm]["pretrain"] for arm in ("ladder", "plain", "self_distill")}) == 1
+        assert keys["ladder"]["align"] == keys["plain"]["align"]
+        # Another seed asks no teacher again, and measures by the same problems.
+        for label in ("distill", "held_out"):
+            assert keys["ladder"][label] == sweep.runs[0].prepared.steps[[*labels["ladder"]].index(label)].key
+    with pytest.raises(ConfigError, match=r"no sweep 'local_control' .did you mean 'local_controls'"):
+        read_sweep(Path("local_control"), store)

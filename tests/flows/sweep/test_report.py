@@ -9,14 +9,16 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from evals.scoring.intervals import paired, wilson
+from evals.scoring.over_seeds import lead, summary
 from flows.cli.document.outputs import OUTPUTS
 from flows.cli.many.sweep import planned, report_view
 from flows.sweep.arms import read_sweep
-from flows.sweep.report import paired_lead, saved_sweeps, sweep_report
+from flows.sweep.report import saved_sweeps, sweep_report
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import now
 from tasks.engine.attempt_log import write_attempt_row
+from tests.support.samples.recorded_runs import recorded_run
 from tests.support.samples.stage_store import filled
 from tests.support.stages.toy_stages import TOY
 
@@ -32,8 +34,8 @@ def rows(right, questions=range(40), benchmark="held_out"):
 
 
 def evaluated(store, run, content):
-    """Publish the evaluation of a run after self-distillation."""
-    step = next(step for step in run.prepared.steps if step.label == "evaluate:self_distill")
+    """Publish the evaluation by which a run is compared, by default that after self-distillation."""
+    step = next(step for step in run.prepared.steps if step.label == (run.after or "evaluate:self_distill"))
     folder = filled(store.staging(step.key) / "output", {"rows.jsonl": content})
     given = {"stage": "evaluate", "version": 1, "config": {}, "inputs": {}, "facts": {}}
     return store.publish("evaluation", step.key, folder, label=step.label, **given)
@@ -89,35 +91,98 @@ def test_arms_are_tested_against_the_first_on_the_same_questions(store, sweep_of
     assert max(map(len, text_of(report, 80).splitlines())) <= 80
 
 
-def test_seeds_of_an_arm_are_one_vote_a_question_and_paired_by_seed(store, sweep_of, report_of):
-    sweep = sweep_of('seeds = [1, 2]\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["reason.policy.steps=9"]\n')
-    a1, a2, b1, b2 = sweep.runs
-    evaluated(store, a1, rows(lambda n: n < 10))
-    evaluated(store, a2, rows(lambda n: n < 20))
-    evaluated(store, b1, rows(lambda n: n < 16))
-    (metric,) = report_of(sweep)["metrics"]
-    a, b = metric["arms"]
-    assert (a["accuracy"], a["n"], a["seeds"]) == (15 / 40, 40, 2)
-    assert (b["lead"], b["seeds"]) == (6 / 40, 1)  # over the seed that both have
-    evaluated(store, b2, rows(lambda n: n < 22))
-    _, b = report_of(sweep)["metrics"][0]["arms"]
-    assert b["lead"] == pytest.approx(4 / 40)
-    assert b["lead_low"] < 4 / 40 < b["lead_high"]
-    assert b["p"] == paired([0.0] * 8, [0.5] * 8).p  # on eight questions it has the higher vote, on none the lower
+def test_an_arm_may_be_compared_by_another_evaluation(store, sweep_of, report_of):
+    """As supervised training continued, whose last evaluation is that after the pretraining."""
+    sweep = sweep_of(
+        '[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["pretrain.batch_rows=2"]\nafter = "pretrain"\n'
+    )
+    evaluated(store, sweep.runs[0], rows(lambda n: n < 20))
+    evaluated(store, sweep.runs[1], rows(lambda n: n < 30))
+    report = report_of(sweep)
+    a, b = report["metrics"][0]["arms"]
+    assert (a["accuracy"], a["after"], b["accuracy"], b["after"]) == (0.5, None, 0.75, "pretrain")
+    assert b["lead"] == 0.25
+    assert "b (after pretrain)" in text_of(report)
 
 
-def test_an_interval_over_seeds_is_that_of_the_mean_difference():
-    votes = [(0.0, 0.5)] * 300 + [(0.5, 0.0)] * 100 + [(1.0, 1.0)] * 600
-    before, after = zip(*votes, strict=True)
-    lead = paired_lead([(before, after)], [1.0], several=True)
-    assert lead["lead"] == pytest.approx(0.1)
-    assert (lead["lead_low"], lead["lead_high"]) == pytest.approx((0.0813, 0.1187), abs=2e-3)
-    same = paired_lead([([1.0] * 20, [1.0] * 20)], [1.0], several=True)
-    assert same["lead_low"] < 0 < same["lead_high"]  # no difference in twenty questions is not certainty
-    assert same["p"] == 1.0
-    both = paired_lead([(before, after), ([0.0] * 50, [1.0] * 50)], [0.5, 0.5], several=True)
-    assert both["lead"] == pytest.approx(0.55)
-    assert both["p"] < 1e-6
+SEEDED = '[[arms]]\nname = "a"\n[[arms]]\nname = "b"\nset = ["reason.policy.steps=9"]\n'
+
+
+def test_seeds_of_an_arm_are_paired_and_tested_over_seeds(store, sweep_of, report_of):
+    sweep = sweep_of("seeds = [1, 2, 3]\n" + SEEDED)
+    right = {"a": (10, 20, 12), "b": (16, 20, 24)}
+    runs = {(run.arm, run.seed): run for run in sweep.runs}
+    for arm, seed in (("a", 1), ("a", 2), ("b", 1)):
+        evaluated(store, runs[arm, seed], rows(lambda n, count=right[arm][seed - 1]: n < count))
+    report = report_of(sweep)
+    a, b = report["metrics"][0]["arms"]
+    assert (a["accuracy"], a["n"], a["seeds"], a["over"]) == (15 / 40, 40, 2, "seeds")
+    assert (b["seeds"], b["over"], b["lead"]) == (1, "problems", 6 / 40)  # over the seed that both have
+    assert (b["lead_over"], b["common_seeds"], b["detectable"]) == ("problems", 1, None)
+    assert b["p"] == paired([1.0] * 10 + [0.0] * 30, [1.0] * 16 + [0.0] * 24).p
+    assert "With one seed, over problems; says nothing about another seed" in " ".join(text_of(report).split())
+
+    for arm, seed in (("a", 3), ("b", 2), ("b", 3)):
+        evaluated(store, runs[arm, seed], rows(lambda n, count=right[arm][seed - 1]: n < count))
+    report = report_of(sweep)
+    a, b = report["metrics"][0]["arms"]
+    accuracies = {arm: {seed: count / 40 for seed, count in enumerate(counts, 1)} for arm, counts in right.items()}
+    expected = summary(accuracies["b"])
+    assert (b["accuracy"], b["deviation"]) == pytest.approx((expected.mean, expected.deviation))
+    assert (b["low"], b["high"]) == pytest.approx((expected.low, expected.high))
+    test = lead(accuracies["a"], accuracies["b"])  # here the seeds spread by more than the problems' noise
+    assert (b["lead"], b["p"], b["lead_deviation"]) == pytest.approx((test.lead, test.p, test.deviation))
+    assert b["p_corrected"] == b["p"]  # one test in the report
+    assert (b["lead_low"], b["lead_high"], b["detectable"]) == pytest.approx((test.low, test.high, test.detectable))
+    assert (b["lead_over"], b["common_seeds"]) == ("seeds", 3)
+    text = text_of(report)
+    assert "over seeds: the mean and its t interval" in " ".join(text.split())
+    assert f"{100 * test.lead:+.1f} [" in text
+    assert "McNemar" not in text
+    assert max(map(len, text_of(report, 80).splitlines())) <= 80
+
+
+def test_a_mean_of_benchmarks_is_tested_over_seeds_as_well(store, sweep_of, report_of):
+    sweep = sweep_of("seeds = [1, 2, 3]\n" + SEEDED)
+    for run in sweep.runs:
+        ahead = 8 if run.arm == "b" else 0
+        evaluated(
+            store,
+            run,
+            rows(lambda n, count=20 + run.seed + ahead: n < count, range(200), "arc_easy")
+            + rows(lambda n, count=5 + 2 * run.seed: n < count, range(100), "arc_challenge"),
+        )
+    tables = {table["benchmark"]: table["arms"][1] for table in report_of(sweep)["metrics"]}
+    assert set(tables) == {"arc_challenge", "arc_easy", "arc"}
+    assert tables["arc"]["lead"] == pytest.approx(8 / 200 / 2)
+    assert tables["arc"]["lead_deviation"] == pytest.approx(0.0)
+    assert 0 < tables["arc"]["p"] < 1  # seeds that agree to the last question are not certainty
+    assert tables["arc_challenge"]["p"] == 1.0
+    assert tables["arc"]["p_corrected"] >= tables["arc"]["p"]
+
+
+def test_an_arm_with_one_seed_has_the_spread_of_its_recipes_other_seeds_beside_it(store, sweep_of, report_of):
+    """The other seeds are of runs outside the sweep, which the catalog knows by their plans."""
+    sweep = sweep_of(SEEDED)
+    a, b = sweep.runs
+    evaluated(store, a, rows(lambda n: n < 10))
+    evaluated(store, b, rows(lambda n: n < 20))
+    recorded_run(store, a.run_name, a.config.model_dump(mode="json"), "evaluate:self_distill", 0.25)
+    for seed, accuracy in ((7, 0.5), (8, 0.6)):
+        settings = {**a.config.model_dump(mode="json"), "seed": seed, "name": f"run-{seed}"}
+        settings["retention"] = {"keep": seed}  # in no key, so the same recipe
+        recorded_run(store, f"run-{seed}", settings, "evaluate:self_distill", accuracy)
+    other_recipe = {**a.config.model_dump(mode="json"), "seed": 9}
+    other_recipe["reason"]["policy"]["steps"] = 77
+    recorded_run(store, "another", other_recipe, "evaluate:self_distill", 0.9)
+    report = report_of(sweep)
+    first, second = report["metrics"][0]["arms"]
+    assert first["recipe_seeds"]["seeds"] == [str(a.config.seed), "7", "8"]
+    assert first["recipe_seeds"]["mean"] == pytest.approx(0.45)
+    assert second["recipe_seeds"] is None
+    text = " ".join(text_of(report).split())
+    assert "a: 3 seeds of this recipe in the store, mean 45.0 % [" in text
+    assert "standard deviation 18.0 points" in text
 
 
 def test_states_time_and_cost_of_the_runs(made, tmp_path, toy_stages, report_of):

@@ -118,7 +118,7 @@ def test_without_a_store_no_name_is_a_run(tmp_path):
 
 def test_whose_gain_it_is_in_words():
     test = {"lead": -0.05, "low": -0.09, "high": -0.01}
-    assert whose_gain(test) == "A is better by 5.0 points [1.0, 9.0]"
+    assert whose_gain(test) == "A is better by 5.0 points [1.0, 9.0] over problems"
     assert whose_gain(test | {"high": 0.02}, "x", "y") == (
         "no difference shown: x is 5.0 points ahead, which may be chance"
     )

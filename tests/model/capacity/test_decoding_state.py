@@ -12,3 +12,12 @@ def test_the_published_model_keeps_these_bytes_of_a_sequence():
         "convolution_history": layers * 2 * 3 * inputs,
         "kv_per_token": 8 * 2 * 2 * 4 * 64,
     }
+
+
+def test_each_layer_keeps_what_its_kind_keeps():
+    config = load("nautile_370m").model
+    published, no_attention, four_layers = (
+        state_bytes(config.model_copy(update={"pattern": pattern})) for pattern in ("SSA", "SS", "ASSA")
+    )
+    assert no_attention == {**published, "kv_per_token": 0}
+    assert four_layers == {**published, "kv_per_token": 2 * published["kv_per_token"]}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs.load import load
-from model.capacity.flops import kernel_work
+from model.capacity.flops import forward_flops, kernel_work
 from model.layers.mixing.kernels.tile import HeadParameters, SampleFolding, TileInputs, TileState, backward, forward
 
 CHUNK, HEAD_DIM, SAMPLES = 32, 64, 2
@@ -41,3 +41,12 @@ def test_short_sides_count_as_a_whole_side_of_the_matrix_unit():
     padded = kernel_work(model, CHUNK, 1, "forward", least_side=128)
     assert padded.products == 16 * 2 * 128 * JOINED * (2 + 3)
     assert padded[1:] == kernel_work(model, CHUNK, 1, "forward")[1:]
+
+
+def test_operations_are_counted_by_the_layers_of_the_pattern():
+    model = load("nautile_370m").model
+    published, other = (
+        forward_flops(model.model_copy(update={"pattern": pattern}), 1024) for pattern in ("SSA", "SAAA")
+    )
+    factors = {"sca": 0.5, "mixing": 0.5, "attention": 3, "feed_forward": 3, "head": 1}
+    assert other == {part: factors[part] * flops for part, flops in published.items()}

@@ -11,9 +11,13 @@ from common.errors import ConfigError
 from model.decoding import lane
 from model.decoding.buckets import length_buckets
 from model.decoding.generate import Generator
+from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import Sampling
+from model.decoding.slot_programs import JaxSlots
+from model.decoding.slots import slot_settings
 from model.loss import masked_logits, token_logprobs
-from model.nautile import forward
+from model.nautile import forward, initialise
+from tests.model.conftest import tiny_config
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +114,34 @@ def test_logprobs_are_those_of_the_trainer(config, params, four, hidden_states):
     for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
         first = len(prompt) - 1
         np.testing.assert_allclose(completion.logprobs, logprobs_BL[row, first : first + 12], atol=1e-4)
+
+
+@pytest.mark.parametrize("pattern", ["S", "ASA"])
+def test_other_patterns_decode_in_lanes_and_slots(pattern):
+    """No keys and values at all, and two layers with them a block: two rows filled again, then two slots."""
+    config = tiny_config(pattern=pattern, blocks=1, grid="free", integration="free")
+    params = initialise(config, 0)
+    greedy = replace(SAMPLING, temperature=0)
+    completions = Generator(config, greedy, rows=2, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+    ids_BL = np.zeros((4, LONGEST + 12), np.int32)
+    for row, (prompt, made) in enumerate(zip(PROMPTS, completions, strict=True)):
+        ids_BL[row, : len(prompt) + 12] = [*prompt, *made.ids]
+    positions_BL = jnp.broadcast_to(jnp.arange(LONGEST + 12), ids_BL.shape)
+    hidden_BLD = jax.jit(lambda: forward(params, config, ids_BL, jnp.ones_like(positions_BL), positions_BL))()
+    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], ids_BL[:, 1:])
+    for row, (prompt, made) in enumerate(zip(PROMPTS, completions, strict=True)):
+        np.testing.assert_allclose(made.logprobs, logprobs_BL[row, len(prompt) - 1 :][:12], atol=1e-4)
+    slots = JaxSlots(params, config, (), 0, 2)
+    slots.start()
+    lengths_B = np.array([len(prompt) for prompt in PROMPTS[:2]], np.int32)
+    tokens_BP = np.array([[0] * (16 - len(prompt)) + prompt for prompt in PROMPTS[:2]], np.int32)
+    prefilled, _ = slots.prefill(tokens_BP, lengths_B, score=False)
+    settings = slot_settings([DecodeRequest(tuple(prompt), 12, temperature=0.0) for prompt in PROMPTS[:2]], 0)
+    slots.fill(prefilled, np.arange(2), np.arange(2), settings)
+    output = slots.advance(np.ones(2, bool), 12)
+    for slot, made in enumerate(completions[:2]):
+        np.testing.assert_array_equal(output.ids_TB[:, slot], made.ids)
+        np.testing.assert_allclose(output.logprobs_TB[:, slot], made.logprobs, atol=1e-4)
 
 
 def test_logprobs_are_at_the_sampling_temperature(config, params, hidden_states):

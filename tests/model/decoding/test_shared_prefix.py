@@ -62,9 +62,18 @@ def test_random_trees_have_the_sums_of_whole_sequences(config, params, scorer, t
 
 
 @pytest.mark.slow
-def test_other_shapes():
-    """Window decay, two SCA layers in a block, one sample, and neither convolution nor normalised queries and keys."""
-    config = tiny_config(decay="window", blocks=1, sca_per_block=2, spectral_samples=1, convolution=1, qk_norm=False)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decay": "window", "pattern": "SSA", "spectral_samples": 1, "convolution": 1, "qk_norm": False},
+        {"pattern": "S", "grid": "free"},
+        {"pattern": "ASA", "integration": "free"},
+    ],
+    ids=lambda changes: changes["pattern"],
+)
+def test_other_shapes(changes):
+    """Window decay, one sample, and neither convolution nor normalised queries and keys; no attention; two layers."""
+    config = tiny_config(blocks=1, **changes)
     params = jax.jit(initialise, static_argnums=0)(config, 0)
     persona = tokens(1, 13)
     groups = [([*persona, 3], [[4, 5], [6]]), ([*persona, 7, 8], [[9, 10, 11]]), ([], [[1]])]

@@ -23,7 +23,7 @@ from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
-CONFIG = tiny_config(vocabulary=TOKENIZER.vocabulary, sca_per_block=2)
+CONFIG = tiny_config(vocabulary=TOKENIZER.vocabulary, pattern="SSA")
 NAMES = [
     "config.json",
     "configuration_nautile.py",
@@ -66,7 +66,9 @@ def copy(exported, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sca_per_block": 2},
+        {"pattern": "SSA"},
+        {"pattern": "ASSA", "grid": "free", "integration": "free"},
+        {"pattern": "S", "grid": "fixed", "integration": "fixed"},
         {"decay": "window", "spectral_samples": 1, "query_heads": 4, "qk_norm": False, "sca_norm_epsilon": 1e-6},
         {"vocabulary": 300, "rope_base": 5e3, "readout_expand": 2, "convolution": 3, "compute_dtype": "bfloat16"},
     ],
@@ -82,6 +84,14 @@ def test_the_way_there_and_back_and_there_again_gives_the_same_bytes(tmp_path, c
     export_transformers(back, second)
     for name in NAMES:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_the_authors_ratio_is_written_where_it_says_all(tmp_path):
+    for pattern, ratio in (("SSA", 2), ("A", 0), ("S", None), ("AS", None)):
+        checkpoint = save_random(tmp_path / pattern, tiny_config(vocabulary=TOKENIZER.vocabulary, pattern=pattern))
+        export_transformers(checkpoint, tmp_path / f"{pattern} exported")
+        fields = json.loads((tmp_path / f"{pattern} exported" / "config.json").read_text())
+        assert (fields["num_layers"], fields.get("seqcond_ratio")) == (2 * len(pattern), ratio)
 
 
 def test_padding_has_the_id_0_and_a_row_of_zeros(exported, checkpoint):

@@ -38,8 +38,11 @@ CONTEXT = 1024
 VARIANTS = {
     "relative": tiny_config(vocabulary=TOKENIZER.vocabulary, context=CONTEXT),
     "window": tiny_config(
-        vocabulary=TOKENIZER.vocabulary, context=CONTEXT, decay="window", blocks=1, sca_per_block=2, query_heads=4,
+        vocabulary=TOKENIZER.vocabulary, context=CONTEXT, decay="window", blocks=1, pattern="SSA", query_heads=4,
         spectral_samples=1, kv_heads=4, qk_norm=False, sca_norm_epsilon=1e-6,
+    ),
+    "paper": tiny_config(
+        vocabulary=TOKENIZER.vocabulary, context=CONTEXT, blocks=1, pattern="ASSA", grid="free", integration="free",
     ),
 }  # fmt: skip
 ITEMS = 16

@@ -125,12 +125,13 @@ def test_schedules():
     fields = {"learning_rate": 1.0, "final_learning_rate": 0.1, "warmup_steps": 4}
     rates = {
         name: rates_of(schedule(OptimizerConfig(schedule=name, decay_share=0.25, **fields), 41), 41)
-        for name in ("cosine", "wsd", "constant")
+        for name in ("cosine", "linear", "wsd", "constant")
     }
     for values in rates.values():
         np.testing.assert_allclose(values[:5], [0.2, 0.4, 0.6, 0.8, 1.0], rtol=1e-6)
     share = (np.arange(4, 41) - 4) / 36
     np.testing.assert_allclose(rates["cosine"][4:], 0.1 + 0.9 * (1 + np.cos(np.pi * share)) / 2, rtol=1e-5)
+    np.testing.assert_allclose(rates["linear"][4:], 1.0 - 0.9 * share, rtol=1e-5)
     assert (rates["wsd"][4:31] == 1.0).all()
     np.testing.assert_allclose(np.diff(rates["wsd"][30:]), -0.09, rtol=1e-4)
     assert rates["wsd"][-1] == pytest.approx(0.1)
@@ -138,7 +139,7 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("name", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "constant"])
 def test_a_run_of_few_steps_has_a_schedule(name, steps):
     values = rates_of(schedule(OptimizerConfig(schedule=name, warmup_steps=100), steps), steps)
     assert (values > 0).all()

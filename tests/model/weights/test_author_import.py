@@ -17,7 +17,7 @@ from model.weights.author_layout import author_shapes
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
-SHAPE = tiny_config(blocks=2, sca_per_block=2, context=16)
+SHAPE = tiny_config(blocks=2, pattern="SSA", context=16)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,9 @@ def test_the_context_is_never_a_default(tensors, archive, tmp_path):
     ("config", "message"),
     [
         (author_config(num_layers=7), "`num_layers` 7 is no multiple of `seqcond_ratio` \\+ 1 = 3"),
+        (author_config(pattern="SSSA"), "`num_layers` 6 is no multiple of the 4 letters of `pattern`"),
+        (author_config(pattern="SSB"), "`pattern`: 'SSB' must be letters S"),
+        (author_config(pattern=None), "`pattern`: Input should be a valid string"),
         (author_config(num_layers="6"), "`num_layers`: '6' is not an integer from 0 to"),
         (author_config(num_layers=2**40), "`num_layers`: 1099511627776 is not an integer from 0 to"),
         (author_config(num_layers=3 * 2**20), "too few for 3145728 layers"),

@@ -21,7 +21,7 @@ from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
-SHAPE = tiny_config(blocks=1, sca_per_block=1, context=16)
+SHAPE = tiny_config(blocks=1, pattern="SA", context=16)
 
 
 class Bomb:
@@ -137,7 +137,7 @@ def test_a_description_of_ten_gigabytes_or_without_an_end(folder):
     "claim",
     [
         {"vocabulary": 10**12}, {"context": 10**12}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
-        {"sca_per_block": 10**6},  # each is traced apart, so that their number costs time and not memory alone
+        {"pattern": "S" * 10**6},  # each is traced apart, so that their number costs time and not memory alone
     ],
 )  # fmt: skip
 def test_a_model_too_large_for_any_memory(folder, claim):

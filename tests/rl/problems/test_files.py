@@ -9,9 +9,10 @@ from configs.training import ProblemsConfig, ProblemSource
 from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem, problem_split
 from rl.problems.files import check_expressions, check_files, read_problems
-from rl.problems.load import load
+from rl.problems.load import load, load_guard
 from rl.problems.sets import prompt_of
 from rl.rewards import verifiable
+from tests.rl.conftest import policy
 
 OPTIONS = ["a fork", "a spoon", "a knife"]
 
@@ -66,10 +67,11 @@ def test_every_question_is_in_one_split_once(source):
     rows = [{"question": f"What is {n} / 4?", "answer": f"{n}/4"} for n in range(60)]
     problems = list(read_problems(source(*rows, rows[0])))
     assert [problem.question for problem in problems] == [row["question"] for row in rows]
-    counts = {split: sum(problem_split(p.question) == split for p in problems) for split in ("train", "guard")}
-    for split, count in counts.items():
+    # No text is made from a file, so what generators keep for the text is trained on here.
+    for split, hashed in {"train": {"train", "reinforce"}, "guard": {"guard"}}.items():
+        count = sum(problem_split(p.question) in hashed for p in problems)
         drawn = load(ProblemsConfig(count=count, **source(*rows).model_dump()), 0, split)
-        assert {problem_split(problem.question) for problem in drawn} == {split}
+        assert {problem_split(problem.question) for problem in drawn} == hashed
 
 
 def test_optional_fields_and_lines_with_other_separators(source):
@@ -126,3 +128,46 @@ def test_a_file_is_read_whole_before_a_run_and_only_alignment_takes_rows_without
     several = ProblemsConfig.model_validate({"sources": [{"source": "gsm8k"}, file.model_dump()]})
     with pytest.raises(ConfigError, match=r"^self_distill\.problems\.sources\[1\]\.path: .*mine\.jsonl:2: no `answer`"):
         check_files(several, "self_distill")
+
+
+def prompt_source(folder, **changes) -> ProblemsConfig:
+    """A prompt set of four rows: a conversation, one in French, a long one, and one without a prompt."""
+    messages = [
+        "Name a colour.",
+        "Nommez une couleur que vous aimez beaucoup, s'il vous plaît.",
+        "Repeat: " + 99 * "a b ",
+    ]
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in messages]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"other": 1}]))
+    prompt_set = {
+        "name": "chat", "source": "jsonl", "path": str(folder / "prompts.jsonl"), "form": "messages", **changes
+    }  # fmt: skip
+    return ProblemsConfig.model_validate({"source": "prompts", "count": 1, "prompt_set": prompt_set})
+
+
+def test_prompts_of_a_set_have_no_answers_and_are_for_alignment_alone(tmp_path):
+    config = prompt_source(tmp_path, languages=["en"])
+    check_files(config, "align")
+    with pytest.raises(
+        ConfigError, match=r"^reason\.problems\.source: its prompts have no answers: this stage rewards"
+    ):
+        check_files(config, "reason")
+    (problem,) = load(config, 0, unanswered="keep", fits=lambda prompt: len(prompt) < 90)
+    assert (problem.task, problem.question, problem.answer) == ("chat", "Name a colour.", "")
+    several = config.model_copy(update={"count": 3})
+    with pytest.raises(ConfigError, match=r"'prompts' has 1 distinct train problems \(1 more are longer than rollout"):
+        load(several, 0, unanswered="keep", fits=lambda prompt: len(prompt) < 90)
+    with pytest.raises(ConfigError, match="no guard problem with an answer"):
+        load_guard(config, policy(guard_every=1), 0)
+
+
+def test_a_prompt_set_of_the_hub_needs_a_commit_before_anything_runs(tmp_path):
+    config = prompt_source(tmp_path, source="hub", path="owner/name", revision="main")
+    with pytest.raises(ConfigError, match="`revision` 'main' is not a full commit hash of owner/name"):
+        check_files(config, "align")
+
+
+@pytest.mark.parametrize("fields", [{"source": "prompts"}, {"prompt_set": {"name": "a", "source": "wikipedia"}}])
+def test_a_prompt_set_belongs_to_the_source_of_prompts(fields):
+    with pytest.raises(ValueError, match="'prompts' and `prompt_set` belong together"):
+        ProblemsConfig.model_validate({"count": 1, **fields})

@@ -116,7 +116,9 @@ def test_too_few_problems_after_screening_is_an_error():
     )
     everything = ProblemScreen(held)
     assert not any(p.question in {q.question for q in load(config, 0)} for p in load(config, 0, screen=everything))
-    few = [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(problems(SUMS, 0, "train"))]
+    few = [
+        HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(problems(SUMS, 0, "reinforce"))
+    ]
     with pytest.raises(ConfigError, match=r"has 0 distinct train problems \(\d+ more overlap a benchmark\), not 3"):
         load(config, 0, screen=ProblemScreen(ContaminationIndex(few, common=10**6)))
 
@@ -170,10 +172,10 @@ def test_problems_without_an_answer_are_refused_kept_or_skipped(problem_file):
     assert facts["left_out"]["have no answer"] > 5
     assert (facts["source"], facts["problems"], facts["without_answer"]) == (str(problem_file), 30, 0)
     with pytest.raises(ConfigError, match=r"has \d+ distinct guard problems.*, not 128"):
-        load_guard(config, policy(guard_every=1, guard_problems=128), 0)
+        load_guard(config, policy(guard_every=1, guard_problems=128))
     problem_file.write_text('{"question": "Say hello."}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"policy\.guard_every: `problems` has no guard problem with an answer"):
-        load_guard(config, policy(guard_every=1), 0)
+        load_guard(config, policy(guard_every=1))
 
 
 def test_a_file_that_is_not_there_or_is_too_small(tmp_path, problem_file):
@@ -207,8 +209,8 @@ def test_several_sources_give_their_shares_evenly_mixed_and_screened(problem_fil
 
 def test_a_share_that_cannot_be_met_is_refused(problem_file):
     file = WeightedSource(source="jsonl", path=str(problem_file))
-    config = ProblemsConfig(count=200, sources=(WeightedSource(tasks=SUMS), file))
-    with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: 'jsonl' has \d+ .*, not 100; lower `count` or"):
+    config = ProblemsConfig(count=200, sources=(file, WeightedSource(tasks=SUMS)))
+    with pytest.raises(ConfigError, match=r"problems\.sources\[0\]: 'jsonl' has \d+ .*, not 100; lower `count` or"):
         load(config, 0, unanswered="keep")
     with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: its weight is too small"):
         load(ProblemsConfig(count=10, sources=(WeightedSource(tasks=SUMS, weight=99.0), file)), 0)

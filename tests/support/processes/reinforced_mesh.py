@@ -23,7 +23,7 @@ from model.sharding import make_mesh
 from rl import self_distillation
 from rl.capacity import estimate_memory
 from rl.learner import Learner
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.problems.load import load
 from rl.rewards import advantages
 from rl.rollouts import RolloutEngine
@@ -40,7 +40,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
     problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
     settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
-    learner = Learner(model, settings, ROLLOUT, start, Balance(), mesh)
+    learner = Learner(model, settings, ROLLOUT, start, Balance(over="step"), mesh)
     results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
@@ -53,7 +53,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
         results["measured"].append(learner.update(groups))
     table = learner.trained["embedding"]
     results["share"] = table.addressable_shards[0].data.size / table.size
-    results["plan"] = estimate_memory(model, ROLLOUT, settings, Balance(), mesh)
+    results["plan"] = estimate_memory(model, ROLLOUT, settings, Balance(over="step"), mesh)
     return results
 
 

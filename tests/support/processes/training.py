@@ -28,7 +28,7 @@ TOKENIZER = TokenizerConfig(ranks=256)
 ROW = 32
 STEPS = 24
 MODEL = ModelConfig(
-    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, sca_per_block=1, context=ROW, memory_heads=2, query_heads=2,
+    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, pattern="SA", context=ROW, memory_heads=2, query_heads=2,
     spectral_samples=1, chunk=8, attention_heads=2, kv_heads=1, feed_forward=16, compute_dtype="float32", remat="none",
 )  # fmt: skip
 
@@ -93,7 +93,9 @@ def run(
     train_on: Mapping[str, TrainOn] | None = None,
 ) -> dict[str, Any]:
     """Train under `root`, with shared shards, and work and output in the folder `name`."""
-    pretraining = Pretraining(config or settings(), MODEL, TOKENIZER, sources(root), seed, train_on=train_on or {})
+    pretraining = Pretraining(
+        config or settings(), MODEL, TOKENIZER, sources(root), seed, seed, train_on=train_on or {}
+    )
     return train(pretraining, root / name / "work", root / name / "out", emit)
 
 

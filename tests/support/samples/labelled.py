@@ -9,7 +9,7 @@ from model.weights.files import save_weights
 
 TOKENIZER = TokenizerConfig(ranks=512)
 MODEL = ModelConfig(
-    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, sca_per_block=1, context=96, memory_heads=2, query_heads=2,
+    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, pattern="SA", context=96, memory_heads=2, query_heads=2,
     spectral_samples=1, chunk=8, attention_heads=2, kv_heads=1, feed_forward=16, compute_dtype="float32", remat="none",
 )  # fmt: skip
 WORDS = {"animal": ("cat", "dog", "cow"), "plant": ("oak", "ash", "fir")}

@@ -30,7 +30,7 @@ class Pieces(Section):
 
 
 def section(count: int = 3, **fields: Any) -> dict[str, Any]:
-    return {"seed": 5, "pieces": {"count": count, **fields}}
+    return {"seeds": {"data": 5}, "pieces": {"count": count, **fields}}
 
 
 def list_pieces(job: Job) -> list[str]:

@@ -28,7 +28,7 @@ class Sums(Section):
 
 
 def section(count: int = 3, **fields: Any) -> dict[str, Any]:
-    return {"seed": 5, "sums": {"count": count, **fields}}
+    return {"seeds": {"data": 5}, "sums": {"count": count, **fields}}
 
 
 @stage("sums", version=1, outputs=("numbers", "totals"), optional=("totals",))
@@ -57,7 +57,7 @@ def sums(job: Job) -> None:
     _meet(job, part, {"late": lambda: _raise(Retryable("the Hub does not answer"))})
     if part.totals:
         (job.output("totals") / "total.txt").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
-        job.describe("totals", seed=job.seed)
+        job.describe("totals", seed=job.seed("data"))
     if part.digest:
         job.add_digests("numbers", {"0.txt": part.digest})
     made = {"platforms": os.environ.get("JAX_PLATFORMS"), "store": os.environ["NAUTILE_STORE"]}

@@ -64,7 +64,7 @@ def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, t
     monkeypatch.setattr("tasks.reason.verifiable", right)
     monkeypatch.setattr("rl.self_distillation.verifiable", right)
     model = tiny_model()
-    section = {"seed": 0, stage: SECTIONS[stage].model_dump(mode="json")}
+    section = {stage: SECTIONS[stage].model_dump(mode="json")}
     rehearse(stage, section, model, TOKENIZER)
     ahead = compiled()
     assert {"reason": "completion_gradients", "self_distill": "update"}[stage] in str(ahead)

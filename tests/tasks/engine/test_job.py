@@ -12,7 +12,11 @@ from tasks.engine.progress import StageUpdate, notify, subscribe
 
 @pytest.fixture
 def job(tmp_path):
-    section = {"seed": 3, "report": {"title": "T", "samples": 2}, "judge": {"endpoint": "j", "answer_weight": 1.5}}
+    section = {
+        "seeds": {"data": 3},
+        "report": {"title": "T", "samples": 2},
+        "judge": {"endpoint": "j", "answer_weight": 1.5},
+    }
     return Job("report", "0" * 64, "e1", section, {}, tmp_path / "staging", silent)
 
 
@@ -21,7 +25,7 @@ def test_a_part_of_the_section_comes_validated(job):
     with pytest.raises(ConfigError, match=r"stage report: `judge\.answer_weight`: .*less than or equal to 1"):
         job.part("judge", JudgeConfig)
     with pytest.raises(
-        ConfigError, match=r"the section of stage report has no `model`; it has \['judge', 'report', 'seed'\]"
+        ConfigError, match=r"the section of stage report has no `model`; it has \['judge', 'report', 'seeds'\]"
     ):
         job.part("model", ReportConfig)
 
@@ -43,8 +47,8 @@ def test_facts_add_up(job):
 
 
 def test_a_seed_is_the_section_s_or_zero(job):
-    assert job.seed == 3
-    assert Job("x", "", "", {}, {}, job.staging, silent).seed == 0
+    assert (job.seed("data"), job.seed("weights")) == (3, 0)
+    assert Job("x", "", "", {}, {}, job.staging, silent).seed("data") == 0
 
 
 def test_only_a_stage_can_be_loaded():

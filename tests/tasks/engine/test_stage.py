@@ -95,8 +95,8 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
         run_stage(sums, section(faults={"config": 1}), {}, context)
     with pytest.raises(ConfigError, match=r"^stage sums: `sums.count`: "):
         run_stage(sums, {"sums": {"count": "many"}}, {}, context)
-    with pytest.raises(ConfigError, match=r"the section of stage sums has no `sums`; it has \['seed'\]"):
-        run_stage(sums, {"seed": 1}, {}, context)
+    with pytest.raises(ConfigError, match=r"the section of stage sums has no `sums`; it has \['seeds'\]"):
+        run_stage(sums, {"seeds": {"data": 1}}, {}, context)
     assert updates[-1].state == "failed"
     assert "has no `sums`" in updates[-1].error
     assert {(run["state"], run["exit_code"]) for run in runs(store)} == {("failed", 2)}

@@ -68,12 +68,18 @@ def tokens():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"decay": "window"}, {"spectral_samples": 1, "query_heads": 4, "qk_norm": False}],
-    ids=["relative", "window", "one spectral sample, no qk norm"],
+    [
+        {},
+        {"decay": "window"},
+        {"spectral_samples": 1, "query_heads": 4, "qk_norm": False},
+        {"pattern": "S", "blocks": 1, "grid": "free", "integration": "free"},
+        {"pattern": "ASA", "blocks": 1, "integration": "free"},
+    ],
+    ids=["relative", "window", "one spectral sample, no qk norm", "no attention", "two attention layers a block"],
 )
 def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
     config = MODEL.model_copy(update=changes)
-    if "spectral_samples" in changes:
+    if changes and "decay" not in changes:
         config = tiny_config(vocabulary=MODEL.vocabulary, width=64, context=256, **changes)
         weights = jax.tree.map(lambda leaf: leaf + 0.05, initialise(config, 3))
     sca = weights["blocks"]["sca_0"]

@@ -38,7 +38,7 @@ def test_trackio_has_one_run_with_each_step_once(tracked):
     assert run["name"] == f"sums:A-{run['id'][:8]}"
     assert [(row["step"], row["value"]) for row in project["logs"] if "value" in row] == [(n, n) for n in range(4)]
     assert [row["done"] for row in project["logs"] if "done" in row] == [0, 1]
-    expected = {"seed": "5", "sums.count": "4", "nautile.config": "toy", "state": "done", "_Group": "r2"}
+    expected = {"seeds.data": "5", "sums.count": "4", "nautile.config": "toy", "state": "done", "_Group": "r2"}
     assert project["config"].items() >= {**expected, "output.numbers": tracked["outputs"]["numbers"]}.items()
 
 

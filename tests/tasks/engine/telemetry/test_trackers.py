@@ -74,7 +74,7 @@ def test_a_run_has_its_name_configuration_curves_scores_and_artifacts(tmp_path, 
     [row] = Catalog(store).query("SELECT execution, key FROM runs QUALIFY row_number() OVER (ORDER BY time DESC) = 1")
     assert (run["name"], run["status"]) == (f"sums-{row['execution'][:8]}", "FINISHED")
     assert mlflow.experiments == {"nautile": run["experiment_id"]}
-    assert run["params"].items() >= {"seed": "5", "sums.count": "4", "sums.faults": "{}"}.items()
+    assert run["params"].items() >= {"seeds.data": "5", "sums.count": "4", "sums.faults": "{}"}.items()
     about = {"run": "r1", "stage": "sums", "label": "sums", "execution": row["execution"], "key": row["key"]}
     ids = {"nautile.config": "toy", "nautile.output.numbers": outputs["numbers"]}
     assert run["tags"].items() >= {**{f"nautile.{name}": value for name, value in about.items()}, **ids}.items()

@@ -1,0 +1,131 @@
+"""The accuracies of a run's recipe under all seeds that the catalog knows, to stand beside a result of one seed.
+
+A recipe is the configuration as a run's plan records it, without `seed`, `[seeds]`, the name, and the fields that no
+key contains. Only the catalog is asked: the metrics that each evaluation wrote.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from configs.keys import classified_fields
+from evals.scoring.intervals import holm
+from evals.scoring.over_seeds import lead, summary
+from evals.tables.ladder import Ladder
+from store.catalog import CatalogRow
+
+Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
+METRICS = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}
+LIKELIHOOD = "likelihood"  # has one verdict
+# The accuracies of all runs with the recipe of a run, oldest first. (merge patch, run, ending of the metric)
+_OF_RECIPE = """
+WITH plan AS (
+    SELECT run, started, settings->>'seed' AS seed, settings->>'seeds' AS parts, json_merge_patch(settings, ?) AS recipe
+    FROM plans WHERE settings IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
+evaluated AS (
+    SELECT run, label, execution FROM runs WHERE stage = 'evaluate' AND state IN ('done', 'reused')
+    QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1)
+SELECT e.label, m.name, e.execution, other.seed, other.parts, m.value
+FROM plan mine JOIN plan other ON other.recipe = mine.recipe JOIN evaluated e ON e.run = other.run
+JOIN metrics m ON m.execution = e.execution
+WHERE mine.run = ? AND starts_with(m.name, 'evaluate/') AND ends_with(m.name, ?) ORDER BY other.started, m.time
+"""
+
+
+def accuracies_by_seed(
+    query: Callable[..., list[CatalogRow]], run: str | None, verdict: str = "strict", way: str = "generate"
+) -> Accuracies:
+    """The accuracies of the recipe of `run` by evaluation, benchmark and seed; empty if its plan is not recorded."""
+    if run is None:
+        return {}
+    ending = "/" + METRICS.get((verdict, way), LIKELIHOOD)
+    found: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}  # (label, metric) -> seed -> (execution, share)
+    for row in query(_OF_RECIPE, json.dumps(_without()), run, ending):
+        # The newest run of a seed counts; an older one may be of an earlier version of the code.
+        by_seed = found.setdefault((row["label"], row["name"]), {})
+        by_seed[_seed_name(row["seed"], row["parts"])] = row["execution"], row["value"]
+    accuracies: Accuracies = {}
+    for (label, name), by_seed in found.items():
+        # Seeds that share an evaluation (none of what it depends on is drawn by them) are one measurement.
+        first = {execution: seed for seed, (execution, _) in reversed(by_seed.items())}
+        accuracies.setdefault(label, {})[name.removeprefix("evaluate/").removesuffix(ending)] = {
+            seed: by_seed[seed][1] for seed in reversed(first.values())
+        }
+    return accuracies
+
+
+def spread(accuracies: Accuracies, label: str, benchmark: str) -> dict[str, Any] | None:
+    """Mean and spread over the seeds of a recipe: the fields of a `SeedSummary`; None unless there are two."""
+    by_seed = accuracies.get(label, {}).get(benchmark, {})
+    names = sorted(by_seed, key=lambda name: (len(name), name))  # as numbers
+    return {**asdict(summary(by_seed)), "seeds": names} if len(names) > 1 else None
+
+
+def ladder_over_seeds(accuracies: Accuracies, ladder: Ladder) -> list[dict[str, Any]]:
+    """The stages of a ladder over the seeds of its recipe; empty unless a stage has two.
+
+    Each row has `stage`, the fields of `spread`, `over` (the stage before) and `gain`, the fields of a `SeedLead` over
+    it with `p_corrected` by Holm for the number of gains (None: fewer than two seeds have both).
+    """
+    found = {
+        entry["stage"]: accuracies.get(f"evaluate:{entry['stage']}", {}).get(ladder["benchmark"], {})
+        for entry in ladder["stages"]
+        if entry["score"]
+    }
+    pairs = {
+        entry["stage"]: (found[entry["over"]], found[entry["stage"]], entry["score"]["n"])
+        for entry in ladder["stages"]
+        if entry["over"] and len(found[entry["over"]].keys() & found[entry["stage"]].keys()) > 1
+    }
+    gains = {stage: lead(before, after, len(pairs), problems) for stage, (before, after, problems) in pairs.items()}
+    corrected = holm({stage: gain.p for stage, gain in gains.items() if gain.p is not None})
+    rows = []
+    for entry in ladder["stages"]:
+        stage = entry["stage"]
+        if over_seeds := spread(accuracies, f"evaluate:{stage}", ladder["benchmark"]):
+            gain = {**asdict(gains[stage]), "p_corrected": corrected[stage]} if stage in gains else None
+            rows.append({"stage": stage, **over_seeds, "over": entry["over"], "gain": gain})
+    return rows
+
+
+def recipe_seeds(recipes: Mapping[str, Accuracies], label: str, benchmark: str) -> dict[str, dict[str, Any] | None]:
+    """`spread` for each side of a comparison."""
+    return {side: spread(accuracies, label, benchmark) for side, accuracies in recipes.items()}
+
+
+def recipe_lines(title: str, sides: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """A sentence for each side of a comparison whose recipe has several seeds. `title`: of the benchmark."""
+    return [f"{title}, {spread_in_words(side.upper(), found)}" for side, found in sides.items() if found]
+
+
+def spread_in_words(name: str, spread: Mapping[str, Any]) -> str:
+    """One sentence about the seeds of a recipe, from the fields of a `SeedSummary`."""
+    interval = ""
+    if spread["low"] is not None:
+        interval = f" [{max(0.0, 100 * spread['low']):.1f}, {min(100.0, 100 * spread['high']):.1f}]"
+    return (
+        f"{name}: {len(spread['seeds'])} seeds of this recipe in the store, mean {100 * spread['mean']:.1f} %"
+        f"{interval} over seeds, standard deviation {100 * spread['deviation']:.1f} points"
+    )
+
+
+def _seed_name(seed: str | None, parts: str | None) -> str:
+    """The seed of a run, with the seeds that `[seeds]` sets on its own."""
+    own = {name: value for name, value in json.loads(parts or "{}").items() if value is not None}
+    return ", ".join([seed or "0", *(f"{name} {value}" for name, value in own.items())])
+
+
+def _without() -> dict[str, Any]:
+    """A merge patch (RFC 7396) that removes from a configuration what is not part of the recipe."""
+    patch: dict[str, Any] = {"seed": None, "seeds": None}
+    for field in classified_fields()[1]:
+        *path, last = field.split(".")
+        if "*" in path or last == "*":
+            continue  # a merge patch does not reach into lists
+        section = patch
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = None
+    return patch
