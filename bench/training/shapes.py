@@ -83,7 +83,9 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
     )
     out = work / "weights"
-    pretraining = Pretraining(settings, model, config.tokenizer, sources, data_seed=seed, weights_seed=seed)
+    pretraining = Pretraining(
+        settings, model, config.tokenizer, sources, data_seed=seed, weights_seed=seed, train_on=config.train_on
+    )
     facts = pretrain(pretraining, work, out, silent)
     params, _, tokenizer = load_weights(out)
     held_out_config = config.evaluate.held_out

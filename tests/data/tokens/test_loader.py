@@ -355,8 +355,9 @@ def test_phases_last_their_tokens_and_mixtures_are_exact(sources):
 @pytest.mark.parametrize("hosts", [2, 3, 6])
 def test_hosts_hold_slices_of_the_same_global_batch(sources, hosts):
     plan = [(6000, {"web": 1}), (9000, {"web": 0.3, "synth": 0.7})]
-    whole = loader(sources, *plan, batch_rows=6)
-    parts = [loader(sources, *plan, batch_rows=6, host=host, hosts=hosts) for host in range(hosts)]
+    options = {"batch_rows": 6, "train_on": {"synth": "replies"}}
+    whole = loader(sources, *plan, **options)
+    parts = [loader(sources, *plan, host=host, hosts=hosts, **options) for host in range(hosts)]
     for step in range(0, whole.steps, 3):
         batch, slices = whole.batch(step), [part.batch(step) for part in parts]
         for name, array in batch.items():
