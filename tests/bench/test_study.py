@@ -83,9 +83,9 @@ def test_an_interval_covers_the_spread_of_seeds_as_well_as_of_problems():
     others = (rng.random((5, 400)) < np.linspace(0.1, 0.9, 5)[:, None]).astype(float)
     spread = interval(np.repeat(before, 5, axis=0), others)
     assert spread.high - spread.low > 3 * (alike.high - alike.low)
-    one = interval(before, after)
-    assert one.seeds == 1
-    assert one.high - one.low == pytest.approx(2 * 196 * differences.std() / 20, rel=0.1)  # over problems alone
+    single = interval(before, after)
+    assert single.seeds == 1
+    assert single.high - single.low == pytest.approx(2 * 196 * differences.std() / 20, rel=0.1)  # over problems alone
 
 
 def test_outcomes_survive_packing():

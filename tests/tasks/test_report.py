@@ -46,6 +46,7 @@ def data(folder):
 _EMPTY = {
     "stages": [], "scores": {}, "curves": {}, "calls": [], "cost": {"calls": 0}, "screening": screening([]),
     "samples": [], "stand_ins": [], "lineage": [], "ladder": None, "problems": [], "about": {},
+    "ladder_over_seeds": [],
 }  # fmt: skip
 
 

@@ -122,13 +122,13 @@ def test_other_seeds_of_the_recipe_stand_below_the_ladder(data):
         "reason": {"0": 0.65, "1": 0.55, "2": 0.6},
     }
     accuracies = {f"evaluate:{stage}": {"held_out": values} for stage, values in by_seed.items()}
-    found = ladder_over_seeds(accuracies, data["ladder"])
-    assert [row["stage"] for row in found] == ["pretrain", "align", "reason"]  # self_distill has no other seed
+    over_seeds = ladder_over_seeds(accuracies, data["ladder"])
+    assert [row["stage"] for row in over_seeds] == ["pretrain", "align", "reason"]  # self_distill has no other seed
     gain = lead(by_seed["align"], by_seed["reason"], 2, N)
-    assert found[2]["gain"]["lead"] == pytest.approx(gain.lead)
-    assert found[2]["gain"]["detectable"] == pytest.approx(gain.detectable)
-    assert found[2]["gain"]["p_corrected"] == pytest.approx(2 * gain.p)
-    (section, *_) = opening({**data, "ladder_over_seeds": found})
+    assert over_seeds[2]["gain"]["lead"] == pytest.approx(gain.lead)
+    assert over_seeds[2]["gain"]["detectable"] == pytest.approx(gain.detectable)
+    assert over_seeds[2]["gain"]["p_corrected"] == pytest.approx(2 * gain.p)
+    (section, *_) = opening({**data, "ladder_over_seeds": over_seeds})
     (table,) = [block for block in section.blocks if getattr(block, "title", "") == "After each stage, over seeds"]
     cells = {row[0]: row for row in table.rows}
     assert cells["pretrain"][1:] == ("3", "25.0 [12.6, 37.4]", "5.0", *(MISSING,) * 3)

@@ -79,8 +79,8 @@ def test_a_summary_has_the_t_interval_of_the_mean():
     expected = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
     assert (result.low, result.high) == pytest.approx(expected)
     assert result.deviation == pytest.approx(np.std(values, ddof=1))
-    one = summary({7: 0.5})
-    assert (one.mean, one.low, one.high, one.deviation, one.seeds) == (0.5, None, None, None, (7,))
+    single = summary({7: 0.5})
+    assert (single.mean, single.low, single.high, single.deviation, single.seeds) == (0.5, None, None, None, (7,))
     same = summary({1: 0.5, 2: 0.5})
     assert (same.low, same.deviation) == (None, 0.0)  # no spread was seen: no interval of width zero
     with pytest.raises(ValueError, match="at least one seed"):
@@ -97,18 +97,18 @@ def test_the_smallest_effect_is_found_in_four_of_five_cases(seeds, tests):
     t = drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / math.sqrt(seeds))
     critical = pytest.importorskip("scipy.stats").t.isf(LEVEL / tests / 2, seeds - 1)
     assert np.mean(np.abs(t) > critical) == pytest.approx(0.8, abs=0.015)
-    found = [lead(named([0.0] * seeds), named(row), tests).p < LEVEL / tests for row in drawn[:500]]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+    significant = [lead(named([0.0] * seeds), named(row), tests).p < LEVEL / tests for row in drawn[:500]]
+    assert np.mean(significant) == pytest.approx(0.8, abs=0.06)
 
 
 def test_a_true_difference_is_found_with_enough_seeds():
     rng = np.random.default_rng(0)
-    found = {}
+    significant = {}
     for seeds in (2, 12):
         pairs = [simulated(rng, 2, seeds, 0.02, effect=0.05) for _ in range(60)]
-        found[seeds] = np.mean([lead_of_votes([a], [b]).p < LEVEL for a, b in pairs])
-    assert found[12] > 0.95
-    assert found[2] < 0.4
+        significant[seeds] = np.mean([lead_of_votes([a], [b]).p < LEVEL for a, b in pairs])
+    assert significant[12] > 0.95
+    assert significant[2] < 0.4
 
 
 def test_equal_arms_have_p_one_and_equal_differences_no_p_of_zero():
@@ -133,8 +133,8 @@ def test_only_common_seeds_are_paired():
     result = lead({1: 0.3, 2: 0.5, 3: 0.9}, {2: 0.6, 1: 0.5, 4: 0.1})
     assert result.lead == pytest.approx(0.15)
     assert result.seeds == (1, 2)
-    one = lead({1: 0.3, 2: 0.5}, {2: 0.6})
-    assert (one.lead, one.p, one.low, one.detectable) == (pytest.approx(0.1), None, None, None)
+    single = lead({1: 0.3, 2: 0.5}, {2: 0.6})
+    assert (single.lead, single.p, single.low, single.detectable) == (pytest.approx(0.1), None, None, None)
     with pytest.raises(ValueError, match="both arms"):
         lead({1: 0.3}, {2: 0.3})
 
@@ -155,9 +155,9 @@ def test_a_mean_of_benchmarks_weighs_their_leads_and_their_noise():
     alone = lead_of_votes([a], [b])
     assert mean.lead == pytest.approx(alone.lead / 2)
     assert mean.deviation == pytest.approx(alone.deviation / 2)
-    one = lead_of_votes([a[:1], c[:1]], [b[:1], c[:1]], (0.5, 0.5))
-    assert one.over == "problems"
-    assert one.lead == pytest.approx((b[0] - a[0]).mean() / 2)
+    single = lead_of_votes([a[:1], c[:1]], [b[:1], c[:1]], (0.5, 0.5))
+    assert single.over == "problems"
+    assert single.lead == pytest.approx((b[0] - a[0]).mean() / 2)
 
 
 def test_questions_and_seeds_that_one_arm_lacks_are_left_out():

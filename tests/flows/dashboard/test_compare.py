@@ -34,6 +34,7 @@ def test_two_runs_stand_beside_each_other(page):
     assert "steps 30 -> 3" in texts
     assert any("B is better by" in text for text in texts)
     settings, scores, last, steps = tables(shown)
+    assert any("says nothing about another seed" in element.value for element in shown.caption)
     assert settings[1] == ["reason.policy.steps", "30", "3"]
     assert scores[1][-1] == "the same evaluation"
     assert steps[-1][0] == "in all"
@@ -56,6 +57,7 @@ def test_a_sweep_has_its_table_and_intervals(page, two_runs, tmp_path, toy_stage
     [scores] = tables(shown)
     [runs] = (element.value for element in shown.dataframe)
     assert [row[0] for row in scores[1:]] == ["samples=4", "samples=5"]
-    assert scores[2][3:] == ["the same evaluation", ""]  # a test of it with itself would say nothing
+    assert scores[0][3] == "% [95 % over problems]"
+    assert scores[2][4:] == ["the same evaluation", "", ""]  # a test of it with itself would say nothing
     assert runs["state"].tolist() == ["done", "not made"]
     assert any("McNemar" in element.value for element in shown.caption)

@@ -10,7 +10,7 @@ LABEL = "evaluate:reason"
 
 
 @pytest.fixture
-def found(store):
+def by_seed_of(store):
     def call(run, *how):
         catalog = Catalog(store)
         catalog.ingest()
@@ -23,41 +23,41 @@ def settings(seed, **more):
     return {"name": f"run {seed}", "seed": seed, "reason": {"policy": {"steps": 3}}, **more}
 
 
-def test_a_recipe_is_the_configuration_without_seeds_names_and_what_no_key_contains(store, found):
+def test_a_recipe_is_the_configuration_without_seeds_names_and_what_no_key_contains(store, by_seed_of):
     recorded_run(store, "first", settings(1), LABEL, 0.5)
     recorded_run(store, "second", settings(2, launch={"processes": 2}), LABEL, 0.6)
     recorded_run(store, "other", settings(3, reason={"policy": {"steps": 4}}), LABEL, 0.9)
     recorded_run(store, "elsewhere", settings(4), "evaluate:align", 0.9)
-    accuracies = found("first")
+    accuracies = by_seed_of("first")
     assert accuracies[LABEL] == {"held_out": {"1": 0.5, "2": 0.6}}
-    found_spread = spread(accuracies, LABEL, "held_out")
-    assert found_spread["mean"] == pytest.approx(0.55)
-    assert spread_in_words("A", found_spread) == (
+    over_seeds = spread(accuracies, LABEL, "held_out")
+    assert over_seeds["mean"] == pytest.approx(0.55)
+    assert spread_in_words("A", over_seeds) == (
         "A: 2 seeds of this recipe in the store, mean 55.0 % [0.0, 100.0] over seeds, standard deviation 7.1 points"
     )
     assert spread(accuracies, "evaluate:align", "held_out") is None  # one seed has no spread
     assert recipe_seeds({"a": accuracies, "b": {}}, LABEL, "held_out")["b"] is None
 
 
-def test_seeds_of_parts_are_seeds_of_the_recipe(store, found):
+def test_seeds_of_parts_are_seeds_of_the_recipe(store, by_seed_of):
     recorded_run(store, "plain", settings(1), LABEL, 0.5)
     none = {"data": None, "weights": None, "sampling": None, "evaluation": None}
     recorded_run(store, "as before", settings(1, seeds=none), LABEL, 0.52)
     recorded_run(store, "weights", settings(1, seeds={**none, "weights": 5}), LABEL, 0.6)
-    assert found("plain")[LABEL]["held_out"] == {"1": 0.52, "1, weights 5": 0.6}
+    assert by_seed_of("plain")[LABEL]["held_out"] == {"1": 0.52, "1, weights 5": 0.6}
 
 
-def test_a_seed_counts_once_and_so_does_an_evaluation_that_two_seeds_share(store, found):
+def test_a_seed_counts_once_and_so_does_an_evaluation_that_two_seeds_share(store, by_seed_of):
     recorded_run(store, "old", settings(1), LABEL, 0.4)
     recorded_run(store, "new", settings(1), LABEL, 0.5)
     recorded_run(store, "reusing", settings(2), LABEL, 0.5, execution="execution-new")
     recorded_run(store, "own", settings(3), LABEL, 0.7)
-    assert found("old")[LABEL]["held_out"] == {"1": 0.5, "3": 0.7}
+    assert by_seed_of("old")[LABEL]["held_out"] == {"1": 0.5, "3": 0.7}
 
 
-def test_a_run_without_a_plan_and_another_verdict_have_no_seeds(store, found):
+def test_a_run_without_a_plan_and_another_verdict_have_no_seeds(store, by_seed_of):
     recorded_run(store, "first", settings(1), LABEL, 0.5)
-    assert found("unknown") == {}
-    assert found(None) == {}
-    assert found("first", "lenient") == {}
-    assert found("first", "strict", "likelihood") == {}
+    assert by_seed_of("unknown") == {}
+    assert by_seed_of(None) == {}
+    assert by_seed_of("first", "lenient") == {}
+    assert by_seed_of("first", "strict", "likelihood") == {}
