@@ -81,8 +81,8 @@ def prepare_run(
 
     `base`: the configuration that `config` extends (`configs.load.load_base`); the run records the differences.
 
-    Raises `ConfigError` for a name that matches no step, an input that is not in the store, or an invalid row in a
-    file of RL problems.
+    Raises `ConfigError` for a name that matches no step, an input that is not in the store, an invalid row in a
+    file of RL problems, or an unknown objective.
     """
     argument = argument or shlex.quote(config.name)
     store.refresh()

@@ -5,8 +5,9 @@ import pytest
 from common.errors import ConfigError
 from common.processes import free_port
 from configs.operation import LaunchConfig
+from configs.training import ProblemsConfig
 from flows.dag import Need, build_dag
-from flows.selection import PreparedRun, Selection, check_ray_hosts, choose, outside_inputs
+from flows.selection import PreparedRun, Selection, check_ray_hosts, choose, outside_inputs, prepare_run
 from store.artifacts import Store
 from tests.support.stages.toy_dag import toy_dag
 
@@ -79,6 +80,21 @@ def test_what_is_needed_of_the_rest(dag, made):
 )
 def test_how_to_go_on_after_a_stop(selection, options):
     assert selection.options("reason") == options
+
+
+def test_an_unknown_objective_and_prompts_in_the_wrong_stage_are_refused_before_anything_runs(toy, store):
+    unknown = toy.model_copy(update={"reason": toy.reason.model_copy(update={"objective": "most"})})
+    with pytest.raises(ConfigError, match=r"^reason\.objective: unknown objective 'most'; the known ones are balanced"):
+        prepare_run(unknown, Selection(), store)
+    prompts = ProblemsConfig.model_validate({"source": "prompts", "prompt_set": {"name": "a", "source": "wikipedia"}})
+    for stage in ("reason", "self_distill"):
+        wrong = toy.model_copy(update={stage: getattr(toy, stage).model_copy(update={"problems": prompts})})
+        with pytest.raises(ConfigError, match=rf"^{stage}\.problems\.source: its prompts have no answers"):
+            prepare_run(wrong, Selection(), store)
+    file = ProblemsConfig(source="jsonl", path="nowhere.jsonl")
+    answered = toy.model_copy(update={"align": toy.align.model_copy(update={"answered": file})})
+    with pytest.raises(ConfigError, match=r"^align\.answered\.path: nowhere\.jsonl cannot be read"):
+        prepare_run(answered, Selection(), store)
 
 
 def test_a_ray_cluster_is_asked_for_the_hosts_of_what_is_to_run(toy, store):

@@ -91,6 +91,7 @@ def test_missing_scores_are_counted_and_left_out(uninterrupted):
     folder, facts, _, _ = uninterrupted
     rows = lines(folder / "rollouts.jsonl")
     assert len(rows) == facts["rollouts"]
+    assert facts["updates"] == facts["steps"] == 4
     unscored = [row for row in rows if row["reward"] is None]
     assert 0 < len(unscored) == facts["unscored"]
     assert all(row["advantage"] is None for row in unscored)
@@ -161,6 +162,18 @@ def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatc
     assert [reading["went_back"] for reading in readings[:3]] == [False, False, bool(returns)]
     assert facts["steps"] == 2 + returns
     assert facts["published_step"] == 3 * returns  # the later of equals; the start where nothing came after the fall
+
+
+def test_a_run_without_an_update_says_why(tmp_path):
+    """The judge gives no marks: each step says so, and so does the last line."""
+    notes = []
+    with FakeOpenAI(reply=lambda body: "no marks") as server:
+        facts = run(
+            tmp_path, server.url, steps=2,
+            emit=lambda kind, **fields: notes.append(fields["note"]) if kind == "progress" else None,
+        )  # fmt: skip
+    assert (facts["updates"], facts["no_update"]) == (0, "no completion was scored")
+    assert notes == [*["no reward yet, no update: no completion was scored"] * 2, "no update: no completion was scored"]
 
 
 class Killed(Exception):

@@ -6,7 +6,7 @@ from streamlit.testing.v1 import AppTest
 
 from common.files import read_json, write_json
 from flows.dashboard.runs import ladder
-from flows.dashboard.runs.attention import budgets
+from flows.dashboard.runs.attention import attention, budgets
 from flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from flows.dashboard.runs.ladder import evaluation_folders, verdict
 from flows.dashboard.runs.table import table
@@ -242,6 +242,8 @@ def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
     attempted(store, "reason", "done", execution="e-reason")
     facts = {"updates": 0, "no_update": "all 8 groups had equal rewards"}
     published(store, "checkpoint", "reason", stage="reason", label="reason", facts=facts, execution="e-reason")
-    shown = overview(store, monkeypatch)
-    assert "**! reason made no update**" in cards(shown)
-    assert any("all 8 groups had equal rewards" in element.value for element in shown.markdown)
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    (concern,) = [item for item in attention(chosen_run("r1")) if item.level == "warning"]
+    assert concern.title == "reason made no update"
+    assert "all 8 groups had equal rewards" in concern.text
