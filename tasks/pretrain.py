@@ -47,7 +47,8 @@ def pretrain(job: Job) -> None:
 def rows_before(start: Path, sources: dict[str, Path]) -> dict[str, int]:
     """Count the rows of each source that the checkpoint has been trained on, those before its own start included.
 
-    Only sources with exactly the same tokens count: their order is the same, so this run can continue after those rows.
+    Only sources with exactly the same tokens count: with the same data seed their order is the same, so this run can
+    continue after those rows.
     """
     # A checkpoint from elsewhere has no manifest, and has read nothing of these sources as far as is known.
     manifest = read_manifest(start) or {"facts": {}, "inputs": {}}

@@ -30,7 +30,7 @@ from tests.support.stages.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
 STAGE = "ingest"  # waits in the first run, to be cancelled there
-SEED = 7  # of every run here: the store has the toy chain of seed 0
+ROW_LENGTH = 32  # of every run here: the store has the toy chain of another one, and with it no text of theirs
 REJECTED = {
     "query": "how?",
     "reasoning": None,
@@ -125,7 +125,7 @@ class Prefect:
 
     def start_run(self, deployment: str) -> str:
         """Start a run by the form and go to its page, by the deployment's list of runs; returns its id."""
-        self.submit_form(deployment, f"seed={SEED}")
+        self.submit_form(deployment, f"ingest.row_length={ROW_LENGTH}")
         self.page.wait_for_url("**tab=Runs", wait_until="commit")
         self.page.locator("a[href*='/runs/flow-run/']").first.click()
         self.page.wait_for_url("**/runs/flow-run/**", wait_until="commit")
@@ -239,7 +239,7 @@ def test_a_stage_alone_is_rerun_with_the_forms_values(folder, prefect, dashboard
     prefect.page.get_by_text("Completed", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect the stage alone")
     written = [artifact for artifact in Store(folder / "store").list("tokens") if artifact.manifest["run"] == rerun]
-    assert {artifact.manifest["config"]["seed"] for artifact in written} == {SEED}
+    assert {artifact.manifest["config"]["ingest"]["row_length"] for artifact in written} == {ROW_LENGTH}
     dashboard.goto(f"{running['dashboard'].url}/?run={rerun}")
     until(lambda: "ingest:synth✓ done" in table_text(dashboard), "the rerun's row")
     prefect.open_artifacts()
@@ -275,7 +275,7 @@ def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_conti
     assert waiting(store) == []
     written = [artifact for artifact in store.list() if artifact.manifest["run"] == waiting_run]
     assert {"retrieval", "report"} <= {artifact.kind for artifact in written}
-    assert {artifact.manifest["config"].get("seed", SEED) for artifact in written} == {SEED}
+    assert {artifact.manifest["config"].get("row_length", ROW_LENGTH) for artifact in written} == {ROW_LENGTH}
 
 
 def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(made, running, window):
