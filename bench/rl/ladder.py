@@ -150,9 +150,11 @@ def _arm_table(figures: Figures, problems: int) -> str:
     stages, rows = figures[ladder_arm], []
     for arm in figures:
         by_seed = figures[arm][list(figures[arm])[-1]]
-        found = _lead(stages[list(stages)[-1]], by_seed, problems, len(controls))
+        against_first = _lead(stages[list(stages)[-1]], by_seed, problems, len(controls))
         end = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
-        rows.append([arm, end, "" if arm == ladder_arm else _lead_text(found), _own_seconds(figures[arm], stages)])
+        rows.append(
+            [arm, end, "" if arm == ladder_arm else _lead_text(against_first), _own_seconds(figures[arm], stages)]
+        )
     return _table(
         ["arm", "at the end", "against the first arm", "processor s beyond the pretraining of the first"], rows
     )
@@ -167,13 +169,13 @@ def _lead(first: Mapping[int, StageFigures], other: Mapping[int, StageFigures], 
     return lead(accuracies[0], accuracies[1], tests=tests, problems=problems)
 
 
-def _lead_text(found: SeedLead) -> str:
-    text = f"{100 * found.lead:+.1f}"
-    if found.low is None or found.high is None or found.detectable is None:
+def _lead_text(seed_lead: SeedLead) -> str:
+    text = f"{100 * seed_lead.lead:+.1f}"
+    if seed_lead.low is None or seed_lead.high is None or seed_lead.detectable is None:
         return text
-    p = "<0.0001" if found.p is not None and found.p < 1e-4 else f"{found.p:.2g}"
-    interval = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
-    return f"{text} {interval}, p {p}; could have found {100 * found.detectable:.1f}"
+    p = "<0.0001" if seed_lead.p is not None and seed_lead.p < 1e-4 else f"{seed_lead.p:.2g}"
+    interval = f"[{100 * seed_lead.low:+.1f}, {100 * seed_lead.high:+.1f}]"
+    return f"{text} {interval}, p {p}; could have found {100 * seed_lead.detectable:.1f}"
 
 
 def _summary_text(of: SeedSummary) -> str:

@@ -124,9 +124,12 @@ def read_sweep(path: Path, store: Store, many: bool = False) -> Sweep:
             settings = (*section.set, *own, *([] if seed is None else [f"seed={seed}"]))
             run_name = f"{name}.{_slug(arm)}" + ("" if seed is None else f".seed{seed}")
             try:
-                until = afters.get(arm, section.until)
-                prepared = _prepared(base, settings, run_name, until, store)
-                runs.append(SweepRun(arm, seed, afters.get(arm), settings, run_name, *prepared))
+                # The words of the command line that will start this run: what is checked here is what runs later.
+                words = (*settings, f"name={run_name}")
+                config = load(base, words)
+                selection = Selection(last=afters.get(arm, section.until))
+                prepared = prepare_run(config, selection, store, config_words(base, words))
+                runs.append(SweepRun(arm, seed, afters.get(arm), settings, run_name, config, prepared))
             except ConfigError as error:
                 raise ConfigError(f"{path}: arm {arm!r}: {error}") from None
     after = _checked_evaluation(path, section, runs)
@@ -191,15 +194,6 @@ def _name(path: Path, store: Store) -> str:
 
 def _slug(name: str) -> str:
     return _NOT_IN_A_NAME.sub("-", name).strip("-.") or "arm"
-
-
-def _prepared(
-    base: str, settings: tuple[str, ...], run_name: str, until: str | None, store: Store
-) -> tuple[RunConfig, PreparedRun]:
-    # Exactly the words of the command line that will start this run: what is checked here is what runs later.
-    words = (*settings, f"name={run_name}")
-    config = load(base, words)
-    return config, prepare_run(config, Selection(last=until), store, config_words(base, words))
 
 
 def _refuse_equal(path: Path, runs: Sequence[SweepRun]) -> None:
