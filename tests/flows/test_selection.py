@@ -82,7 +82,7 @@ def test_how_to_go_on_after_a_stop(selection, options):
     assert selection.options("reason") == options
 
 
-def test_an_unknown_objective_and_prompts_in_the_wrong_stage_are_refused_before_anything_runs(toy, store):
+def test_an_unknown_objective_and_prompts_in_the_wrong_stage_are_refused_before_anything_runs(toy, store, tmp_path):
     unknown = toy.model_copy(update={"reason": toy.reason.model_copy(update={"objective": "most"})})
     with pytest.raises(ConfigError, match=r"^reason\.objective: unknown objective 'most'; the known ones are balanced"):
         prepare_run(unknown, Selection(), store)
@@ -91,9 +91,10 @@ def test_an_unknown_objective_and_prompts_in_the_wrong_stage_are_refused_before_
         wrong = toy.model_copy(update={stage: getattr(toy, stage).model_copy(update={"problems": prompts})})
         with pytest.raises(ConfigError, match=rf"^{stage}\.problems\.source: its prompts have no answers"):
             prepare_run(wrong, Selection(), store)
-    file = ProblemsConfig(source="jsonl", path="nowhere.jsonl")
+    (tmp_path / "mine.jsonl").write_text("{}\n", encoding="utf-8")
+    file = ProblemsConfig(source="jsonl", path=str(tmp_path / "mine.jsonl"))
     answered = toy.model_copy(update={"align": toy.align.model_copy(update={"answered": file})})
-    with pytest.raises(ConfigError, match=r"^align\.answered\.path: nowhere\.jsonl cannot be read"):
+    with pytest.raises(ConfigError, match=r"^align\.answered\.path: .*mine\.jsonl:1: no `question`"):
         prepare_run(answered, Selection(), store)
 
 
