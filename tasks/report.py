@@ -18,7 +18,7 @@ from tasks.reporting.render import html_page, markdown, write_table
 from tasks.reporting.sections import compose, paper_tables
 
 
-@stage("report", version=4, outputs=("report",))
+@stage("report", version=5, outputs=("report",))
 def report(job: Job) -> None:
     """Collect the data of the run, compose the sections, render them as a page and as Markdown."""
     if not job.inputs:
