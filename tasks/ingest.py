@@ -110,7 +110,13 @@ def ingest(job: Job) -> None:
     job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _write_files(job, files, skipped)
     _emit_metrics(job, corpus, len(skipped))
-    origin: dict[str, Any] = {"source": source.name, "stand_in": stand_in_of(source)}
+    slips, stand_in = Slips(source.tasks).facts(), stand_in_of(source)
+    if slips:
+        bounds = ", ".join(f"{facts['greedy_accuracy']:.0%} of {tasks}" for tasks, facts in slips.items())
+        learner = f"a model that learns the mistakes perfectly solves {bounds} greedily"
+        stand_in = f"{stand_in}; {learner}"
+        job.emit("progress", done=len(items), total=len(items), unit="files", note=learner)
+    origin: dict[str, Any] = {"source": source.name, "stand_in": stand_in}
     job.describe(
         "tokens",
         **origin,
@@ -119,7 +125,7 @@ def ingest(job: Job) -> None:
         files_set_aside=len(skipped),
         set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
-        slips=Slips(source.tasks).facts(),
+        slips=slips,
         samples=corpus.samples,
     )
     # Signatures let sources later in the configuration find copies of this source's documents.

@@ -127,3 +127,16 @@ def test_realistic_documents_take_2_1_bytes_a_token_or_4_1(tmp_path):
         work(result)
         files = [path for path in result.output("tokens").rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) <= most * facts(result.staging, "tokens")["tokens"]
+
+
+@pytest.mark.slow
+def test_planted_mistakes_are_shown_with_what_a_perfect_learner_solves(tmp_path):
+    events = []
+    slips = {"misconceived": 0.3, "seed": 1}
+    work(job(tmp_path, events, reader="reasoning", form="synth", tasks=[{"name": "chain_sum", "slips": slips}]))
+    described = facts(tmp_path, "tokens")
+    bound = described["slips"]["chain_sum"]["greedy_accuracy"]
+    assert 0 < bound < 1
+    learner = f"a model that learns the mistakes perfectly solves {bound:.0%} of chain_sum greedily"
+    assert described["stand_in"].endswith(f"in place of a corpus with gaps in knowledge; {learner}")
+    assert [fields["note"] for kind, fields in events if kind == "progress"][-1] == learner
