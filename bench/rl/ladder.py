@@ -85,8 +85,8 @@ def statements_of(text: str) -> list[Statement]:
 def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> Figures:
     """The figures of every finished evaluation of the sweep's record."""
     figures: Figures = defaultdict(lambda: defaultdict(dict))
-    store.refresh(events=True)
-    catalog = Catalog(store.root)
+    catalog = Catalog(store)
+    catalog.ingest()
     for run in record["runs"]:
         keys = {step["label"]: step["key"] for step in run["steps"]}
         for stage in TRAINED:
@@ -95,8 +95,8 @@ def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> 
             if evaluation is None or checkpoint is None:
                 continue
             rows = read_rows(evaluation.path / "rows.jsonl")
-            (processor,) = catalog.query(_PROCESSOR, checkpoint.execution)
-            factors = tuple(row["value"] for row in catalog.query(_FACTOR, checkpoint.execution))
+            (processor,) = catalog.query(_PROCESSOR, (checkpoint.execution,))
+            factors = tuple(row["value"] for row in catalog.query(_FACTOR, (checkpoint.execution,)))
             figures[run["arm"]][stage][run["seed"]] = StageFigures(
                 **figures_of(rows, table), processor_seconds=processor["seconds"], factors=factors
             )
