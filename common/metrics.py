@@ -177,6 +177,18 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "Mean difference of the log-probabilities that sampling and learning give the same tokens.",
             "Below 0.01; more means that the two programs disagree.",
         ),
+        "importance_weight": Metric(
+            "Importance weight",
+            "",
+            "Mean ratio of the learner's probability of a token to the sampler's, before any cap.",
+            "1 within a hundredth while on-policy; else the tokens come from another distribution than the learner's.",
+        ),
+        "importance_above_cap": Metric(
+            "Importance weights above the cap",
+            SHARE,
+            "Share of the tokens whose ratio is above policy.importance_cap, or above 2 without one.",
+            "Near 0 while on-policy.",
+        ),
         "clip_share": Metric(
             "Clipped tokens", SHARE, "Share of the tokens whose ratio was clipped.", "Below 0.2; 0 with one update."
         ),

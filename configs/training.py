@@ -160,6 +160,9 @@ class PolicyConfig(Section):
     temperature: PositiveFloat | None = None  # of the learner's log-probabilities; None: that of `rollout`
     ratio: bool = True  # weigh by the clipped probability ratio to the sampler's policy; false: treat as on-policy
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
+    # Updates that are not weighed by that ratio: weigh each token by the ratio to the sampler's program, at most this
+    # (truncated importance sampling; 2 is usual). None: by 1, as if both programs computed the same.
+    importance_cap: PositiveFloat | None = None
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
     sync_every: PositiveInt = 1  # steps between copies of the policy to the sampler
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite

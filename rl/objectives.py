@@ -33,6 +33,18 @@ def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: f
     return -jnp.minimum(plain_BL, clipped_BL), lax.stop_gradient((clipped_BL < plain_BL).astype(jnp.float32))
 
 
+def importance_weights(logprobs_BL: Array, sampled_BL: Array, cap: float | None) -> Array:
+    """Importance weight of each token, min(pi / pi_sampled, cap), without a gradient; `cap` None: not truncated.
+
+    Also on-policy sampler and learner are two programs, whose roundings differ: in bfloat16 the tokens come from a
+    distribution that is not quite the learner's. Times the policy loss this corrects the expectation, and the cap
+    bounds the variance (truncated importance sampling, Ionides 2008; between two programs of one policy, Yao et al.
+    2025, who use a cap of 2).
+    """
+    ratio_BL = lax.stop_gradient(jnp.exp(logprobs_BL - sampled_BL))
+    return ratio_BL if cap is None else jnp.minimum(ratio_BL, cap)
+
+
 def kl_to_reference(logprobs_BL: Array, reference_BL: Array) -> Array:
     """Estimate KL(pi || reference) by token as exp(d) - d - 1, where d = log reference - log pi.
 

@@ -27,11 +27,12 @@ from model.nautile import PrefixStates, continue_from, run_prefixes, shapes
 from model.program_thread import program_threads
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 from model.training import optimizer
-from rl.objectives import kl_to_reference, surrogate
+from rl.objectives import importance_weights, kl_to_reference, surrogate
 from rl.parameter_subset import ParameterSubset
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more
+USUAL_CAP = 2.0  # of importance weights: what `importance_above_cap` counts where `policy.importance_cap` is None
 CPU_TOKENS = 768  # tokens of a micro-batch on CPU, where larger ones are no faster and have more padding
 
 # Gradients with respect to (trained parameters, prompt states).
@@ -191,9 +192,9 @@ def completion_gradients(
     it is part of the policy's, times `policy.kl`. `reference`: the policy at the start (None: no KL term), which shares
     the `frozen` parameters. `lengths_U`: tokens of each prompt. `batch`: see `rl.training_rows.completion_batches`.
 
-    `ratio` false: the update is taken to be on-policy; true: it is weighed by the ratio to the log-probabilities
-    recorded at sampling. The counts are sums over tokens; `*_positive` and `*_negative` are those of the tokens of
-    completions with positive and negative advantage.
+    `ratio` false: the update is taken to be on-policy, and weighed by `policy.importance_cap` if that is set; true: it
+    is weighed by the clipped ratio to the log-probabilities recorded at sampling. The counts are sums over tokens;
+    `*_positive` and `*_negative` are those of the tokens of completions with positive and negative advantage.
     """
     weights_BL = batch["weights"]
 
@@ -213,9 +214,13 @@ def completion_gradients(
         """The weighted sums of the policy loss and of the KL term over all tokens, and the counts."""
         logprobs_BL, entropy_BL = logprobs(trained, prompt_states)
         # On-policy the ratio is 1 by definition. The recorded log-probabilities come from another program, and differ
-        # by rounding.
+        # by rounding: that is what the importance weights are for.
         sampled_BL = batch["sampled"] if ratio else lax.stop_gradient(logprobs_BL)
         policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
+        if not ratio and config.importance_cap is not None:
+            policy_BL *= importance_weights(logprobs_BL, batch["sampled"], config.importance_cap)
+        ratio_BL = importance_weights(logprobs_BL, batch["sampled"], None)
+        above_BL = (ratio_BL > (config.importance_cap or USUAL_CAP)).astype(jnp.float32)
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = kl_to_reference(logprobs_BL, reference_BL)
@@ -225,6 +230,8 @@ def completion_gradients(
             "tokens": jnp.sum(mask_BL),
             "entropy": jnp.sum(entropy_BL * mask_BL),
             "sampler_gap": jnp.sum(jnp.abs(logprobs_BL - batch["sampled"]) * mask_BL),
+            "importance_weight": jnp.sum(ratio_BL * mask_BL),
+            "importance_above_cap": jnp.sum(above_BL * mask_BL),
             "clip_share": jnp.sum(clipped_BL * mask_BL),
         }
         signs_B1 = jnp.sign(batch["advantage"])[:, None]

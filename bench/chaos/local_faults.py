@@ -303,13 +303,13 @@ class PlannedFault:
         return f"{self.label}, {descriptions[self.event]}"
 
 
-INGESTS = ("ingest:synth", "ingest:answers")
+INGESTS = ("ingest:exemplars", "ingest:synth")
 EVALUATIONS = ("evaluate:pretrain", "evaluate:align", "evaluate:reason")
 # Fault, the steps from which one is drawn, the range of the share of work, and the event that triggers it.
 # The shares of one step rise from row to row, so that its faults are spread over its work.
 PLAN: tuple[tuple[str, tuple[str, ...], tuple[float, float], Event], ...] = (
-    ("kill a work item", ("ingest:synth",), (0.0, 0.0), "worker"),
-    ("kill while it starts again", ("ingest:synth", "ingest:answers"), (0.0, 0.0), "worker"),
+    ("kill a work item", ("ingest:exemplars",), (0.0, 0.0), "worker"),
+    ("kill while it starts again", ("ingest:exemplars", "ingest:synth"), (0.0, 0.0), "worker"),
     ("half-written files of another writer", ("distill",), (0.0, 0.2), "progress"),
     ("the teacher answers 429", ("distill",), (0.05, 0.3), "progress"),
     ("the teacher answers 500, the stage killed", ("distill",), (0.3, 0.5), "progress"),

@@ -24,7 +24,7 @@ from store.remote import record_remote
 
 URL = f"s3://{BUCKET}/runs"
 LABELS = (
-    "held_out", "ingest:fineweb_edu", "ingest:synth", "ingest:answers", "index", "distill", "pretrain",
+    "held_out", "ingest:fineweb_edu", "ingest:exemplars", "ingest:synth", "index", "distill", "pretrain",
     "evaluate:pretrain", "align", "evaluate:align", "reason", "evaluate:reason", "self_distill",
     "evaluate:self_distill", "report",
 )  # fmt: skip

@@ -15,11 +15,6 @@ from flows.dag import Step, build_dag
 from rl.problems.load import load as load_problems
 from rl.problems.load import load_references
 
-# A source of generated text that no seed of the run moves; first in the list, so that it reads no other's signatures.
-CLEAN = {
-    "name": "clean", "reader": "reasoning", "form": "synth", "records": 300, "exemplars": 64, "seed": 7,
-    "tasks": [{"name": "chain_sum"}],
-}  # fmt: skip
 LATER = ["pretrain", "evaluate:pretrain", "align", "evaluate:align", "reason", "evaluate:reason", "self_distill"]
 LATER += ["evaluate:self_distill", "report"]
 RL = LATER[2:]
@@ -27,10 +22,8 @@ RL = LATER[2:]
 
 @pytest.fixture(scope="module")
 def local() -> RunConfig:
-    """The local configuration with a source of its own for the exemplars."""
-    table = load("local").model_dump(mode="json")
-    table["ingest"]["sources"] = [CLEAN, *(source | {"exemplars": 0} for source in table["ingest"]["sources"])]
-    return RunConfig.model_validate(table)
+    """Its exemplars come from a source of their own, with a seed of its own, before the text that the seed draws."""
+    return load("local")
 
 
 def steps_of(config: RunConfig) -> dict[str, Step]:
@@ -55,9 +48,9 @@ def own_seeds(config: RunConfig) -> dict[str, list[str]]:
 def test_each_step_has_the_seeds_that_it_uses(local):
     assert own_seeds(local) == {
         "held_out": ["evaluation"],
-        "ingest:clean": ["source"],
         "ingest:fineweb_edu": [],
-        **{f"ingest:{source.name}": ["source"] for source in local.ingest.sources[2:]},
+        "ingest:exemplars": ["source"],
+        "ingest:synth": ["source"],
         "index": [],
         "distill": [],
         "pretrain": ["data", "weights"],
@@ -71,9 +64,8 @@ def test_each_step_has_the_seeds_that_it_uses(local):
 
 def test_the_seeds_that_move_each_step_of_the_local_run(local):
     """Through its inputs as well. What was held out, the exemplars, the index and the paid documents stay."""
-    seeded = [f"ingest:{source.name}" for source in local.ingest.sources[2:]]
-    assert moved(local, seed=5) == [*seeded, *LATER]
-    assert moved(local, seeds={"data": 5}) == [*seeded, *LATER]
+    assert moved(local, seed=5) == ["ingest:synth", *LATER]
+    assert moved(local, seeds={"data": 5}) == ["ingest:synth", *LATER]
     assert moved(local, seeds={"weights": 5}) == LATER
     assert moved(local, seeds={"sampling": 5}) == RL
     # Its benchmarks are generated, and all texts are screened for their questions.

@@ -110,8 +110,8 @@ def test_evaluations_of_the_default_run_leave_the_cores_to_the_training_beside_t
         return list(runner.running)
 
     end()
-    assert end("held_out", "ingest:fineweb_edu", "ingest:synth") == ["ingest:answers", "index"]
-    assert end("ingest:answers", "index", "distill", "pretrain") == ["evaluate:pretrain", "align"]
+    assert end("held_out", "ingest:fineweb_edu", "ingest:exemplars") == ["ingest:synth", "index"]
+    assert end("ingest:synth", "index", "distill", "pretrain") == ["evaluate:pretrain", "align"]
     assert end("align") == ["evaluate:pretrain", "evaluate:align", "reason"]
     assert end("reason") == ["evaluate:pretrain", "evaluate:align", "self_distill"]
 

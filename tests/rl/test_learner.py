@@ -201,6 +201,34 @@ def test_without_a_ratio_what_was_sampled_plays_no_part(model, params, groups, c
 
 
 @pytest.mark.slow
+def test_an_importance_cap_weighs_each_token_and_the_metrics_are_always_there(model, params, groups):
+    """Against whole rows with weights of their own: w min(pi / pi_sampled, C), from log-probabilities in numpy."""
+    rng = np.random.default_rng(5)
+    # Around the policy's own log-probabilities, so that some ratios are above the cap and others below.
+    groups = [
+        replace(
+            g, rollouts=[replace(r, logprobs=-rng.uniform(4, 8, len(r.ids)).astype(np.float32)) for r in g.rollouts]
+        )
+        for g in groups
+    ]
+    (batch,) = batches(rows_of(groups), 8, LENGTH)
+    values_BL = np.asarray(jax.jit(lambda params: logprobs(params, model, batch)[0])(params))
+    ratio_BL, real_BL = np.exp(values_BL - batch["sampled"]), batch["weights"] > 0
+    weighed = {**batch, "weights": batch["weights"] * np.minimum(ratio_BL, 1.5)}
+    learner = learner_of(model, params, None, importance_cap=1.5)
+    shared = {}
+    close(learner._signed_gradients(rows_of(groups), False, shared)[0], whole_rows(model)(params, weighed)[1])
+    metrics = means_of(jax.device_get(shared["counts"]))
+    assert metrics["importance_weight"] == pytest.approx(ratio_BL[real_BL].mean(), rel=1e-4)
+    assert 0 < metrics["importance_above_cap"] == pytest.approx((ratio_BL[real_BL] > 1.5).mean())
+    plain = learner_of(model, params, None)
+    close(plain._signed_gradients(rows_of(groups), False, shared := {})[0], whole_rows(model)(params, batch)[1])
+    metrics = means_of(jax.device_get(shared["counts"]))
+    assert metrics["importance_weight"] == pytest.approx(ratio_BL[real_BL].mean(), rel=1e-4)
+    assert metrics["importance_above_cap"] == pytest.approx((ratio_BL[real_BL] > 2).mean())
+
+
+@pytest.mark.slow
 def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(model, params, groups):
     learner = learner_of(model, params, "plain", sync_every=2)
     learner.update(groups)

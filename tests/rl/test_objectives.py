@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from model.training.optimizer import norm
 from rl.objective_registry import OBJECTIVES, Balance, objective_table
-from rl.objectives import balance, kl_to_reference, surrogate, token_weights
+from rl.objectives import balance, importance_weights, kl_to_reference, surrogate, token_weights
 from rl.rewards import advantages
 
 
@@ -38,6 +38,24 @@ def test_clip_against_straight_numpy():
     high = (ratio > 1.2) & (advantage > 0)[:, None]
     low = (ratio < 0.8) & (advantage < 0)[:, None]
     assert np.array_equal(np.asarray(clipped) > 0, high | low)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_importance_weights_against_straight_numpy(cap):
+    """min(pi / pi_sampled, cap) on the gradient -A grad log pi of a token; no gradient of its own."""
+    rng = np.random.default_rng(0)
+    new, old, advantage = -3 * rng.random((6, 5)), -3 * rng.random((6, 5)), rng.normal(size=6)
+    ratio = np.exp(new - old)
+    expected = ratio if cap is None else np.where(ratio > cap, cap, ratio)
+    assert (ratio > 2).any()
+
+    @jax.grad
+    def slope(new):
+        on_policy = surrogate(new, jax.lax.stop_gradient(new), advantage, 0.2)[0]
+        return jnp.sum(on_policy * importance_weights(new, old, cap))
+
+    np.testing.assert_allclose(importance_weights(new, old, cap), expected, rtol=1e-5)
+    np.testing.assert_allclose(slope(jnp.asarray(new)), -advantage[:, None] * expected, rtol=1e-5)
 
 
 def test_kl_is_positive_and_its_gradient_depends_on_the_reference():

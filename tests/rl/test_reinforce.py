@@ -122,8 +122,8 @@ def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     expected = {
         "reward", "reward_reason", "reward_answer", "reward_follow", "reward_overall", "solve_rate",
         "zero_signal_share", "grad_norm", "update_norm", "learning_rate", "kl", "entropy", "clip_share", "length",
-        "truncated_share", "unscored", "sampler_gap", "skipped_updates", "logprob_positive",
-        "logprob_negative", "rollout_tokens_per_second", "update_tokens_per_second",
+        "truncated_share", "unscored", "sampler_gap", "importance_weight", "importance_above_cap", "skipped_updates",
+        "logprob_positive", "logprob_negative", "rollout_tokens_per_second", "update_tokens_per_second",
     }  # fmt: skip
     for step in range(1, 5):
         assert expected <= {name for name, emitted_at in emitted if emitted_at == step}

@@ -40,10 +40,12 @@ def test_a_recipe_is_the_configuration_without_seeds_names_and_what_no_key_conta
 
 
 def test_seeds_of_parts_are_seeds_of_the_recipe(store, by_seed_of):
-    recorded_run(store, "plain", settings(1), LABEL, 0.5)
-    none = {"data": None, "weights": None, "sampling": None, "evaluation": None}
-    recorded_run(store, "as before", settings(1, seeds=none), LABEL, 0.52)
+    """But for that of the evaluation, with which other problems are asked."""
+    none = {"data": None, "weights": None, "sampling": None, "evaluation": 0}
+    recorded_run(store, "plain", settings(1, seeds=none), LABEL, 0.5)
+    recorded_run(store, "again", settings(1, seeds=none), LABEL, 0.52)
     recorded_run(store, "weights", settings(1, seeds={**none, "weights": 5}), LABEL, 0.6)
+    recorded_run(store, "other problems", settings(2, seeds={**none, "evaluation": 3}), LABEL, 0.9)
     assert by_seed_of("plain")[LABEL]["held_out"] == {"1": 0.52, "1, weights 5": 0.6}
 
 
