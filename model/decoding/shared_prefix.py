@@ -205,16 +205,17 @@ def _hidden(
 
     def block(x_BTD: Array, stacked: tuple) -> tuple[Array, tuple]:
         layers, parents = stacked
-        states = []
+        states: list[Any] = []
         for (letter, name), parent in zip(config.layers, parents, strict=True):
             if letter == "S":
                 initial = jax.tree.map(lambda part: part[source_B], parent)
                 x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, initial)
+                states.append(state)
             else:
                 keys, values = zip(*parent, strict=True)
                 prefix = (of_ancestors(keys), of_ancestors(values), segments_BA)
-                x_BTD, state = attention(layers[name], config, x_BTD, segments_BT, positions_BT, prefix)
-            states.append(state)
+                x_BTD, keys_values = attention(layers[name], config, x_BTD, segments_BT, positions_BT, prefix)
+                states.append(keys_values)
         return x_BTD, tuple(states)
 
     # Of an SCA layer the state of the parents, of an attention layer the keys and values of all ancestors.
