@@ -445,7 +445,7 @@ def update_row(shapes: Shapes, name: str, mixing: str) -> Row:
     from configs.training import PolicyConfig
     from model.sharding import make_mesh
     from rl.learner import Learner
-    from rl.objectives import Balance
+    from rl.objective_registry import Balance
 
     groups, _ = sampled_groups(shapes, name, mixing, 1.0)
     model = model_config(shapes, name, mixing=mixing, remat="layer")

@@ -13,7 +13,7 @@ from model.nautile import initialise
 from model.sharding import make_mesh
 from rl import self_distillation
 from rl.learner import Learner, rows_of
-from rl.objectives import Balance
+from rl.objective_registry import Balance
 from rl.problems.load import load
 from rl.reinforce import Reinforcement, reinforce
 from rl.self_distillation import SelfDistillation, self_distil
