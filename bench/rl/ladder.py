@@ -105,30 +105,30 @@ def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> 
     return figures
 
 
-def markdown(figures: Figures, bound: float, problems: int) -> str:
-    """The tables: the stages of the first arm, the ends of all arms, and each seed."""
-    ladder_arm, *controls = figures
+def markdown(figures: Figures, ends: Mapping[str, str], bound: float, problems: int) -> str:
+    """The tables: the stages of the first arm, the ends of all arms, and each seed.
+
+    `ends`: the stage after which an arm is compared; an arm without a finished evaluation there is left out.
+    """
+    ladder_arm, *controls = [arm for arm in figures if ends[arm] in figures[arm]]
     stages = figures[ladder_arm]
     parts = [
         f"Percent of {problems:,} held-out problems solved (greedy, strict grader): mean over seeds with the 95 % t "
         "interval over seeds. The same problems for every seed and arm, none of which was used to choose a setting. "
         f"A perfect learner of the text solves {100 * bound:.1f} %.",
         _stage_table(stages, problems),
-        _arm_table(figures, problems),
+        _arm_table(figures, {arm: ends[arm] for arm in (ladder_arm, *controls)}, problems),
     ]
     factors = [factor for f in stages.get("reason", {}).values() for factor in f.factors]
     if factors:
         span = f"{min(factors):.2f} to {max(factors):.2f}, median {median(factors):.2f}"
         parts.append(f"Balance factor of `reason`, all seeds and steps: {span}.")
-    ends = {arm: figures[arm][list(figures[arm])[-1]] for arm in controls}
+    columns = (*stages.values(), *(figures[arm][ends[arm]] for arm in controls))
     rows = [
-        [
-            str(seed),
-            *(f"{100 * of[seed].accuracy:.1f}" if seed in of else "–" for of in (*stages.values(), *ends.values())),
-        ]
+        [str(seed), *(f"{100 * by_seed[seed].accuracy:.1f}" if seed in by_seed else "–" for by_seed in columns)]
         for seed in sorted({seed for by_seed in stages.values() for seed in by_seed})
     ]
-    parts.append(_table(["seed", *stages, *(f"{arm} alone" for arm in controls)], rows))
+    parts.append(_table(["seed", *stages, *(f"{arm}: the end" for arm in controls)], rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -147,19 +147,17 @@ def _stage_table(stages: StageSeeds, problems: int) -> str:
     return _table(heads, rows)
 
 
-def _arm_table(figures: Figures, problems: int) -> str:
-    ladder_arm, *controls = figures
+def _arm_table(figures: Figures, ends: Mapping[str, str], problems: int) -> str:
+    ladder_arm, *controls = ends
     stages, rows = figures[ladder_arm], []
-    for arm in figures:
-        by_seed = figures[arm][list(figures[arm])[-1]]
-        against_first = _lead(stages[list(stages)[-1]], by_seed, problems, len(controls))
-        end = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
-        rows.append(
-            [arm, end, "" if arm == ladder_arm else _lead_text(against_first), _own_seconds(figures[arm], stages)]
-        )
-    return _table(
-        ["arm", "at the end", "against the first arm", "processor s beyond the pretraining of the first"], rows
-    )
+    for arm, end in ends.items():
+        by_seed = figures[arm][end]
+        against_first = _lead(stages[ends[ladder_arm]], by_seed, problems, max(1, len(controls)))
+        solved = _summary_text(summary({seed: f.accuracy for seed, f in by_seed.items()}))
+        lead_text = "" if arm == ladder_arm else _lead_text(against_first)
+        rows.append([arm, str(len(by_seed)), solved, lead_text, _own_seconds(figures[arm], stages)])
+    heads = ["arm", "seeds", "at the end", "against the first arm", "processor s beyond the pretraining of the first"]
+    return _table(heads, rows)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -181,7 +179,9 @@ def _lead_text(seed_lead: SeedLead) -> str:
 
 
 def _summary_text(of: SeedSummary) -> str:
-    interval = "" if of.low is None or of.high is None else f" [{100 * of.low:.1f}, {100 * of.high:.1f}]"
+    interval = ""
+    if of.low is not None and of.high is not None:  # of a share, whose limits Student's t does not know
+        interval = f" [{100 * max(0.0, of.low):.1f}, {100 * min(1.0, of.high):.1f}]"
     return f"{100 * of.mean:.1f}{interval}"
 
 
@@ -229,7 +229,8 @@ def main() -> None:
     (table,) = {id(t): t for source in config.ingest.sources for t in Slips(source.tasks).tables.values()}.values()
     held_out = config.evaluate.held_out
     assert held_out is not None
-    text = markdown(read_figures(store, record, table), table.greedy_accuracy(), held_out.count)
+    ends = {run["arm"]: run["after"].removeprefix("evaluate:") for run in record["runs"]}
+    text = markdown(read_figures(store, record, table), ends, table.greedy_accuracy(), held_out.count)
     (arguments.out / "ladder.md").write_text(f"# The ladder of the default run\n\n{text}", encoding="utf-8")
     print(text, flush=True)
 

@@ -37,11 +37,14 @@ def test_the_tables_compare_stages_and_arms_over_seeds():
         "reason": seeds(0.70, 0.76, 0.72, factors=(0.5, 1.0, 2.0)),
     }
     supervised = {"pretrain": seeds(0.42, 0.45, 0.43, processor=115.0)}
-    text = markdown({"ladder": ladder, "supervised": supervised}, 0.42, 1000)
+    unfinished = {"pretrain": seeds(0.40, 0.44, 0.42)}
+    ends = {"ladder": "reason", "plain": "reason", "supervised": "pretrain"}
+    text = markdown({"ladder": ladder, "plain": unfinished, "supervised": supervised}, ends, 0.42, 1000)
+    assert "plain" not in text
     assert "| pretrain | 42.0 [37.0, 47.0] | 40.0, 44.0 |" in text
     assert "| reason | 72.7 [65.1, 80.3] | 70.0, 76.0 | +30.7 [" in text
     assert "could have found" in text
-    assert "| supervised | 43.3 [39.5, 47.1] | -29.3 [" in text
-    assert text.index("| ladder | 72.7") < text.index("| supervised | 43.3")
+    assert "| supervised | 3 | 43.3 [39.5, 47.1] | -29.3 [" in text
+    assert text.index("| ladder | 3 | 72.7") < text.index("| supervised | 3 | 43.3")
     assert "0.50 to 2.00, median 1.00" in text
     assert "| 2 | 44.0 | 76.0 | 45.0 |" in text
