@@ -90,9 +90,11 @@ def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> 
     for run in record["runs"]:
         keys = {step["label"]: step["key"] for step in run["steps"]}
         for stage in TRAINED:
-            evaluation = store.find("evaluation", keys.get(f"evaluate:{stage}", ""))
-            checkpoint = store.find("checkpoint", keys.get(stage, ""))
-            if evaluation is None or checkpoint is None:
+            if f"evaluate:{stage}" not in keys:  # an arm that leaves the stage out
+                continue
+            evaluation = store.find("evaluation", keys[f"evaluate:{stage}"])
+            checkpoint = store.find("checkpoint", keys[stage])
+            if evaluation is None or checkpoint is None:  # not finished yet
                 continue
             rows = read_rows(evaluation.path / "rows.jsonl")
             (processor,) = catalog.query(_PROCESSOR, (checkpoint.execution,))

@@ -19,11 +19,11 @@ from safetensors.numpy import save_file
 from common.errors import ConfigError
 from common.files import atomic_path, read_bounded_json, write_text
 from common.text import first_line
-from configs.model import ModelConfig, TokenizerConfig
+from configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
 from model.layers.common import Params
 from model.nautile import shapes
 
-FORMAT = 1
+FORMAT = 2  # of config.json; 1 had the number of SCA layers before the only attention layer of a block, not `pattern`
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
 LARGEST = 2**24  # largest dimension, so that products fit into 64 bits; shapes are checked before allocating
@@ -90,9 +90,16 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
     """Read model and tokenizer configuration from a config.json. Raises `ConfigError` with the first fault."""
     try:
         table = read_bounded_json(path)
-        if table["format"] != FORMAT:
-            raise ConfigError(f"{path}: format {table['format']!r}, and this version reads format {FORMAT} only")
-        model = ModelConfig.model_validate(table["model"])
+        if table["format"] not in (1, FORMAT):
+            raise ConfigError(f"{path}: format {table['format']!r}, and this version reads formats 1 and {FORMAT}")
+        settings = table["model"]
+        if table["format"] == 1:
+            # A number that no model has makes a pattern that the model's section refuses.
+            pattern = "S" * min(settings["sca_per_block"], MOST_LAYERS) + "A"
+            settings = {name: value for name, value in settings.items() if name != "sca_per_block"} | {
+                "pattern": pattern
+            }
+        model = ModelConfig.model_validate(settings)
         for name, value in model:
             if isinstance(value, int) and value > LARGEST:
                 raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
