@@ -84,7 +84,8 @@ def test_two_steps_of_a_policy_gradient_stage(tmp_path, balance, changes):
         identity={},
         work=tmp_path,
         rollouts=tmp_path / "rollouts.jsonl",
-        seed=0,
+        data_seed=0,
+        sampling_seed=0,
         balance=balance,
         emit=lambda kind, **fields: metrics.append(fields) if kind == "metric" else None,
     )
