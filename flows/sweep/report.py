@@ -262,7 +262,7 @@ def _pair(
         questions = dict.fromkeys(question for seed in seeds for question in first[seed][name])
         for side, votes in zip(sides, (first, other), strict=True):
             side.append(np.array([[votes[seed][name].get(q, math.nan) for q in questions] for seed in seeds]))
-    return VotePair(*sides, list(weights.values()), seeds)
+    return VotePair(sides[0], sides[1], list(weights.values()), seeds)
 
 
 def _score(own: Mapping[int | None, Mapping[str, Votes]], weights: Mapping[str, float]) -> dict[str, Any]:
