@@ -339,7 +339,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
         "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
         "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
-        "seeds": [pretraining.data_seed, pretraining.weights_seed],
+        "seeds": {"data": pretraining.data_seed, "weights": pretraining.weights_seed},
         **({"train_on": dict(pretraining.train_on)} if pretraining.train_on else {}),
         **({"start": sha256_of(start.folder / WEIGHTS), "rows_before": dict(start.rows_before)} if start else {}),
     }

@@ -362,7 +362,7 @@ def test_checkpoints_of_another_run_are_refused(copy):
         ConfigError, match=r"made by another run: pretrain\.optimizer\.clip is 1\.0 there and 2\.0 here"
     ):
         run(copy, settings(optimizer={"learning_rate": 0.01, "warmup_steps": 2, "clip": 2.0}), name="copy")
-    with pytest.raises(ConfigError, match=r"another run: seed is 0 there and 1 here\. Go back"):
+    with pytest.raises(ConfigError, match=r"another run: seeds\.data is 0 there and 1 here"):
         run(copy, name="copy", seed=1)
     (copy / "web" / "index.json").rename(copy / "kept.json")
     try:
