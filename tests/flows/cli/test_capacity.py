@@ -73,7 +73,9 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert largest["micro_rows"] == 16 << 6  # so small a model: the most that is looked for
     assert asked["peak"] < largest["peak"] < plan["memory_limit"]
     assert plan["days"] == pytest.approx(plan["tokens"] / plan["tokens_per_second"] / 86_400)
-    assert plan["steps"] == sum(math.ceil(phase.tokens / (16 * 128)) for phase in load("local").pretrain.phases)
+    local = load("local")
+    positions = local.pretrain.batch_rows * local.ingest.row_length
+    assert plan["steps"] == sum(math.ceil(phase.tokens / positions) for phase in local.pretrain.phases)
     [artifact] = Store(tmp_path / "store").list("plan")
     assert artifact.manifest["facts"]["advice"] == "it fits"
     code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
