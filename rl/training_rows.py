@@ -69,7 +69,8 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
         yield batch
 
 
-NARROWEST = 32  # input columns of the narrowest batch of completions, unless the longest completion is shorter
+# A width compiles for 20 s of a core, so that a second one below 64 costs a short run more than it saves.
+NARROWEST = 64  # input columns of the narrowest batch of completions, unless the longest completion is shorter
 
 
 def prompts_of(
@@ -94,7 +95,7 @@ def prompts_of(
 def completion_batches(rows: Sequence[NumberedRow], longest: int, rows_at: Callable[[int], int]) -> Iterator[RowBatch]:
     """Batches of `rows_at(width)` completions, from the longest to the shortest, so that there is little padding.
 
-    The number of input columns is 32, 64, 128, … or that of `longest` tokens, so that they are whole chunks of the
+    The number of input columns is 64, 128, 256, … or that of `longest` tokens, so that they are whole chunks of the
     mixing operator, which compiles a remainder separately. The last batch is padded with empty rows of zero weight.
 
     Arrays, with T tokens of the widest completion: targets (int32 [size, T]); weights, sampled (float32 [size, T]);
