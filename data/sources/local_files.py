@@ -4,7 +4,6 @@ A file that cannot be read is an error that names it; a bad row is only counted,
 rows, so that a number always means the same row.
 """
 
-import glob
 import gzip
 import json
 import zlib
@@ -21,6 +20,7 @@ import pyarrow
 from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
+from common.input_files import matching_paths, open_regular
 from common.text import first_line
 from data.records import (
     BATCH_ROWS,
@@ -42,12 +42,9 @@ PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
 def matching_files(pattern: str) -> list[Path]:
     """The files a glob matches, sorted; of a name that is a file, only that. Raises `ConfigError` if there are none."""
-    if Path(pattern).is_file():  # as for the key of a stage: a file's name may contain brackets
-        return [Path(pattern)]
-    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-    if len(paths) == 1 and paths[0].is_dir():
+    if Path(pattern).is_dir():
         raise ConfigError(f"{pattern} is a folder; give a glob of its files, such as {pattern.rstrip('/')}/*.parquet")
-    files = [path for path in paths if path.is_file()]
+    files = [Path(name) for name in matching_paths(pattern)]
     if not files:
         raise ConfigError(f"no file matches {pattern!r}; check the source's `path`")
     return files

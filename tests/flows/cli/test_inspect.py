@@ -1,5 +1,7 @@
 """The rows of the read commands, from the toy chain's store and from empty, partial and damaged stores."""
 
+import json
+import os
 import shutil
 
 import jax
@@ -157,6 +159,28 @@ def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path)
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
         inspect.add(store, tmp_path, "checkpoint")
     assert store.list() == [artifact]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("checkpoint", name) for name in ("config.json", "weights.safetensors", "labels.json", "head.safetensors")]
+    + [("export", name) for name in ("digests.json", "config.json", "prompt.onnx")],
+)
+@pytest.mark.parametrize("hostile", ["link", "FIFO"])
+def test_a_folder_with_links_or_fifos_is_refused_before_it_is_read(tmp_path, kind, name, hostile):
+    folder = tmp_path / "theirs"
+    save_weights(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(MODEL)), MODEL, TOKENIZER)
+    (folder / "digests.json").write_text(json.dumps({"sha256": {"config.json": "0" * 64, "prompt.onnx": "0" * 64}}))
+    path = folder / name
+    if path.exists():
+        path.rename(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").write_text("root:x:0:0")
+    os.mkfifo(path) if hostile == "FIFO" else path.symlink_to(tmp_path / "elsewhere")
+    store = Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match=rf"{name}: is a {hostile}, not a regular file"):
+        inspect.add(store, folder, kind)
+    assert not store.root.exists()
 
 
 def test_the_newest_report_or_the_named_one(made, tmp_path):
