@@ -8,12 +8,13 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from common.errors import ConfigError
 
 MOST_PATHS = 1_000_000  # of files and folders below one configured path
+_UNPACKED_FLOOR, _MOST_EXPANSION = 256 * 2**20, 1000  # bytes, and times the size of a file
 _KINDS: dict[str, Callable[[int], bool]] = {
     "a folder": stat.S_ISDIR,
     "a link": stat.S_ISLNK,
@@ -23,7 +24,7 @@ _KINDS: dict[str, Callable[[int], bool]] = {
 }
 
 
-def open_regular(path: Path | str, *, follow_links: bool = True) -> BinaryIO:
+def open_regular(path: Path | str, *, follow_links: bool = True) -> BufferedReader:
     """Open a regular file for reading.
 
     Raises `ConfigError` that names any other kind of file, and with `follow_links=False` a link, wherever it leads;
@@ -51,6 +52,14 @@ def _check_mode(path: Path | str, mode: int) -> None:
         kind = next((name for name, matches in _KINDS.items() if matches(mode)), "of an unknown kind")
         help_text = "; put the file itself there" if kind == "a link" else ""
         raise ConfigError(f"{path}: is {kind}, not a regular file{help_text}")
+
+
+def unpacked_limit(size: int) -> int:
+    """The bytes that a packed file of `size` bytes may unpack to; text is packed to a hundredth at the very best.
+
+    A reader refuses a file that goes on beyond, so that a few bytes cannot take any amount of memory or time.
+    """
+    return _UNPACKED_FLOOR + _MOST_EXPANSION * size
 
 
 def matching_paths(pattern: str) -> list[str]:

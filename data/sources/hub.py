@@ -28,7 +28,7 @@ from common.errors import ConfigError, Retryable
 from common.retry import Backoff, retry, retry_after
 from common.text import first_line
 from data.sources.file_list import SourceFile
-from data.sources.local_files import count_jsonl_rows
+from data.sources.local_files import count_jsonl_rows, is_parquet
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,6 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
         digest = f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
         files.append(SourceFile(number, name, entry.size, digest))
     return files
-
-
-def is_parquet(name: str) -> bool:
-    """Whether a file is Parquet, by its name; every other file is read as JSON lines."""
-    return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:

@@ -15,8 +15,8 @@ from common.errors import ConfigError
 from common.files import read_bounded_text, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
 from data.labelled.table import read_table
-from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files, named_in_errors
-from data.sources.local_files import parquet_columns, read_json_values, read_parquet_values
+from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
 from data.surveys.built_in import BUILT_IN
 
 MOST_GROUPS = 60  # of one field

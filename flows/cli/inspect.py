@@ -11,6 +11,7 @@ from common.files import read_json
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
+from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from flows.starts import dag_in
 from store.add import add_files, check_plain
@@ -55,7 +56,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            state = "made"
+            state, live = "made", {"note": lost} if (lost := _lost(artifacts)) else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
@@ -83,6 +84,11 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             }
         )
     return rows
+
+
+def _lost(artifacts: Sequence[Artifact]) -> str:
+    """What the step that made the artifacts could not read, for its row."""
+    return "; ".join(str(facts[LOST]) for artifact in artifacts if LOST in (facts := artifact.manifest["facts"]))
 
 
 def _approval_notes(store: Store) -> dict[str, str]:

@@ -61,7 +61,9 @@ def test_what_cannot_be_read_or_changes_meanwhile_is_refused(store, folder, monk
     assert list((store.root / "staging").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["link", "link to a file of the folder", "FIFO", "folder", "socket", "link to nothing"])
+@pytest.mark.parametrize(
+    "kind", ["link", "link to a file of the folder", "FIFO", "folder", "socket", "link to nothing"]
+)
 def test_only_regular_files_of_the_folder_itself_are_added(store, folder, tmp_path, kind, monkeypatch):
     secret = tmp_path / "secret"
     secret.write_text("root:x:0:0")

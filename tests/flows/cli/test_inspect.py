@@ -49,6 +49,20 @@ def test_status_of_a_complete_chain(made, toy):
     assert {row["seconds"] for row in rows} == {1.5}
 
 
+def test_status_says_what_a_step_could_not_read(copy, toy):
+    row = next(row for row in inspect.status(copy, toy) if row["state"] == "made" and row["artifacts"])
+    artifact = copy.get(row["artifacts"][0])
+    assert row["progress"] == {}
+    line = "lost: 2 of 90 rows (2 not_json; in b.jsonl)"
+    again = {name: artifact.manifest[name] for name in ("stage", "version", "config", "inputs", "label")}
+    staged = copy.staging(artifact.key) / "output" / artifact.kind
+    shutil.copytree(artifact.path, staged, ignore=shutil.ignore_patterns("manifest.json"))
+    copy.publish(artifact.kind, artifact.key, staged, **again, facts={"lost": line}, supersede=True)
+    (changed,) = [other for other in inspect.status(copy, toy) if other["label"] == row["label"]]
+    assert changed["progress"] == {"note": line}
+    assert line in str(list(status_table([changed]).columns[3].cells)[0])
+
+
 def test_status_without_a_store(tmp_path, toy):
     assert set(states(Store(tmp_path / "none"), toy).values()) == {"not made"}
     assert not (tmp_path / "none").exists()

@@ -136,7 +136,8 @@ def test_a_description_of_ten_gigabytes_or_without_an_end(folder):
 @pytest.mark.parametrize(
     "claim",
     [
-        {"vocabulary": 10**12}, {"context": 10**12}, {"context": 2**24}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
+        {"vocabulary": 10**12}, {"context": 10**12}, {"context": 2**24},
+        {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
         {"pattern": "S" * 10**6},  # each is traced apart, so that their number costs time and not memory alone
     ],
 )  # fmt: skip
