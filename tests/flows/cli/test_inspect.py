@@ -60,7 +60,7 @@ def test_status_says_what_a_step_could_not_read(copy, toy):
     copy.publish(artifact.kind, artifact.key, staged, **again, facts={"lost": line}, supersede=True)
     (changed,) = [other for other in inspect.status(copy, toy) if other["label"] == row["label"]]
     assert changed["progress"] == {"note": line}
-    assert line in str(list(status_table([changed]).columns[3].cells)[0])
+    assert line in str(next(iter(status_table([changed]).columns[3].cells)))
 
 
 def test_status_without_a_store(tmp_path, toy):
