@@ -62,7 +62,8 @@ def read_people(
                 raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
             people = _with_ids(islice(_hub_rows(config, scratch), n), config)
         case _:
-            people = _with_ids(read_table(config.path, sha256=sha256).rows, config)
+            table = read_table(config.path, sha256=sha256, delimiter=config.delimiter or "")
+            people = _with_ids(table.rows, config)
     if n is not None and n > len(people):
         raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")
     if n is None or n == len(people):

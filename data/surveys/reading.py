@@ -55,10 +55,13 @@ def load_survey(name: str | Path) -> SurveyConfig:
         raise ConfigError(f"{path}: is not TOML ({error})") from None
 
 
-def personas_config(text: str) -> PersonasConfig:
-    """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub."""
+def personas_config(text: str, delimiter: str | None = None) -> PersonasConfig:
+    """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub.
+
+    `delimiter`: between the columns of a CSV.
+    """
     try:
-        return PersonasConfig.model_validate(text)
+        return PersonasConfig.model_validate(text).model_copy(update={"delimiter": delimiter})
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"--personas {message}") from None

@@ -281,8 +281,10 @@ def fetch(store: Store, artifact_id: str) -> CatalogRow:
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
     """Write a table to the Parquet file `out`, or with table `all` each table to `out/<table>.parquet`.
 
-    Returns table -> number of rows.
+    Returns table -> number of rows. Raises `ConfigError` if the name of `out` says that it is of another format.
     """
+    if table != "all" and out.suffix.lower() != ".parquet":
+        raise ConfigError(f"{out}: tables are written as Parquet, so name a file that ends in .parquet")
     catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
