@@ -239,9 +239,8 @@ def _check_size(path: Path, parquet: ParquetFile, size: int) -> None:
     metadata = parquet.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     values = sum(group.column(i).num_values for group in groups for i in range(metadata.num_columns))
-    unpacked = max(
-        sum(group.total_byte_size for group in groups), VALUE_BYTES * values, VALUE_BYTES * metadata.num_rows
-    )
+    rows = VALUE_BYTES * values + ROW_BYTES * metadata.num_rows
+    unpacked = max(sum(group.total_byte_size for group in groups), rows)
     if unpacked > unpacked_limit(size):
         raise ConfigError(
             f"{path}: its {metadata.num_rows:,} rows take over {unpacked_limit(size):,} bytes, far more than its "

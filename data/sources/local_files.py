@@ -54,6 +54,7 @@ _OTHER_KIND = {
     "wrong_type": "the columns of texts have to be texts",
     "invalid_utf8": "the file has to be UTF-8; `iconv -f WINDOWS-1252 -t UTF-8 FILE` converts one of Windows",
 }
+ROW_BYTES = 8  # that a row takes at least
 LONGEST_BATCH = 1 << 26  # bytes of text in a batch
 PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
@@ -278,7 +279,9 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
     if repeated := next((name for name, count in Counter(names).items() if count > 1), None):
         raise ConfigError(f"{path}: two columns are called {repeated!r}")
     groups = (parquet.metadata.row_group(group) for group in range(parquet.num_row_groups))
-    if max((group.total_byte_size for group in groups), default=0) > unpacked_limit(size):
+    largest = max((group.total_byte_size for group in groups), default=0)
+    # Rows may have no content at all, and still take their time.
+    if max(largest, ROW_BYTES * parquet.metadata.num_rows) > unpacked_limit(size):
         raise ConfigError(f"{path}: unpacks to over {unpacked_limit(size):,} bytes, far more than its size")
     return parquet
 

@@ -294,6 +294,15 @@ def test_a_text_repeated_by_the_million_takes_the_memory_of_a_few(tmp_path):
             read()
 
 
+def test_rows_without_content_are_bounded(tmp_path):
+    """Forty million of them in a hundred kilobytes."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.nulls(40_000_000, pa.string())}), path, row_group_size=40_000_000)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(ConfigError, match=r"a\.parquet: unpacks to over"):
+        next(read_parquet_batches(path, "web"))
+
+
 def test_texts_written_as_bytes_are_texts(tmp_path):
     """Some programs leave out that the bytes are UTF-8."""
     rows = ["eins", "zwölf", "drei"]
