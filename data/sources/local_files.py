@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute
-from pyarrow.parquet import ParquetFile
+from pyarrow.parquet import ParquetFile, read_metadata
 
 from common.errors import ConfigError
 from common.files import parse_json
@@ -268,9 +268,11 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
         expected += f", and its name ends in none of {', '.join(LINES)}, which are JSON lines"
     try:
         check_regular(path)
+        size, metadata = path.stat().st_size, read_metadata(path)
+        chunks = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+        texts = [c.path for c in chunks if c.path in text_columns and c.physical_type == "BYTE_ARRAY"]
         # With a buffer and without pre_buffer, column chunks are read page by page, which bounds memory.
-        parquet = ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=list(text_columns))
-        size = path.stat().st_size
+        parquet = ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=texts)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except pyarrow.ArrowException as error:
@@ -278,10 +280,10 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
     names = parquet.schema_arrow.names
     if repeated := next((name for name, count in Counter(names).items() if count > 1), None):
         raise ConfigError(f"{path}: two columns are called {repeated!r}")
-    groups = (parquet.metadata.row_group(group) for group in range(parquet.num_row_groups))
+    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
     largest = max((group.total_byte_size for group in groups), default=0)
     # Rows may have no content at all, and still take their time.
-    if max(largest, ROW_BYTES * parquet.metadata.num_rows) > unpacked_limit(size):
+    if max(largest, ROW_BYTES * metadata.num_rows) > unpacked_limit(size):
         raise ConfigError(f"{path}: unpacks to over {unpacked_limit(size):,} bytes, far more than its size")
     return parquet
 
