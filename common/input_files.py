@@ -65,8 +65,8 @@ def unpacked_limit(size: int) -> int:
 def matching_paths(pattern: str) -> list[str]:
     """The regular files that a path names, sorted: the file itself, all files below a folder, or those a glob matches.
 
-    Links are followed, because caches of datasets consist of them. Raises `ConfigError` that names a link that leads to
-    a folder above it, a match that is no regular file, and a folder that a glob of files (`*.jsonl`) matches; and for
+    Links are followed, because caches of datasets consist of them. Raises `ConfigError` that names a folder that a
+    link leads back to, a match that is no regular file, and a folder that a glob of files (`*.jsonl`) matches; and for
     over `MOST_PATHS` paths.
     """
     if os.path.isfile(pattern):  # first, because a file's name may contain brackets
@@ -117,7 +117,9 @@ def _below(root: str, *, hidden: bool) -> Iterator[str]:
             raise ConfigError(f"{folder}: cannot be read ({error.strerror})") from None
         identity = (status.st_dev, status.st_ino)
         if identity in above:
-            raise ConfigError(f"{folder}: is a link to a folder above it, so its files have no end; remove the link")
+            raise ConfigError(
+                f"{folder}: is the same folder as one above it, by a link, so its files have no end; remove the link"
+            )
         count += len(visible)
         if count > MOST_PATHS:
             raise ConfigError(f"{root}: has over {MOST_PATHS:,} files and folders; name a folder with fewer")

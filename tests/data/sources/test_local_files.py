@@ -249,7 +249,8 @@ def test_lines_packed_by_any_program(tmp_path, suffix, pack):
     assert texts(read_jsonl([path], "web"))[4999:5001] == ["line 4999 24990001", "line 0 0"]
     assert count_jsonl_rows(path) == 10_000
     assert not is_parquet(path.name)
-    for damage in (packed[:-2000], packed[:200] + b"\xff" * 300 + packed[500:], b"no such thing"):
+    changed = [packed[:200] + b"\xff" * 300 + packed[500:]] if suffix != ".zst" else []  # which may have no checksum
+    for damage in (packed[:-2000], b"no such thing", *changed):
         path.write_bytes(damage)
         with pytest.raises(ConfigError, match=rf"a\.jsonl\{suffix}: (cannot be read|the compressed file)"):
             count_jsonl_rows(path)
@@ -257,12 +258,12 @@ def test_lines_packed_by_any_program(tmp_path, suffix, pack):
 
 @pytest.mark.parametrize("line", [b"", b'{"text": "one"}\n'])
 def test_a_packed_file_without_end_is_refused(tmp_path, monkeypatch, line):
-    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 10 * 2**20)
-    monkeypatch.setattr("data.sources.local_files.MAX_LINE", 2**20)
+    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 2**20)
+    monkeypatch.setattr("data.sources.local_files.MAX_LINE", 2**17)
     path = tmp_path / "bomb.jsonl.bz2"
-    path.write_bytes(bz2.compress((line or b"0") * (30 * 2**20 // (len(line) or 1))))
+    path.write_bytes(bz2.compress((line or b"0") * (3 * 2**20 // (len(line) or 1))))
     assert path.stat().st_size < 10_000
-    with pytest.raises(ConfigError, match=r"bomb\.jsonl\.bz2: unpacks to over 10,485,760 bytes"):
+    with pytest.raises(ConfigError, match=r"bomb\.jsonl\.bz2: unpacks to over 1,048,576 bytes"):
         count_jsonl_rows(path)
 
 
