@@ -27,10 +27,14 @@ Digests = Mapping[str, str]  # path as configured -> expected sha256
 
 @dataclass(frozen=True)
 class Person:
-    """One person. `fields`: values as in the table; None and empty text mean unknown (`is_missing`)."""
+    """One person. `fields`: values as in the table; None and empty text mean unknown (`is_missing`).
+
+    weight: of the person in all means, as surveys publish them; at least 0.
+    """
 
     id: str
     fields: Mapping[str, Any]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,30 @@ def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list
         if person_id in ids:
             raise ConfigError(f"{config.label}: two people are called {person_id!r} in column {config.id_column!r}")
         ids.add(person_id)
-        people.append(Person(person_id, dict(row)))
+        people.append(Person(person_id, dict(row), _weight(row, config, number + 1)))
     if not people:
         raise ConfigError(f"{config.label}: has no people")
+    if not any(person.weight for person in people):
+        raise ConfigError(f"{config.label}: all weights in {config.weight_column!r} are 0")
     return people
+
+
+def _weight(row: Mapping[str, Any], config: PersonasConfig, number: int) -> float:
+    """The weight in a row. Raises `ConfigError` for one that is no number from 0 on: a person has to count for some."""
+    if not config.weight_column:
+        return 1.0
+    if config.weight_column not in row:
+        raise ConfigError(f"{config.label}: no column {config.weight_column!r}; there are {', '.join(row)}")
+    value = row[config.weight_column]
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise ConfigError(
+            f"{config.label}: row {number} has {value!r} in {config.weight_column!r}, which is not a weight from 0 on"
+        )
+    return weight
 
 
 def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, Any]]:

@@ -40,6 +40,10 @@ def simulate(
         ),
     ] = None,
     delimiter: DelimiterOption = "",
+    weights: Annotated[
+        str,
+        typer.Option("--weights", metavar="COLUMN", help="The column of the personas' weights. Default: all alike."),
+    ] = "",
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of personas. Default: all.")] = None,
     by: Annotated[
         str | None, typer.Option("--by", metavar="FIELDS", help="Fields that define the groups: age,region.")
@@ -91,7 +95,7 @@ def simulate(
     if not fields and survey_config.respondents is None and personas is None:
         fields = list(dict.fromkeys(field for question in survey_config.questions for field in question.groups))
     settings = {"orders": orders, "answer": answer, "template": template, "seed": seed, "rows_at_once": rows_at_once}
-    people = personas_config(personas, delimiter_of(delimiter)) if personas else None
+    people = personas_config(personas, delimiter_of(delimiter), weights or None) if personas else None
     try:
         config = SimulateConfig.model_validate({"personas": people, "n": n, "by": fields, **settings})
     except ValidationError as error:
@@ -106,7 +110,8 @@ def simulate(
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]
-    given = {"personas": personas, "delimiter": delimiter or None, "n": n, "by": by, **settings, "out": out}
+    given = {"personas": personas, "delimiter": delimiter or None, "weights": weights or None, "n": n, "by": by}
+    given |= {**settings, "out": out}
     for name, value in given.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
