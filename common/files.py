@@ -7,6 +7,7 @@ There are two kinds of readers: `read_json` for our own files returns None if th
 `read_bounded_text` and `read_bounded_json` for files of the operator raise an error that names the file.
 """
 
+import codecs
 import errno
 import glob
 import hashlib
@@ -159,7 +160,10 @@ def sha256_of(path: Path, *, sync: bool = False, follow_links: bool = True) -> s
 
 
 def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
-    """Read a UTF-8 file. Raises `ConfigError` if it is unreadable, not a regular file, or has over `limit` bytes."""
+    """Read a UTF-8 file, without a byte-order mark.
+
+    Raises `ConfigError` if it is unreadable, not a regular file, or has over `limit` bytes.
+    """
     try:
         with open_regular(path) as file:
             content = file.read(limit + 1)
@@ -168,7 +172,7 @@ def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
     if len(content) > limit:
         raise ConfigError(f"{path}: is over {limit:,} bytes, far more than such a file can hold")
     try:
-        return content.decode("utf-8")
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
 
