@@ -7,7 +7,7 @@ import pytest
 
 from common import input_files
 from common.errors import ConfigError
-from common.files import content_digests, read_bounded_text, sha256_of
+from common.files import content_digests, read_bounded_json, read_bounded_text, sha256_of
 from common.input_files import matching_paths, open_regular
 
 
@@ -92,6 +92,13 @@ def test_folders_beside_files_are_no_matches_of_a_glob_of_anything(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}")
     (tmp_path / "inner").mkdir()
     assert matching_paths(f"{tmp_path}/*") == [f"{tmp_path}/a.jsonl"]
+
+
+def test_a_text_of_windows_has_no_byte_order_mark(tmp_path):
+    (tmp_path / "run.toml").write_bytes(b'\xef\xbb\xbfname = "a"\n')
+    assert read_bounded_text(tmp_path / "run.toml") == 'name = "a"\n'
+    (tmp_path / "run.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_bounded_json(tmp_path / "run.json") == {"a": 1}
 
 
 def test_odd_names_are_read_as_any_other(tmp_path):
