@@ -9,7 +9,6 @@ from common.errors import ConfigError
 from common.files import sha256_of
 from configs.distill import DistillConfig, IndexConfig
 from configs.model import TokenizerConfig
-from data.distill.collect_prompts import CollectedPrompts
 from data.distill.prompt_files import check_prompt_set
 from data.distill.run import DOCUMENTS, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
@@ -20,7 +19,7 @@ from data.retrieval.exemplar_index import ExemplarIndex
 from data.screening.contamination import ContaminationIndex, read_questions
 from data.sources.local_files import read_jsonl
 from data.tokens.build import PublishedTokens, write_tokens
-from data.tokens.losses import LOST, losses_line
+from data.tokens.losses import LOST
 from data.tokens.tokenise_file import CorpusPlan
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -70,7 +69,7 @@ def distill(job: Job) -> None:
         "held_out": None if questions is None else len(questions),
         "contaminated": None if questions is None else dict(result.stats.contaminated),
     }
-    if lost := _lost_prompts(result.prompts, config):
+    if lost := result.prompts.lost(config.prompt_sets):
         documents[LOST] = lost
         job.emit("progress", done=result.stats.judged, total=config.prompts, unit="prompts", note=lost)
     job.describe("documents", **documents, samples=samples)
@@ -78,13 +77,6 @@ def distill(job: Job) -> None:
     more = {"retrieval": index.facts, "rows": corpus.row_figures()}
     card = write_card(job.output("data_card"), documents | more, result.stats, config)
     job.describe("data_card", **card, documents=counts["documents"])
-
-
-def _lost_prompts(prompts: CollectedPrompts, config: DistillConfig) -> str:
-    """The rows of the prompt sets that could not be read, in one line; empty if there are none."""
-    paths = {s.name: f"prompt set {s.name!r}, {s.path or s.source}" for s in config.prompt_sets}
-    read = {paths[name]: prompts.prompt_counts[name] + rows.total() for name, rows in prompts.dropped_rows.items()}
-    return losses_line(read, {}, {paths[name]: rows for name, rows in prompts.dropped_rows.items()})
 
 
 def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:

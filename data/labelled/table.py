@@ -24,6 +24,7 @@ from pyarrow.parquet import ParquetFile
 from common.errors import ConfigError
 from common.input_files import open_regular, unpacked_limit
 from common.text import first_line
+from data.sources.local_files import is_text_type
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
@@ -271,9 +272,9 @@ def _text_bytes(array: pyarrow.Array) -> int:
     """The bytes of all texts in an array, also of those inside lists and structures."""
     types, kind = pyarrow.types, array.type
     if types.is_dictionary(kind):
-        lengths = pyarrow.compute.binary_length(array.dictionary) if _is_text(kind.value_type) else None
+        lengths = pyarrow.compute.binary_length(array.dictionary) if is_text_type(kind.value_type) else None
         return pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0 if lengths else 0
-    if _is_text(kind):
+    if is_text_type(kind):
         return pyarrow.compute.sum(pyarrow.compute.binary_length(array)).as_py() or 0
     if types.is_struct(kind):
         return sum(map(_text_bytes, array.flatten()))
@@ -281,11 +282,6 @@ def _text_bytes(array: pyarrow.Array) -> int:
         return _text_bytes(array.keys) + _text_bytes(array.items)
     nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return _text_bytes(array.flatten()) if nested else 0
-
-
-def _is_text(kind: pyarrow.DataType) -> bool:
-    types = pyarrow.types
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:

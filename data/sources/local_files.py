@@ -319,7 +319,7 @@ def _text_bytes(batch: pyarrow.RecordBatch) -> np.ndarray:
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         values = column.dictionary if isinstance(column, pyarrow.DictionaryArray) else column
-        if not _is_text(values.type):
+        if not is_text_type(values.type):
             continue
         lengths = pyarrow.compute.binary_length(values)
         if isinstance(column, pyarrow.DictionaryArray):
@@ -328,7 +328,8 @@ def _text_bytes(batch: pyarrow.RecordBatch) -> np.ndarray:
     return total
 
 
-def _is_text(kind: pyarrow.DataType) -> bool:
+def is_text_type(kind: pyarrow.DataType) -> bool:
+    """Whether a column of this type has texts, or bytes that may be texts."""
     types = pyarrow.types
     return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 

@@ -56,7 +56,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            state, live = "made", {"note": lost} if (lost := _lost(artifacts)) else {}
+            lost = [artifact.manifest["facts"][LOST] for artifact in artifacts if LOST in artifact.manifest["facts"]]
+            state, live = "made", {"note": "; ".join(lost)} if lost else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
@@ -84,11 +85,6 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             }
         )
     return rows
-
-
-def _lost(artifacts: Sequence[Artifact]) -> str:
-    """What the step that made the artifacts could not read, for its row."""
-    return "; ".join(str(facts[LOST]) for artifact in artifacts if LOST in (facts := artifact.manifest["facts"]))
 
 
 def _approval_notes(store: Store) -> dict[str, str]:

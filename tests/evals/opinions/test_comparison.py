@@ -113,8 +113,8 @@ def test_weights_count_as_so_many_people_who_are_alike(respondents):
             np.eye(len(q["options"]))[some.answers_NQ[some.held_out, (n + 1) % 3] % 2] for n, q in enumerate(QUESTIONS)
         ]
         summaries.append(compare(survey(), CONFIG, judged, model, some, some.held_out))
-    for one, other in zip(*(summary["questions"] for summary in summaries), strict=True):
-        for first, second in zip(one["cells"], other["cells"], strict=True):
+    for ours, theirs in zip(*(summary["questions"] for summary in summaries), strict=True):
+        for first, second in zip(ours["cells"], theirs["cells"], strict=True):
             for arm in ("model", "humans", "overall", "majority"):
                 assert first["arms"][arm]["shares"] == pytest.approx(second["arms"][arm]["shares"]), arm
             assert first["arms"]["regression"]["shares"] == pytest.approx(
