@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
-import pyarrow.compute
 from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
 from common.input_files import open_regular, unpacked_limit
 from common.text import first_line
-from data.sources.local_files import is_text_type
+from data.sources.local_files import text_bytes
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
@@ -253,7 +252,7 @@ def _parquet_rows(path: Path, parquet: ParquetFile, columns: list[str], limit: i
     """The rows one by one. Raises `ConfigError` when their texts take over `limit` bytes together."""
     number = taken = 0
     for batch in parquet.iter_batches(ROWS_AT_ONCE, use_threads=False):
-        taken += sum(map(_text_bytes, batch.columns))  # known before a text is built
+        taken += sum(map(text_bytes, batch.columns))  # known before a text is built
         if taken > limit:
             raise ConfigError(f"{path}: its texts take over {limit:,} bytes, far more than its size; it is not read")
         for index in range(batch.num_rows):
@@ -266,22 +265,6 @@ def _parquet_rows(path: Path, parquet: ParquetFile, columns: list[str], limit: i
             if any(isinstance(value, str) and len(value) > LONGEST_LINE for value in row.values()):
                 raise ConfigError(f"{path}: row {number} has a text of more than {LONGEST_LINE} characters")
             yield row
-
-
-def _text_bytes(array: pyarrow.Array) -> int:
-    """The bytes of all texts in an array, also of those inside lists and structures."""
-    types, kind = pyarrow.types, array.type
-    if types.is_dictionary(kind):
-        lengths = pyarrow.compute.binary_length(array.dictionary) if is_text_type(kind.value_type) else None
-        return pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0 if lengths else 0
-    if is_text_type(kind):
-        return pyarrow.compute.sum(pyarrow.compute.binary_length(array)).as_py() or 0
-    if types.is_struct(kind):
-        return sum(map(_text_bytes, array.flatten()))
-    if types.is_map(kind):
-        return _text_bytes(array.keys) + _text_bytes(array.items)
-    nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return _text_bytes(array.flatten()) if nested else 0
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:

@@ -270,7 +270,8 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
         check_regular(path)
         size, metadata = path.stat().st_size, read_metadata(path)
         chunks = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-        texts = [c.path for c in chunks if c.path in text_columns and c.physical_type == "BYTE_ARRAY"]
+        leaves = [chunk.path for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
+        texts = [leaf for leaf in leaves if leaf in text_columns or leaf.partition(".")[0] in text_columns]
         # With a buffer and without pre_buffer, column chunks are read page by page, which bounds memory.
         parquet = ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=texts)
     except OSError as error:
@@ -301,7 +302,7 @@ def _tables(
         for group in groups:
             for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
                 # Lengths from the dictionaries, before any row's text is built.
-                ends = np.cumsum(_text_bytes(batch))
+                ends = np.cumsum(_bytes_by_row(batch))
                 start = before = 0
                 while start < batch.num_rows:
                     end = max(start + 1, int(np.searchsorted(ends, before + LONGEST_BATCH, "right")))
@@ -314,12 +315,13 @@ def _tables(
         raise ConfigError(f"{path}: row group {group} is damaged ({first_line(error)})") from None
 
 
-def _text_bytes(batch: pyarrow.RecordBatch) -> np.ndarray:
-    """The bytes of each row's texts, int64 [rows]."""
+def _bytes_by_row(batch: pyarrow.RecordBatch) -> np.ndarray:
+    """The bytes of each row's texts, int64 [rows]; those inside lists and structures are shared out evenly."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         values = column.dictionary if isinstance(column, pyarrow.DictionaryArray) else column
-        if not is_text_type(values.type):
+        if not _is_text(values.type):
+            total += -(-text_bytes(column) // max(1, batch.num_rows))
             continue
         lengths = pyarrow.compute.binary_length(values)
         if isinstance(column, pyarrow.DictionaryArray):
@@ -328,8 +330,23 @@ def _text_bytes(batch: pyarrow.RecordBatch) -> np.ndarray:
     return total
 
 
-def is_text_type(kind: pyarrow.DataType) -> bool:
-    """Whether a column of this type has texts, or bytes that may be texts."""
+def text_bytes(array: pyarrow.Array) -> int:
+    """The bytes of all texts in an array, also of those inside lists and structures."""
+    types, kind = pyarrow.types, array.type
+    if types.is_dictionary(kind):
+        lengths = pyarrow.compute.binary_length(array.dictionary) if _is_text(kind.value_type) else None
+        return 0 if lengths is None else pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0
+    if _is_text(kind):
+        return pyarrow.compute.sum(pyarrow.compute.binary_length(array)).as_py() or 0
+    if types.is_struct(kind):
+        return sum(map(text_bytes, array.flatten()))
+    if types.is_map(kind):
+        return text_bytes(array.keys) + text_bytes(array.items)
+    nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return text_bytes(array.flatten()) if nested else 0
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
     types = pyarrow.types
     return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 

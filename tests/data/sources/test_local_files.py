@@ -295,6 +295,23 @@ def test_a_text_repeated_by_the_million_takes_the_memory_of_a_few(tmp_path, monk
     assert pa.total_allocated_bytes() - before < 10_000_000
 
 
+def test_texts_inside_lists_are_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
+    path, text = tmp_path / "a.parquet", "x" * 1_000_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), [text])
+    turns = pa.StructArray.from_arrays([column], names=["content"])
+    offsets = pa.array(range(0, 1001, 10), pa.int32())
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays(offsets, turns)}), path, compression="zstd")
+    assert path.stat().st_size < 5000
+    with pytest.raises(ConfigError, match=r"a\.parquet: unpacks to over 50,000,000 bytes"):
+        deque(read_parquet_values(path, ("messages",)), 0)
+    pq.write_table(
+        pa.table({"messages": [[{"content": "a"}, {"content": "b"}], None, []], "a.b": ["x", "y", "z"]}), path
+    )
+    rows = list(read_parquet_values(path, ("messages", "a.b")))
+    assert rows[0] == {"messages": [{"content": "a"}, {"content": "b"}], "a.b": "x"}
+
+
 def test_rows_without_content_are_bounded(tmp_path):
     """Sixty million of them in some hundred kilobytes."""
     path = tmp_path / "a.parquet"
