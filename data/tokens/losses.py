@@ -1,10 +1,10 @@
-"""What an ingest lost, in one line: files that were set aside, and rows that could not be read, with reason and path.
+"""What a step lost of its input, in one line: files set aside, and rows or records left out, with reason and path.
 
 The step ends with this line, and the artifact has it as the fact `lost`, which `nautile status` shows.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 
 from data.records import READ_REASONS
 
@@ -34,5 +34,13 @@ def losses_line(files: Mapping[str, int], set_aside: Mapping[str, str], rejected
     return f"lost: {'; '.join(parts)}" if parts else ""
 
 
-def _more(items: Mapping[str, object]) -> str:
+def lost_records(messages: Sequence[str], total: int) -> str:
+    """The same line for `total` records of benchmarks, of which those with a message are left out."""
+    if not messages:
+        return ""
+    first = messages[0].partition("\n")[0][:SHOWN_REASON]
+    return f"lost: {len(messages):,} of {total:,} records ({first}{_more(messages)})"
+
+
+def _more(items: Sized) -> str:
     return f", and {len(items) - 1:,} more" if len(items) > 1 else ""
