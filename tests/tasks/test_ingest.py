@@ -127,7 +127,7 @@ def test_what_is_lost_is_said_in_the_last_line_and_in_the_facts(tmp_path):
     line = (
         f"lost: 1 of 3 files ({folder}/c.jsonl: none of its 3 rows can be read (3 not_json): each line has to be one "
         "JSON object; `jq -c . FILE` writes one that is spread over lines so); "
-        f"2 of 43 rows (1 not_json, 1 invalid_utf8; in {folder}/b.jsonl)"
+        f"2 of 43 rows (1 invalid_utf8, 1 not_json; in {folder}/b.jsonl)"
     )
     assert described["lost"] == line
     assert [fields for kind, fields in events if kind == "progress"][-1]["note"] == line
