@@ -220,7 +220,7 @@ def _clear_errors(where: str) -> Iterator[None]:
             raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
         if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises RuntimeError
             raise Retryable(f"{where}: could not be fetched ({reason})") from error
-        if isinstance(error.__cause__, errors.GatedRepoError):
+        if "gated dataset" in reason:  # of `datasets`, which drops the Hub's own error
             message = f"{where}: {reason}; it is gated: accept its terms on the Hub and set HF_TOKEN"
             raise ConfigError(message) from error
         if isinstance(error, ValueError | FileNotFoundError):  # from `datasets`, for an unknown subset or dataset
