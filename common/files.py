@@ -103,14 +103,17 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
-    """Read a JSON file; None if it is missing, is not JSON, is nested too deep, or has over `limit` bytes."""
+    """Read a JSON file; None if it is missing, no regular file, not JSON, nested too deep, or over `limit` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             logger.warning("%s: over %d bytes of JSON are not read", path, limit)
             return None
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ConfigError as error:
+        logger.warning("%s", error)
         return None
     return parse_json(data)
 

@@ -7,7 +7,7 @@ import pytest
 
 from common import input_files
 from common.errors import ConfigError
-from common.files import content_digests, read_bounded_json, read_bounded_text, sha256_of
+from common.files import content_digests, read_bounded_json, read_bounded_text, read_json, sha256_of
 from common.input_files import matching_paths, open_regular
 
 
@@ -92,6 +92,14 @@ def test_folders_beside_files_are_no_matches_of_a_glob_of_anything(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}")
     (tmp_path / "inner").mkdir()
     assert matching_paths(f"{tmp_path}/*") == [f"{tmp_path}/a.jsonl"]
+
+
+def test_a_file_of_ours_that_is_none_is_as_if_it_were_missing(tmp_path):
+    """In a store that others write to as well."""
+    os.mkfifo(tmp_path / "live.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    assert [read_json(tmp_path / f"{name}.json") for name in ("live", "folder", "zero", "gone")] == [None] * 4
 
 
 def test_a_text_of_windows_has_no_byte_order_mark(tmp_path):
