@@ -197,6 +197,13 @@ def test_a_folder_with_links_or_fifos_is_refused_before_it_is_read(tmp_path, kin
     assert not store.root.exists()
 
 
+@pytest.mark.parametrize("name", ["runs.csv", "runs", "runs.jsonl"])
+def test_a_table_is_not_exported_as_parquet_under_another_name(made, tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"{name}: tables are written as Parquet, so name a file that ends in .parq"):
+        inspect.export(made[0], "runs", tmp_path / name, overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_newest_report_or_the_named_one(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]
