@@ -7,6 +7,7 @@ There are two kinds of readers: `read_json` for our own files returns None if th
 `read_bounded_text` and `read_bounded_json` for files of the operator raise an error that names the file.
 """
 
+import codecs
 import errno
 import glob
 import hashlib
@@ -14,7 +15,6 @@ import itertools
 import json
 import logging
 import os
-import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from common.errors import ConfigError
+from common.input_files import matching_paths, open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +103,17 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
-    """Read a JSON file; None if it is missing, is not JSON, is nested too deep, or has over `limit` bytes."""
+    """Read a JSON file; None if it is missing, no regular file, not JSON, nested too deep, or over `limit` bytes."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             logger.warning("%s: over %d bytes of JSON are not read", path, limit)
             return None
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ConfigError as error:
+        logger.warning("%s", error)
         return None
     return parse_json(data)
 
@@ -150,27 +154,28 @@ def file_size(path: Path) -> int | None:
         return None
 
 
-def sha256_of(path: Path, *, sync: bool = False) -> str:
-    """The sha256 of a file as hexadecimal digits; `sync` also fsyncs the file."""
-    with path.open("rb") as file:
+def sha256_of(path: Path, *, sync: bool = False, follow_links: bool = True) -> str:
+    """The sha256 of a file as hexadecimal digits; `sync` also fsyncs the file. Raises as `open_regular`."""
+    with open_regular(path, follow_links=follow_links) as file:
         if sync:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
-    """Read a UTF-8 file. Raises `ConfigError` if it is unreadable, not a regular file, or has over `limit` bytes."""
+    """Read a UTF-8 file, without a byte-order mark.
+
+    Raises `ConfigError` if it is unreadable, not a regular file, or has over `limit` bytes.
+    """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(limit + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     if len(content) > limit:
         raise ConfigError(f"{path}: is over {limit:,} bytes, far more than such a file can hold")
     try:
-        return content.decode("utf-8")
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
 
@@ -245,19 +250,16 @@ def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> 
 
 def _matching_files(pattern: str) -> list[tuple[str, str]]:
     """(relative name, absolute path) of the files of a path or glob, sorted."""
-    if os.path.isfile(pattern):  # first, because a file's name may contain brackets
+    paths = matching_paths(pattern)
+    if paths == [pattern]:
         return [(os.path.basename(pattern), os.path.abspath(pattern))]
-    if os.path.isdir(pattern):
-        folder, matches = pattern, glob.iglob("**", root_dir=pattern, recursive=True, include_hidden=True)
-    else:
-        parts = Path(pattern).parts
-        folder = str(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts)))
-        matches = (os.path.relpath(path, folder) for path in glob.iglob(pattern, recursive=True))
-    paths = ((name, os.path.abspath(os.path.join(folder, name))) for name in sorted(set(matches)))
-    files = [(Path(name).as_posix(), path) for name, path in paths if os.path.isfile(path)]
+    folder = pattern
+    if not os.path.isdir(pattern):
+        folder = str(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)))
+    files = [(Path(os.path.relpath(path, folder)).as_posix(), os.path.abspath(path)) for path in paths]
     if not files:
         raise ConfigError(f"no file matches {pattern!r}; check the path")
-    return files
+    return sorted(files)
 
 
 def _stamp(path: str) -> list[int]:

@@ -45,6 +45,7 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
+Delimiter = Annotated[str, Field(pattern=r"^(,|;|\||\t)$")]  # between the columns of a CSV
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 # Strict, because otherwise `true` would be read as 1 and 2.0 as 2. Below 2**31, which JAX and every vendor's API take.

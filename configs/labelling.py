@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
-from configs.base import Operational, Section, Seed, Share
+from configs.base import Delimiter, Operational, Section, Seed, Share
 
 
 class TextsConfig(Section):
@@ -13,6 +13,7 @@ class TextsConfig(Section):
     reader: Literal["csv", "jsonl", "parquet"]
     path: str
     text_column: str = "text"
+    delimiter: Delimiter | None = None  # csv; None: a comma, a tab for .tsv
 
 
 class ExtractConfig(Section):

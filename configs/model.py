@@ -9,6 +9,7 @@ from configs.base import Operational, Section
 CL100K_RANKS = 100_256
 CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>", "<|think_end|>")
 MOST_LAYERS = 128  # of a pattern; each is traced apart, and with 400 of them the shapes alone take 18 s
+LONGEST_CONTEXT = 2**20  # tokens; the state of a decoder takes memory for all of them at once
 
 
 class TokenizerConfig(Section):
@@ -34,7 +35,7 @@ class ModelConfig(Section):
     width: PositiveInt = 1024  # D
     blocks: PositiveInt = 8
     pattern: str = "SSA"  # the layers of a block in order: S an SCA layer, A a Transformer layer
-    context: PositiveInt = 1024  # longest sequence, in tokens
+    context: int = Field(default=1024, ge=1, le=LONGEST_CONTEXT)  # longest sequence, in tokens
 
     # The SCA layers.
     memory_heads: PositiveInt = 16  # K

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share
+from configs.base import Delimiter, Operational, Section, Seed, Share
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?:@([0-9a-f]{40}))?")
@@ -48,6 +48,8 @@ class PersonasConfig(Section):
     split: str = "train"  # of the Hub's dataset
     revision: str = ""  # a commit of the Hub
     id_column: str = ""  # column with the id of a person; empty: the number of the row
+    delimiter: Delimiter | None = None  # csv; None: a comma, a tab for .tsv
+    weight_column: str | None = None  # column with the survey weight of a person; None: all weigh the same
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +105,7 @@ class QuestionConfig(Section):
     weight: PositiveFloat = 1.0  # in means over the questions
     column: str = ""  # column of the respondents' table with their answers; empty: the question's name
     codes: tuple[str, ...] = ()  # the value of that column for each option; empty: the option's text
+    missing: tuple[str, ...] | None = None  # values of that column that are no answer, such as "99" or "Refused"
     humans: Shares = ()
     respondents: PositiveInt | None = None  # number of people behind `humans`; None: unknown
     groups: GroupShares = {}
@@ -131,6 +134,8 @@ class QuestionConfig(Section):
             raise ValueError(f"{where}: `values` are positions on a scale, so `ordered` must be true")
         if self.codes and (len(self.codes) != len(self.options) or len(set(self.codes)) < len(self.codes)):
             raise ValueError(f"{where}: `codes` needs a different code for each of the {len(self.options)} options")
+        if both := sorted({*(self.missing or ())} & {*(self.codes or self.options)}):
+            raise ValueError(f"{where}: {both[0]!r} is an option, and in `missing` it is no answer")
         # Shares of all humans and of each group.
         shares_by_field = {"humans": self.humans} if self.humans else {}
         shares_by_field |= {f"groups.{by}.{g}": s for by, groups in self.groups.items() for g, s in groups.items()}
@@ -162,6 +167,7 @@ class SurveyConfig(Section):
     bands: dict[str, tuple[float, ...]] = {}  # numeric field -> boundaries between its groups
     questions: tuple[QuestionConfig, ...] = ()
     respondents: PersonasConfig | None = None  # people whose own answers are known
+    missing: tuple[str, ...] | None = None  # values of the respondents' columns that are no answer to any question
     predictors: tuple[str, ...] = ()  # input fields of the baselines; empty: those of the template
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5  # share of the respondents to evaluate on
     split_seed: Seed = 0

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from configs.changes import Change
+from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
@@ -85,6 +86,11 @@ READS = """
 SELECT DISTINCT a.execution AS reader, i.execution AS producer FROM inputs i JOIN artifacts a ON a.id = i.artifact
 WHERE list_contains(?, a.execution)
 """
+# What the executions could not read, as their artifacts say. (executions)
+LOST_INPUT = f"""
+SELECT execution, string_agg(facts->>'{LOST}', '; ' ORDER BY kind) AS lost FROM artifacts
+WHERE list_contains(?, execution) AND facts->>'{LOST}' IS NOT NULL GROUP BY execution
+"""
 # Which of the keys are in the store: steps with these will be reused. (keys)
 STORED_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_contains(?, key)"
 
@@ -104,7 +110,7 @@ class StepState:
     after: tuple[str, ...] = ()
     key: str = ""
     row: CatalogRow = field(default_factory=dict)
-    note: str = ""  # why it waits, or what it is doing
+    note: str = ""  # why it waits, what it is doing, or what it could not read
     elapsed_s: float | None = None  # of the current attempt; of all attempts once the step has ended
     done: float | None = None
     total: float | None = None
@@ -234,6 +240,8 @@ def run_state(
     expected = {row["label"]: row["seconds"] for row in query(LAST_TIMES, summary["config"])} if live else {}
     keys_to_come = [step["key"] for step in planned if step["label"] not in rows]
     stored = {row["key"] for row in query(STORED_KEYS, keys_to_come)} if live and keys_to_come else set()
+    executions = [row["execution"] for row in rows.values() if row["state"] in FINISHED]
+    lost = {row["execution"]: row["lost"] for row in query(LOST_INPUT, executions)} if executions else {}
     question = questions.get(run)
     steps = []
     for step in planned:
@@ -246,7 +254,7 @@ def run_state(
             step_state = "coming" if live else "not started"
         else:
             step_state, attempt_fields = _attempt_state(store, row, state, time_left)
-            fields |= attempt_fields
+            fields |= {"note": lost.get(row["execution"], "")} | attempt_fields
         # An open question is newer than any row: the attempt has not begun, or has ended at its budget.
         if question and question["label"] == step["label"]:
             step_state, fields["note"] = "waiting", "for an answer"

@@ -4,12 +4,13 @@ Its key is a digest of the files, so the same files are the same artifact in eve
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
 from common.files import sha256_of, writing
+from common.input_files import check_regular, open_regular
 from store.artifacts import Artifact, Store
 from store.manifest import ADDED, stage_key
 from store.mirror import MirroredStore
@@ -18,11 +19,13 @@ from store.mirror import MirroredStore
 def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts: dict[str, Any]) -> Artifact:
     """Copy the files `names` of `folder` into an artifact; returns the existing one if it has the same, intact files.
 
-    `facts` go into its manifest, with the folder as `origin`. Raises `ConfigError` if a file cannot be read or changes
-    while it is copied, or if the store cannot be written.
+    `facts` go into its manifest, with the folder as `origin`. Raises `ConfigError` for a link, which could bring any
+    file of this machine into the store and its remote, if a file cannot be read or changes while it is copied, or if
+    the store cannot be written.
     """
     try:
-        digests = {name: sha256_of(folder / name) for name in sorted(names)}
+        check_plain(folder, names)
+        digests = {name: sha256_of(folder / name, follow_links=False) for name in sorted(names)}
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
     section = {"kind": kind, "files": digests}
@@ -41,6 +44,17 @@ def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts
     return artifact
 
 
+def check_plain(folder: Path, names: Iterable[str]) -> None:
+    """Raise `ConfigError` unless all `names` are regular files below `folder` that no link leads to; `OSError`."""
+    for name in sorted(names):
+        place = folder  # which the operator named, so it may be a link
+        for part in Path(name).parts[:-1]:
+            place /= part
+            if place.is_symlink():
+                raise ConfigError(f"{place}: is a link, not a folder; put the folder itself there")
+        check_regular(folder / name, follow_links=False)
+
+
 def _publish(
     store: Store, kind: str, key: str, folder: Path, section: dict[str, Any], facts: dict[str, Any]
 ) -> Artifact:
@@ -51,7 +65,11 @@ def _publish(
         with writing(store.root):
             for name in digests:
                 (output / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, output / name)
+                with (
+                    open_regular(folder / name, follow_links=False) as source,
+                    (output / name).open("xb") as target,
+                ):
+                    shutil.copyfileobj(source, target)
         # The digests are the key, and `publish` does not read the files again: what was digested must be what was
         # copied.
         if changed := [name for name, digest in digests.items() if sha256_of(output / name) != digest]:

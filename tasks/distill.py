@@ -19,6 +19,7 @@ from data.retrieval.exemplar_index import ExemplarIndex
 from data.screening.contamination import ContaminationIndex, read_questions
 from data.sources.local_files import read_jsonl
 from data.tokens.build import PublishedTokens, write_tokens
+from data.tokens.losses import LOST
 from data.tokens.tokenise_file import CorpusPlan
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -68,6 +69,9 @@ def distill(job: Job) -> None:
         "held_out": None if questions is None else len(questions),
         "contaminated": None if questions is None else dict(result.stats.contaminated),
     }
+    if lost := result.prompts.lost(config.prompt_sets):
+        documents[LOST] = lost
+        job.emit("progress", done=result.stats.judged, total=config.prompts, unit="prompts", note=lost)
     job.describe("documents", **documents, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
     more = {"retrieval": index.facts, "rows": corpus.row_figures()}

@@ -10,6 +10,7 @@ from common.files import write_json, write_text
 from configs.evaluation import EvaluateConfig, ModelUnderTest
 from configs.model import TokenizerConfig
 from data.endpoints.pool import EndpointPool
+from data.tokens.losses import LOST, lost_records
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.loading import items_for
@@ -151,11 +152,16 @@ def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> N
     path = out / f"latency.{ROWS}"
     seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
     cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else None
+    samples = sum(score["items"] for score in benchmarks.values())
+    lost = lost_records(bad_rows, samples)
+    if lost:
+        job.emit("progress", done=samples, total=samples, unit="samples", note=lost)
     job.describe(
         "evaluation",
+        **({LOST: lost} if lost else {}),
         model=scores["model"],
         accuracy={name: score["accuracy"] for name, score in benchmarks.items()},
-        samples=sum(score["items"] for score in benchmarks.values()),
+        samples=samples,
         left_out=sum(sum(score["left_out"].values()) for score in benchmarks.values()),
         bad_rows=bad_rows[:SHOWN_BAD_ROWS],
         latency_s={"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)} if cuts else {},

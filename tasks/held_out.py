@@ -4,9 +4,11 @@ It is the first stage of a run, so a benchmark that cannot be read fails the run
 """
 
 from collections import Counter
+from itertools import chain
 
 from configs.evaluation import HeldOutPart
 from data.screening.contamination import COMMON, NGRAM, SHORTEST, ContaminationIndex, write_questions
+from data.tokens.losses import LOST, lost_records
 from evals.benchmarks.held_out import questions
 from evals.benchmarks.stand_ins import STAND_INS
 from tasks.engine.job import Job
@@ -17,18 +19,25 @@ from tasks.engine.stage import stage
 def held_out(job: Job) -> None:
     """Publish the questions of every benchmark, and count those too short or too common to search for in texts."""
     part = job.part("held_out", HeldOutPart)
-    held_out_questions = list(questions(part.benchmarks, job.seed("evaluation")))
+    bad_rows: dict[str, list[str]] = {}
+    held_out_questions = list(questions(part.benchmarks, job.seed("evaluation"), bad_rows))
     write_questions(job.output("questions"), held_out_questions)
     screen = ContaminationIndex(held_out_questions)
+    messages = list(chain.from_iterable(bad_rows.values()))
+    count = len(held_out_questions)
+    lost = lost_records(messages, count + len(messages))
+    if lost:  # a question that is not known cannot be kept out of the training data
+        job.emit("progress", done=count, total=count, unit="questions", note=lost)
     counts = dict(sorted(Counter(question.benchmark for question in held_out_questions).items()))
     job.describe(
         "questions",
-        questions=len(held_out_questions),
+        **({LOST: lost} if lost else {}),
+        questions=count,
         benchmarks=counts,
         too_short=screen.too_short,
         boilerplate=screen.boilerplate,
         rule={"words": NGRAM, "shortest": SHORTEST, "boilerplate_above": COMMON},
         stand_ins=[STAND_INS[name].title for name in counts if name in STAND_INS],
     )
-    for name, value in {"questions": len(held_out_questions), "too_short": screen.too_short}.items():
+    for name, value in {"questions": count, "too_short": screen.too_short}.items():
         job.emit("metric", name=name, step=0, value=value)

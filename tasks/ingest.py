@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from data.sources.file_list import SourceFile, read_file_list, write_file_list
 from data.sources.slips import Slips
 from data.tokens.build import PublishedTokens, pack_file, publish_tokens
 from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
+from data.tokens.losses import LOST, losses_line
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
 from tasks.engine.fanout.items import FanOut, finished_items, skipped_items
 from tasks.engine.job import Job
@@ -111,11 +113,22 @@ def ingest(job: Job) -> None:
     _write_files(job, files, skipped)
     _emit_metrics(job, corpus, len(skipped))
     slips, stand_in = Slips(source.tasks).facts(), stand_in_of(source)
+    notes: list[str] = []
     if slips:
         bounds = ", ".join(f"{facts['greedy_accuracy']:.0%} of {tasks}" for tasks, facts in slips.items())
         learner = f"a model that learns the mistakes perfectly solves {bounds} greedily"
         stand_in = f"{stand_in}; {learner}"
-        job.emit("progress", done=len(items), total=len(items), unit="files", note=learner)
+        notes.append(learner)
+    read = {file.path: read_counts(_folder(job, file.item)) for file in files if file.item not in skipped}
+    lost = losses_line(
+        {path: counts.rows for path, counts in read.items()},
+        {files[int(item)].path: reason for item, reason in skipped.items()},
+        {path: Counter(counts.rejected) for path, counts in read.items()},
+    )
+    if lost:
+        notes.append(lost)
+    if notes:
+        job.emit("progress", done=len(items), total=len(items), unit="files", note="; ".join(notes))
     origin: dict[str, Any] = {"source": source.name, "stand_in": stand_in}
     job.describe(
         "tokens",
@@ -125,6 +138,7 @@ def ingest(job: Job) -> None:
         files_set_aside=len(skipped),
         set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
+        **({LOST: lost} if lost else {}),
         slips=slips,
         samples=corpus.samples,
     )

@@ -24,6 +24,7 @@ from data.distill.prompt_files import count_prompt_rows
 from data.distill.prompts import Prompt, read_prompt_set
 from data.distill.seen import SeenTexts, TextHashes
 from data.screening.language import detect_language
+from data.tokens.losses import losses_line
 
 BLOCK = 256  # rows of a set screened together
 
@@ -47,6 +48,12 @@ class CollectedPrompts:
             }
             for name in sorted({*self.prompt_counts, *self.dropped_rows})
         }
+
+    def lost(self, prompt_sets: Sequence[PromptSetConfig]) -> str:
+        """The rows that could not be read, in one line with reason and path; empty if there are none."""
+        names = {s.name: f"prompt set {s.name!r}, {s.path or s.source}" for s in prompt_sets}
+        read = {names[name]: self.prompt_counts[name] + rows.total() for name, rows in self.dropped_rows.items()}
+        return losses_line(read, {}, {names[name]: rows for name, rows in self.dropped_rows.items()})
 
 
 def collect_prompts(

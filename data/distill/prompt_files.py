@@ -5,6 +5,7 @@ downloaded and checked when it is needed, and removed after reading; a resume do
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,26 +14,29 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.distill import PromptSetConfig
+from data.records import Rejected
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
 from data.sources.hub import (
     COMMIT,
     count_hub_rows,
     describe,
     fetch_hub_file,
-    is_parquet,
     list_hub_files,
     named_in_errors,
 )
 from data.sources.local_files import (
+    LINES,
     count_jsonl_rows,
+    is_parquet,
     matching_files,
     parquet_columns,
     read_json_values,
     read_parquet_values,
+    refuse_other_kind,
 )
 from data.sources.wikipedia import articles
 
-READABLE = (".parquet", ".jsonl", ".jsonl.gz", ".ndjson", ".json")
+READABLE = (".parquet", *LINES)
 FOOTERS_AT_ONCE = 8  # small requests
 QUESTIONS_PER_ARTICLE = 3
 
@@ -75,7 +79,7 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
             if skip and (rows := count_jsonl_rows(path)) <= skip:
                 skip -= rows
                 continue
-            for number, row in enumerate(read_json_values(path, skip), skip):
+            for number, row in enumerate(_readable(path, read_json_values(path, skip), skip), skip):
                 yield f"{path.name}/{number}", row, _columns_of(row)
             skip = 0
         return
@@ -88,12 +92,27 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
         with named_in_errors(path, describe(source, file.path)):
             if is_parquet(file.path):
                 names = parquet_columns(path)
-                for number, row in enumerate(read_parquet_values(path, columns, begin), file.first + begin):
+                rows = _readable(path, read_parquet_values(path, columns, begin), begin)
+                for number, row in enumerate(rows, file.first + begin):
                     yield str(number), row, names
             else:
-                for number, row in enumerate(read_json_values(path, begin), file.first + begin):
+                rows = _readable(path, read_json_values(path, begin), begin)
+                for number, row in enumerate(rows, file.first + begin):
                     yield str(number), row, _columns_of(row)
         shutil.rmtree(folder)
+
+
+def _readable(path: Path, rows: Iterator[Any], skip: int) -> Iterator[Any]:
+    """The rows of a file from row `skip` on. Raises `ConfigError` at its end if none of all its rows can be read."""
+    rejected, some_usable = Counter[str](), skip > 0
+    for row in rows:
+        if isinstance(row, Rejected):
+            rejected[row.reason] += 1
+        else:
+            some_usable = True
+        yield row
+    if not some_usable:
+        refuse_other_kind(path, rejected)
 
 
 def _columns_of(row: Any) -> Collection[str]:

@@ -1,27 +1,36 @@
 """Strict reader of a user's table: CSV, JSON lines or Parquet with named columns, in UTF-8.
 
 The file is read once into memory, so that the digest is that of the parsed content; a file that changes meanwhile is
-rejected. Row numbers in messages count rows of data from 1; for CSV the line is given too.
+rejected, and so is one that unpacks to far more than its size (`unpacked_limit`). Row numbers in messages count rows of
+data from 1; for CSV the line is given too.
 """
 
+import codecs
 import csv
 import hashlib
 import io
 import json
 import os
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
-import pyarrow.parquet
+from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
+from common.input_files import open_regular, unpacked_limit
 from common.text import first_line
+from data.sources.local_files import text_bytes
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
+VALUE_BYTES, ROW_BYTES = 8, 200  # that a value and a row of a table take at least
+ROWS_AT_ONCE = 256
 READABLE = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+DELIMITERS = {";": ";", "\t": "tab", "|": "|", ",": ","}  # character -> its name
 
 
 class Table(NamedTuple):
@@ -51,7 +60,7 @@ def read_table(path: Path | str, *, sha256: str = "", delimiter: str = "", heade
     if suffix == ".parquet":
         columns, rows, classes = _parquet(path, content)
     elif suffix in (".csv", ".tsv", ".txt"):
-        columns, rows = _csv(path, content, delimiter or ("\t" if suffix == ".tsv" else ","), list(header))
+        columns, rows = _csv(path, content, delimiter, list(header))
     else:
         columns, rows = _json_lines(path, content)
     if not rows:
@@ -66,11 +75,11 @@ def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             before = os.fstat(file.fileno())
             if before.st_size > LARGEST_FILE:
                 raise ConfigError(f"{path}: has {before.st_size} bytes; more than {LARGEST_FILE} are not read at once")
-            content = file.read()
+            content = file.read(before.st_size + 1)  # one more shows that the file has grown
         # By name, not by descriptor: a file that was replaced meanwhile has another inode.
         after = path.stat()
     except OSError as error:
@@ -86,13 +95,21 @@ def read_unchanged(path: Path | str, sha256: str = "") -> tuple[bytes, str]:
 
 def text_value(row: dict[str, Any], column: str, where: str) -> str:
     """The text in a column. Raises `ConfigError`, beginning with `where`, if it is missing, empty or no text."""
-    value = row.get(column)
+    value = as_text(row.get(column))
     if not isinstance(value, str):
         kind = "no value" if value is None else f"a {type(value).__name__}, not a text,"
         raise ConfigError(f"{where}: has {kind} in column {column!r}")
     if not value.strip():
         raise ConfigError(f"{where}: the text in column {column!r} is empty")
     return value
+
+
+def as_text(value: Any) -> Any:
+    """Bytes that are UTF-8 as a text: some programs write texts to Parquet without saying so. Else the value itself."""
+    try:
+        return value.decode("utf-8") if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[str]) -> None:
@@ -103,24 +120,35 @@ def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[s
 
 def _lines(path: Path, content: bytes) -> Iterator[str]:
     """Decoded lines, including their line ends."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
     if b"\x00" in content[:8192]:
         raise ConfigError(f"{path}: is binary, and its name says that it is text")
-    for number, line in enumerate(io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")), 1):
+    if b"\n" not in content:  # the line ends of old Macs
+        content = content.replace(b"\r", b"\n")
+    for number, line in enumerate(io.BytesIO(content.removeprefix(codecs.BOM_UTF8)), 1):
         if len(line) > LONGEST_LINE:
             raise ConfigError(f"{path}: line {number} has {len(line)} bytes; {LONGEST_LINE} are the most")
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: line {number} is not UTF-8 (byte {error.start + 1} of it)") from None
+            raise ConfigError(
+                f"{path}: line {number} is not UTF-8 (byte {error.start + 1} of it); "
+                "`iconv -f WINDOWS-1252 -t UTF-8 FILE` converts a file of Windows"
+            ) from None
 
 
 def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """(columns, rows) of a CSV; the first row is the header if `header` is empty. Blank lines are ignored."""
+    """(columns, rows) of a CSV; the first row is the header if `header` is empty. Blank lines are ignored.
+
+    An empty `delimiter` is a comma, a tab for .tsv.
+    """
     csv.field_size_limit(LONGEST_LINE)
+    separator = delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
     # Strict: an opening quotation mark without its end would otherwise make one value of the rest of the file.
     reader = csv.reader(
         _lines(path, content),
-        delimiter=delimiter,
+        delimiter=separator,
         quoting=csv.QUOTE_NONE if path.suffix.lower() == ".txt" else csv.QUOTE_MINIMAL,
         strict=True,
     )
@@ -132,7 +160,9 @@ def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple
                 continue
             if not columns:
                 columns = [name.strip() for name in values]
-                _check_names(path, columns)
+                if not delimiter:
+                    _check_delimiter(path, columns, separator)
+                check_names(path, columns)
                 continue
             if len(values) != len(columns):
                 raise ConfigError(
@@ -145,10 +175,22 @@ def _csv(path: Path, content: bytes, delimiter: str, header: list[str]) -> tuple
     return columns, rows
 
 
-def _check_names(path: Path, columns: list[str]) -> None:
+def _check_delimiter(path: Path, columns: list[str], delimiter: str) -> None:
+    """Raise `ConfigError` if the first row of a file looks as if another character separates its columns."""
+    for other, name in DELIMITERS.items():
+        if len(columns) == 1 and other in columns[0]:
+            raise ConfigError(
+                f"{path}: its first row is one column, {columns[0][:60]!r}: if {name} separates its columns, set "
+                f"`delimiter` to that (in commands `--delimiter {shlex.quote(name)}`), else to {DELIMITERS[delimiter]}"
+            )
+
+
+def check_names(path: Path | str, columns: Sequence[str]) -> None:
+    """Raise `ConfigError` for a column without a name, and for two of one name."""
     if not all(columns):
-        raise ConfigError(f"{path}: column {columns.index('') + 1} has no name; the first row must name each column")
-    if duplicates := sorted({name for name in columns if columns.count(name) > 1}):
+        where = list(columns).index("") + 1
+        raise ConfigError(f"{path}: column {where} has no name; the first row must name each column")
+    if duplicates := sorted(name for name, count in Counter(columns).items() if count > 1):
         raise ConfigError(f"{path}: two columns are called {duplicates[0]!r}")
 
 
@@ -178,22 +220,51 @@ def _reject_constant(name: str) -> Any:
 def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]], dict[str, list[str]]]:
     """(columns, rows, class names by column) of a Parquet file."""
     try:
-        table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+        parquet = ParquetFile(pyarrow.BufferReader(content))
+        columns = parquet.schema_arrow.names
+        check_names(path, columns)
+        _check_size(path, parquet, len(content))
+        # Texts as dictionaries: one that is repeated by the million is stored once, and its rows are built in turn.
+        chunks = [parquet.metadata.schema.column(i) for i in range(parquet.metadata.num_columns)]
+        texts = [chunk.path for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
+        parquet = ParquetFile(pyarrow.BufferReader(content), read_dictionary=texts)
+        rows = list(_parquet_rows(path, parquet, columns, unpacked_limit(len(content))))
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
-    columns = table.schema.names
-    _check_names(path, columns)
-    rows = []
-    for number in range(table.num_rows):
-        try:
-            # Value by value, so that an error names the row; `to_pylist` would only say that there is one.
-            row = {name: table.column(name)[number].as_py() for name in columns}
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}: row {number + 1} has a text that is not UTF-8") from None
-        if any(isinstance(value, str) and len(value) > LONGEST_LINE for value in row.values()):
-            raise ConfigError(f"{path}: row {number + 1} has a text of more than {LONGEST_LINE} characters")
-        rows.append(row)
-    return columns, rows, _class_names(table.schema.metadata or {})
+    return columns, rows, _class_names(parquet.schema_arrow.metadata or {})
+
+
+def _check_size(path: Path, parquet: ParquetFile, size: int) -> None:
+    """Raise `ConfigError` if the footer says that the rows take more than `unpacked_limit`, before any is read."""
+    metadata = parquet.metadata
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(group.column(i).num_values for group in groups for i in range(metadata.num_columns))
+    rows = VALUE_BYTES * values + ROW_BYTES * metadata.num_rows
+    unpacked = max(sum(group.total_byte_size for group in groups), rows)
+    if unpacked > unpacked_limit(size):
+        raise ConfigError(
+            f"{path}: its {metadata.num_rows:,} rows take over {unpacked_limit(size):,} bytes, far more than its "
+            f"{size:,}; it is not read"
+        )
+
+
+def _parquet_rows(path: Path, parquet: ParquetFile, columns: list[str], limit: int) -> Iterator[dict[str, Any]]:
+    """The rows one by one. Raises `ConfigError` when their texts take over `limit` bytes together."""
+    number = taken = 0
+    for batch in parquet.iter_batches(ROWS_AT_ONCE, use_threads=False):
+        taken += sum(map(text_bytes, batch.columns))  # known before a text is built
+        if taken > limit:
+            raise ConfigError(f"{path}: its texts take over {limit:,} bytes, far more than its size; it is not read")
+        for index in range(batch.num_rows):
+            number += 1
+            try:
+                # Value by value, so that an error names the row; `to_pylist` would only say that there is one.
+                row = {name: batch.column(name)[index].as_py() for name in columns}
+            except UnicodeDecodeError:
+                raise ConfigError(f"{path}: row {number} has a text that is not UTF-8") from None
+            if any(isinstance(value, str) and len(value) > LONGEST_LINE for value in row.values()):
+                raise ConfigError(f"{path}: row {number} has a text of more than {LONGEST_LINE} characters")
+            yield row
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Benchmark contamination: find training texts that share n-grams of words with held-out questions.
 
-Case, punctuation and spacing are ignored. A question shorter than the n-gram is searched for as a whole, if it has at
+Case, punctuation, spacing, invisible characters and the form of a letter (decomposed, full-width, a ligature) are
+ignored. A question shorter than the n-gram is searched for as a whole, if it has at
 least five words; a shorter match is no evidence. An n-gram that occurs in more than `COMMON` questions of one benchmark
 is no evidence either, but boilerplate ("choose the letter of the correct answer").
 

@@ -1,17 +1,20 @@
 r"""Split texts into words as arrays, a block of texts at a time: the position and a 64-bit hash of each word.
 
-A word is a run of `\w` in the casefolded text, so case, punctuation and spacing are ignored. Its hash is computed from
-its length and its first and last eight bytes, which cover most words; words over 16 bytes are hashed with XXH3. The
-hashes depend on the words alone: not on platform, versions or the other texts of the block.
+A word is a run of `\w` in the folded text (`fold`), so case, punctuation and spacing are ignored, and so is how a
+letter is written: decomposed or full-width, as a ligature, with soft hyphens or invisible characters in between, as
+text from PDF and HTML has them. Its hash is computed from its length and its first and last eight bytes, which cover
+most words; words over 16 bytes are hashed with XXH3. The hashes depend on the words alone: not on platform, versions or
+the other texts of the block.
 
 `FastFolding` is the underlying per-character normalisation (also of `data.screening.text_hash`): a 256-entry byte table
 for ASCII, and replacements for the other characters.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 
 import numpy as np
@@ -63,8 +66,38 @@ class FastFolding:
         return frozenset(c for c, to in folded.items() if c == to), altered
 
 
-fold_to_words = FastFolding(  # casefolded, everything that is not a word character replaced by a space
-    lambda c: _NOT_A_WORD.sub(" ", c.casefold()), lambda text: _NOT_A_WORD.sub(" ", text.casefold())
+# Characters without a glyph of their own (Unicode's Default_Ignorable_Code_Point), and the line's end after a soft
+# hyphen.
+_INVISIBLE = re.compile(
+    "\u00ad\\s*|[\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
+def fold(text: str) -> str:
+    """The text without invisible characters, in Unicode's compatible composed form (NFKC), casefolded."""
+    # Casefolding decomposes some letters, so they are composed once more.
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).casefold())
+
+
+@cache
+def _joining() -> frozenset[str]:
+    """The characters that a letter before them may be composed with, though they are no combining marks."""
+    pairs = (unicodedata.decomposition(c).split() for c in map(chr, range(0x80, 0x10000)))
+    return frozenset(chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<"))
+
+
+def _folded_alone(c: str) -> str | None:
+    """A character's words; None if that depends on its neighbours, because it joins them or is a soft hyphen."""
+    if c == "\u00ad" or unicodedata.combining(c) or c in _joining():
+        return None
+    folded = fold(c)
+    # A character that begins with a mark would join the letter before it.
+    return None if folded and unicodedata.combining(folded[0]) else _NOT_A_WORD.sub(" ", folded)
+
+
+fold_to_words = FastFolding(  # folded, everything that is not a word character replaced by a space
+    _folded_alone, lambda text: _NOT_A_WORD.sub(" ", fold(text))
 )
 
 

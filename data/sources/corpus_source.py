@@ -3,6 +3,7 @@
 import itertools
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -12,13 +13,15 @@ from common.errors import ConfigError
 from configs.ingest import SourceConfig
 from data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
 from data.sources.file_list import SourceFile
-from data.sources.hub import count_hub_rows, fetch_hub_file, is_parquet, list_hub_files, named_in_errors
+from data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
 from data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
+    is_parquet,
     matching_files,
     read_jsonl,
     read_parquet_batches,
+    refuse_other_kind,
 )
 from data.sources.reasoning_gym import Problem, derived_seed, problems
 from data.sources.slips import Slips
@@ -129,12 +132,35 @@ def _batches(source: SourceConfig, file: SourceFile, folder: Path) -> Iterator[R
             shutil.rmtree(folder, ignore_errors=True)
     else:
         path = Path(file.path)
-        if path.is_file() and path.stat().st_size != file.bytes:
+        before = _stamp(path)
+        if before and before[0] != file.bytes:
             raise ConfigError(f"{path}: has changed since it was listed ({file.bytes} bytes then)")
         yield from _read_path(source, path, file.rows)
+        if _stamp(path) != before:
+            raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """[size, mtime, inode] of a file, by which a change is noticed; empty if it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
+    """The first `rows` rows of a file on disk. Raises `ConfigError` if it has rows and none of them can be read."""
+    rejected, some_usable = Counter[str](), False
+    for batch in _rows_of_path(source, path, rows):
+        rejected += batch.rejected
+        some_usable = some_usable or len(batch) > 0
+        yield batch
+    if not some_usable:
+        refuse_other_kind(path, rejected)
+
+
+def _rows_of_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
     """The first `rows` rows of a file on disk, Parquet or JSON lines."""
     if is_parquet(path.name):
         # Exemplars for retrieval are stored with every field of the schema; other records need only their texts.

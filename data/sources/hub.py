@@ -28,7 +28,7 @@ from common.errors import ConfigError, Retryable
 from common.retry import Backoff, retry, retry_after
 from common.text import first_line
 from data.sources.file_list import SourceFile
-from data.sources.local_files import count_jsonl_rows
+from data.sources.local_files import count_jsonl_rows, is_parquet
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,6 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
         digest = f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
         files.append(SourceFile(number, name, entry.size, digest))
     return files
-
-
-def is_parquet(name: str) -> bool:
-    """Whether a file is Parquet, by its name; every other file is read as JSON lines."""
-    return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
@@ -225,6 +220,9 @@ def _clear_errors(where: str) -> Iterator[None]:
             raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
         if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises RuntimeError
             raise Retryable(f"{where}: could not be fetched ({reason})") from error
+        if "gated dataset" in reason:  # of `datasets`, which drops the Hub's own error
+            message = f"{where}: {reason}; it is gated: accept its terms on the Hub and set HF_TOKEN"
+            raise ConfigError(message) from error
         if isinstance(error, ValueError | FileNotFoundError):  # from `datasets`, for an unknown subset or dataset
             raise ConfigError(f"{where}: {reason}") from error
         if isinstance(error, OSError) and error.errno not in OWN_DISK:

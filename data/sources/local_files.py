@@ -1,26 +1,33 @@
 """Read local files: match a glob, read JSON lines as records and Parquet as batches of columns.
 
 A file that cannot be read is an error that names it; a bad row is only counted, by reason. Row numbers include rejected
-rows, so that a number always means the same row.
+rows, so that a number always means the same row. A file that unpacks to far more than its size is refused
+(`unpacked_limit`), and a batch of Parquet holds at most `LONGEST_BATCH` bytes of text, or one row.
 """
 
-import glob
+import bz2
+import codecs
 import gzip
 import json
+import os
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from io import BufferedIOBase
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
-from pyarrow.parquet import ParquetFile
+import pyarrow.compute
+from pyarrow.parquet import ParquetFile, read_metadata
 
 from common.errors import ConfigError
+from common.files import parse_json
+from common.input_files import check_regular, matching_paths, open_regular, unpacked_limit
 from common.text import first_line
 from data.records import (
     BATCH_ROWS,
@@ -37,24 +44,33 @@ from data.records import (
 )
 
 MAX_LINE = 32_000_000  # bytes; a longer line is rejected without being held in memory
+UNPACKED_BUFFER = 1 << 16  # bytes
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+LINES = tuple(name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", *PACKED))
+# What helps where all rows of a file are rejected, by their reason.
+_OTHER_KIND = {
+    "not_json": "each line has to be one JSON object; `jq -c . FILE` writes one that is spread over lines so",
+    "not_an_object": "each line has to be one JSON object with named fields",
+    "wrong_type": "the columns of texts have to be texts",
+    "invalid_utf8": "the file has to be UTF-8; `iconv -f WINDOWS-1252 -t UTF-8 FILE` converts one of Windows",
+}
+ROW_BYTES = 8  # that a row takes at least
+LONGEST_BATCH = 1 << 26  # bytes of text in a batch
 PARQUET_BUFFER = 1 << 20  # bytes of a column chunk that are read at a time
 
 
 def matching_files(pattern: str) -> list[Path]:
     """The files a glob matches, sorted; of a name that is a file, only that. Raises `ConfigError` if there are none."""
-    if Path(pattern).is_file():  # as for the key of a stage: a file's name may contain brackets
-        return [Path(pattern)]
-    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-    if len(paths) == 1 and paths[0].is_dir():
+    if Path(pattern).is_dir():
         raise ConfigError(f"{pattern} is a folder; give a glob of its files, such as {pattern.rstrip('/')}/*.parquet")
-    files = [path for path in paths if path.is_file()]
+    files = [Path(name) for name in matching_paths(pattern)]
     if not files:
         raise ConfigError(f"no file matches {pattern!r}; check the source's `path`")
     return files
 
 
 def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterator[Record | Rejected]:
-    """Read records from JSON-lines files (`.gz` too) from row `skip` on; blank lines are not rows.
+    """Read records from JSON-lines files (compressed ones too) from row `skip` on; blank lines are not rows.
 
     Raises `ConfigError` for a file that is missing, empty, not text, or one JSON array.
     """
@@ -69,7 +85,7 @@ def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterat
 
 
 def read_json_values(path: Path, skip: int = 0) -> Iterator[Any]:
-    """Parse each line of a JSON-lines file (`.gz` too) from row `skip` on; an invalid line gives a `Rejected`.
+    """Parse each line of a JSON-lines file (a compressed one too) from row `skip` on; an invalid one gives `Rejected`.
 
     Raises `ConfigError` as `read_jsonl` does.
     """
@@ -83,45 +99,81 @@ def count_jsonl_rows(path: Path) -> int:
         return sum(1 for _ in lines)
 
 
+def is_parquet(name: str) -> bool:
+    """Whether a file is Parquet, by its name; `LINES` are the names of JSON lines."""
+    return not name.lower().endswith(LINES)
+
+
 @contextmanager
 def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
     """Open a file as an iterator of `_lines`; read errors become `ConfigError`s that name the file."""
+    packed = path.suffix.lower() in PACKED
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with open_regular(path) as stored, _unpacked(stored, path.suffix.lower()) as file:
             _check_text(path, file)
-            yield _lines(file)
+            yield _lines(path, file, unpacked_limit(os.fstat(stored.fileno()).st_size) if packed else None)
     except zlib.error as error:
         raise ConfigError(f"{path}: the compressed file is damaged ({error}); fetch it again") from None
     except EOFError:
         raise ConfigError(f"{path}: the compressed file ends too early; fetch it again") from None
-    except OSError as error:  # gzip's own errors are OSErrors too
+    except OSError as error:  # the errors of all decompressors are OSErrors too
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _check_text(path: Path, file: BufferedIOBase) -> None:
+def _unpacked(stored: BufferedReader, suffix: str) -> BufferedReader:
+    """The content of an open file, decompressed according to its suffix."""
+    match PACKED.get(suffix):
+        case "gzip":
+            stream: Any = gzip.GzipFile(fileobj=stored)
+        case "bz2":
+            stream = bz2.BZ2File(stored)
+        case "zstd":
+            stream = pyarrow.CompressedInputStream(stored, "zstd")
+        case _:
+            return stored
+    return BufferedReader(stream, UNPACKED_BUFFER)
+
+
+def _check_text(path: Path, file: BufferedReader) -> None:
     """Raise `ConfigError` if the first bytes of a file show that it is not JSON lines."""
-    head = file.read(8192)
-    if not head.strip():
-        raise ConfigError(f"{path}: is empty")
+    head = file.peek()
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
     if b"\x00" in head:
         raise ConfigError(f"{path}: is binary, not JSON lines; check the source's `reader`")
-    if path.suffix == ".json" and head.lstrip().startswith(b"["):
-        raise ConfigError(f"{path}: is one JSON array, which cannot be read line by line; write it as JSON lines")
-    file.seek(0)
+    first = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
+    # A row of JSON lines may be an array, though of no use; the array of all rows does not end in its first line.
+    of_lines = not {".jsonl", ".ndjson"}.isdisjoint(suffix.lower() for suffix in path.suffixes)
+    if first.startswith(b"[") and not (of_lines and parse_json(first) is not None):
+        raise ConfigError(
+            f"{path}: is one JSON array, which cannot be read line by line; write it as JSON lines: "
+            "`jq -c '.[]' FILE` does"
+        )
 
 
-def _lines(file: BufferedIOBase) -> Iterator[bytes | None]:
-    """Non-blank lines; None for a line longer than `MAX_LINE`."""
+def _lines(path: Path, file: BufferedReader, limit: int | None) -> Iterator[bytes | None]:
+    """Non-blank lines; None for a line longer than `MAX_LINE`.
+
+    Raises `ConfigError` if there are none, and for over `limit` bytes.
+    """
+    size, rows, in_long_line = 0, 0, False
     # `readline` with a limit returns a part of a longer line, so a line never takes more memory than that.
     while line := file.readline(MAX_LINE):
-        if len(line) < MAX_LINE or line.endswith(b"\n"):
-            if line.strip():
-                yield line
-            continue
-        # Skip the remainder of an oversized line.
-        while (chunk := file.readline(MAX_LINE)) and not chunk.endswith(b"\n"):
-            pass
-        yield None
+        size += len(line)
+        if limit is not None and size > limit:
+            raise ConfigError(f"{path}: unpacks to over {limit:,} bytes, far more than its size; it is not read")
+        was_in_long_line, in_long_line = in_long_line, len(line) == MAX_LINE and not line.endswith(b"\n")
+        if was_in_long_line:
+            in_long_line = not line.endswith(b"\n")
+        elif in_long_line:
+            rows += 1
+            yield None
+        # Editors of Windows begin a file with a byte-order mark, which is in the middle of files put together.
+        elif (line := line.removeprefix(codecs.BOM_UTF8)).strip():
+            rows += 1
+            yield line
+    if not rows:
+        raise ConfigError(f"{path}: is empty")
 
 
 def _parse_line(line: bytes | None) -> Any:
@@ -149,23 +201,22 @@ def read_parquet_batches(
 
     Raises `ConfigError` for a file that is missing, not Parquet, damaged, or without the required text columns.
     """
-    parquet = _open_parquet(path)
+    columns = [*TEXT_COLUMNS[form], *filter_columns]
+    parquet = _open_parquet(path, [*columns, *record_columns])
     names = parquet.schema_arrow.names
     for required in REQUIRED_COLUMNS[form]:
         if required not in names:
             raise ConfigError(f"{path}: no column {required!r}; there are {', '.join(names)}")
-    columns = [*TEXT_COLUMNS[form], *filter_columns]
     read_columns = [name for name in dict.fromkeys([*columns, *record_columns]) if name in names]
     remaining = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
-    for group in range(parquet.num_row_groups):
-        for table in _row_group_tables(path, parquet, group, read_columns):
-            if remaining < table.num_rows:
-                table = table.slice(0, remaining)
-            remaining -= table.num_rows
-            if table.num_rows:
-                yield replace(_table_batch(table, form, columns), total=total)
-            if not remaining:
-                return
+    for table in _tables(path, parquet, range(parquet.num_row_groups), read_columns):
+        if remaining < table.num_rows:
+            table = table.slice(0, remaining)
+        remaining -= table.num_rows
+        if table.num_rows:
+            yield replace(_table_batch(table, form, columns), total=total)
+        if not remaining:
+            return
 
 
 def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> Iterator[dict[str, Any] | Rejected]:
@@ -173,20 +224,31 @@ def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> I
 
     Raises `ConfigError` for a file that is missing, not Parquet, or damaged.
     """
-    parquet = _open_parquet(path)
-    read_columns = [name for name in parquet.schema_arrow.names if name in columns]
-    for group in range(parquet.num_row_groups):
-        rows = parquet.metadata.row_group(group).num_rows
-        if skip >= rows:
-            skip -= rows
-            continue
-        for table in _row_group_tables(path, parquet, group, read_columns):
-            for i in range(min(skip, table.num_rows), table.num_rows):
-                try:
-                    yield {name: table.column(name)[i].as_py() for name in read_columns}
-                except UnicodeDecodeError:
-                    yield Rejected("invalid_utf8")
-            skip = max(0, skip - table.num_rows)
+    read_columns = [name for name in parquet_columns(path) if name in columns]
+    parquet = _open_parquet(path, read_columns)
+    group = 0
+    while group < parquet.num_row_groups and skip >= (rows := parquet.metadata.row_group(group).num_rows):
+        skip -= rows
+        group += 1
+    for table in _tables(path, parquet, range(group, parquet.num_row_groups), read_columns):
+        for i in range(min(skip, table.num_rows), table.num_rows):
+            try:
+                yield {name: table.column(name)[i].as_py() for name in read_columns}
+            except UnicodeDecodeError:
+                yield Rejected("invalid_utf8")
+        skip = max(0, skip - table.num_rows)
+
+
+def refuse_other_kind(path: Path, rejected: Counter[str]) -> None:
+    """Raise `ConfigError` if rows of a file without a usable row show that it is of another kind, and say what helps.
+
+    Rows that merely have no text show nothing of the kind.
+    """
+    if reasons := [reason for reason, _ in rejected.most_common() if reason in _OTHER_KIND]:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common())
+        raise ConfigError(
+            f"{path}: none of its {rejected.total():,} rows can be read ({counts}): {_OTHER_KIND[reasons[0]]}"
+        )
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -199,28 +261,116 @@ def count_parquet_rows(path: Path) -> int:
     return _open_parquet(path).metadata.num_rows
 
 
-def _open_parquet(path: Path) -> ParquetFile:
+def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
+    """Open a Parquet file; `text_columns` are read as dictionaries, in which a text repeated by the million is one."""
+    expected = "is not a Parquet file"
+    if path.suffix.lower() != ".parquet":
+        expected += f", and its name ends in none of {', '.join(LINES)}, which are JSON lines"
     try:
+        check_regular(path)
+        size, metadata = path.stat().st_size, read_metadata(path)
+        chunks = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+        leaves = [chunk.path for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
+        texts = [leaf for leaf in leaves if leaf in text_columns or leaf.partition(".")[0] in text_columns]
         # With a buffer and without pre_buffer, column chunks are read page by page, which bounds memory.
-        return ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER)
+        parquet = ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=texts)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"{path}: is not a Parquet file ({first_line(error)})") from None
+        raise ConfigError(f"{path}: {expected} ({first_line(error)})") from None
+    names = parquet.schema_arrow.names
+    if repeated := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise ConfigError(f"{path}: two columns are called {repeated!r}")
+    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
+    largest = max((group.total_byte_size for group in groups), default=0)
+    # Rows may have no content at all, and still take their time.
+    if max(largest, ROW_BYTES * metadata.num_rows) > unpacked_limit(size):
+        raise ConfigError(f"{path}: unpacks to over {unpacked_limit(size):,} bytes, far more than its size")
+    return parquet
 
 
-def _row_group_tables(
-    path: Path, parquet: ParquetFile, group: int, columns: list[str]
+def _tables(
+    path: Path, parquet: ParquetFile, groups: Iterable[int], columns: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of row groups in batches of at most `BATCH_ROWS` rows, or fewer when they are long.
+
+    Raises `ConfigError` for a damaged group, and when the texts are longer than `unpacked_limit` of the file's size.
+    """
+    unpacked = group = 0
     try:
-        yield from parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
+        limit = unpacked_limit(path.stat().st_size)
+        for group in groups:
+            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
+                # Lengths from the dictionaries, before any row's text is built.
+                ends = np.cumsum(_bytes_by_row(batch))
+                start = before = 0
+                while start < batch.num_rows:
+                    end = max(start + 1, int(np.searchsorted(ends, before + LONGEST_BATCH, "right")))
+                    if unpacked + int(ends[end - 1]) > limit:
+                        raise ConfigError(f"{path}: unpacks to over {limit:,} bytes, far more than its size")
+                    yield _without_dictionaries(batch.slice(start, end - start))
+                    start, before = end, int(ends[end - 1])
+                unpacked += before
     except (pyarrow.ArrowException, OSError) as error:  # a broken page header is an OSError
         raise ConfigError(f"{path}: row group {group} is damaged ({first_line(error)})") from None
+
+
+def _without_dictionaries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The same rows as plain columns, which are faster to convert."""
+    if not any(isinstance(column, pyarrow.DictionaryArray) for column in batch.columns):
+        return batch
+    plain = [c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c for c in batch.columns]
+    return pyarrow.record_batch(plain, batch.schema.names)
+
+
+def _bytes_by_row(batch: pyarrow.RecordBatch) -> np.ndarray:
+    """The bytes of each row's texts, int64 [rows]; those inside lists and structures are shared out evenly."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        values = column.dictionary if isinstance(column, pyarrow.DictionaryArray) else column
+        if not _is_text(values.type):
+            total += -(-text_bytes(column) // max(1, batch.num_rows))
+            continue
+        lengths = pyarrow.compute.binary_length(values)
+        if isinstance(column, pyarrow.DictionaryArray):
+            lengths = lengths.take(column.indices)
+        total += lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return total
+
+
+def text_bytes(array: pyarrow.Array) -> int:
+    """The bytes of all texts in an array, also of those inside lists and structures."""
+    types, kind = pyarrow.types, array.type
+    if types.is_dictionary(kind):
+        lengths = pyarrow.compute.binary_length(array.dictionary) if _is_text(kind.value_type) else None
+        return 0 if lengths is None else pyarrow.compute.sum(lengths.take(array.indices)).as_py() or 0
+    if _is_text(kind):
+        return pyarrow.compute.sum(pyarrow.compute.binary_length(array)).as_py() or 0
+    if types.is_struct(kind):
+        return sum(map(text_bytes, array.flatten()))
+    if types.is_map(kind):
+        return text_bytes(array.keys) + text_bytes(array.items)
+    nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return text_bytes(array.flatten()) if nested else 0
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    types = pyarrow.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _as_text(column: pyarrow.Array) -> pyarrow.Array:
+    """A column of bytes as one of text: some programs write texts without saying that they are UTF-8."""
+    if pyarrow.types.is_binary(column.type):
+        return column.view(pyarrow.string())
+    return column.view(pyarrow.large_string()) if pyarrow.types.is_large_binary(column.type) else column
 
 
 def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence[str]) -> RecordBatch:
     """Validate rows column by column, by the same rules as `data.records.from_dict`, and drop the rejected ones."""
     rows = table.num_rows
+    texts = {name: _as_text(table.column(name)) for name in TEXT_COLUMNS[form] if name in table.schema.names}
+    table = pyarrow.record_batch({name: texts.get(name, table.column(name)) for name in table.schema.names})
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
     except UnicodeDecodeError:  # some row is not UTF-8: read them one by one to see which

@@ -15,8 +15,8 @@ from common.errors import ConfigError
 from common.files import read_bounded_text, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
 from data.labelled.table import read_table
-from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files, named_in_errors
-from data.sources.local_files import parquet_columns, read_json_values, read_parquet_values
+from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
 from data.surveys.built_in import BUILT_IN
 
 MOST_GROUPS = 60  # of one field
@@ -27,10 +27,14 @@ Digests = Mapping[str, str]  # path as configured -> expected sha256
 
 @dataclass(frozen=True)
 class Person:
-    """One person. `fields`: values as in the table; None and empty text mean unknown (`is_missing`)."""
+    """One person. `fields`: values as in the table; None and empty text mean unknown (`is_missing`).
+
+    weight: of the person in all means, as surveys publish them; at least 0.
+    """
 
     id: str
     fields: Mapping[str, Any]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ def read_people(
                 raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
             people = _with_ids(islice(_hub_rows(config, scratch), n), config)
         case _:
-            people = _with_ids(read_table(config.path, sha256=sha256).rows, config)
+            table = read_table(config.path, sha256=sha256, delimiter=config.delimiter or "")
+            people = _with_ids(table.rows, config)
     if n is not None and n > len(people):
         raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")
     if n is None or n == len(people):
@@ -198,10 +203,30 @@ def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list
         if person_id in ids:
             raise ConfigError(f"{config.label}: two people are called {person_id!r} in column {config.id_column!r}")
         ids.add(person_id)
-        people.append(Person(person_id, dict(row)))
+        people.append(Person(person_id, dict(row), _weight(row, config, number + 1)))
     if not people:
         raise ConfigError(f"{config.label}: has no people")
+    if not any(person.weight for person in people):
+        raise ConfigError(f"{config.label}: all weights in {config.weight_column!r} are 0")
     return people
+
+
+def _weight(row: Mapping[str, Any], config: PersonasConfig, number: int) -> float:
+    """The weight in a row. Raises `ConfigError` for one that is no number from 0 on: a person has to count for some."""
+    if not config.weight_column:
+        return 1.0
+    if config.weight_column not in row:
+        raise ConfigError(f"{config.label}: no column {config.weight_column!r}; there are {', '.join(row)}")
+    value = row[config.weight_column]
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise ConfigError(
+            f"{config.label}: row {number} has {value!r} in {config.weight_column!r}, which is not a weight from 0 on"
+        )
+    return weight
 
 
 def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, Any]]:

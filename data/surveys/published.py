@@ -102,7 +102,11 @@ def opinion_qa(folder: Path) -> SurveyConfig:
     if not counts:
         raise ConfigError(f"{folder}: has no counts of answers by group ({', '.join(sorted(WORDS)[:3])}, …_data.json)")
     questions = []
-    for number, row in enumerate(info, 1):
+    try:
+        info_rows = list(info)
+    except csv.Error as error:
+        raise ConfigError(f"{folder / 'info.csv'}: is not CSV ({error})") from None
+    for number, row in enumerate(info_rows, 1):
         where = f"{folder / 'info.csv'}: row {number}"
         by_field = {
             field: by_question[row["key"]] for field, by_question in counts.items() if row["key"] in by_question

@@ -30,6 +30,11 @@ class Respondents:
     train: np.ndarray
     held_out: np.ndarray
 
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight of each person in means, float64 [people]."""
+        return np.array([person.weight for person in self.people])
+
 
 def load_survey(name: str | Path) -> SurveyConfig:
     """Load a survey by file or name.
@@ -55,10 +60,15 @@ def load_survey(name: str | Path) -> SurveyConfig:
         raise ConfigError(f"{path}: is not TOML ({error})") from None
 
 
-def personas_config(text: str) -> PersonasConfig:
-    """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub."""
+def personas_config(text: str, delimiter: str | None = None, weight_column: str | None = None) -> PersonasConfig:
+    """Parse the option --personas: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub.
+
+    `delimiter`: between the columns of a CSV. `weight_column`: the column of the people's weights.
+    """
     try:
-        return PersonasConfig.model_validate(text)
+        return PersonasConfig.model_validate(text).model_copy(
+            update={"delimiter": delimiter, "weight_column": weight_column}
+        )
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"--personas {message}") from None
@@ -130,13 +140,15 @@ def _read_personas(
     assert config.personas is not None
     path = scratch / "people.json"
     if config.personas.reader == "hub" and (saved_people := read_json(path)) is not None:
-        return [Person(name, fields) for name, fields in saved_people]
+        return [Person(*saved) for saved in saved_people]
     people = read_people(config.personas, scratch, config.n, config.seed, digests)
     if config.personas.reader == "hub":
         # Only the fields that are used: a persona of the Hub may have pages of text.
         field_names = {*survey.persona_fields, *config.by, *predictors_of(survey)}
-        people = [Person(p.id, {name: v for name, v in p.fields.items() if name in field_names}) for p in people]
-        write_json(path, [[person.id, person.fields] for person in people])
+        people = [
+            Person(p.id, {name: v for name, v in p.fields.items() if name in field_names}, p.weight) for p in people
+        ]
+        write_json(path, [[person.id, person.fields, person.weight] for person in people])
     return people
 
 
@@ -158,10 +170,15 @@ def declared_groups(survey: SurveyConfig) -> list[Person]:
     ]
 
 
-def shares(answers: np.ndarray, options: int) -> np.ndarray | None:
-    """The share of each option among the known answers, float64 [options]; None if all are missing."""
-    known_answers = answers[answers != MISSING]
-    return np.bincount(known_answers, minlength=options) / len(known_answers) if len(known_answers) else None
+def shares(answers: np.ndarray, options: int, weights: np.ndarray | None = None) -> np.ndarray | None:
+    """The share of each option among the known answers, float64 [options]; None if all are missing.
+
+    `weights`: of the people; None: all weigh the same.
+    """
+    known = answers != MISSING
+    known_weights = np.ones(known.sum()) if weights is None else weights[known]
+    counts = np.bincount(answers[known], known_weights, minlength=options)
+    return counts / known_weights.sum() if known_weights.sum() > 0 else None
 
 
 def _answers(survey: SurveyConfig, question: QuestionConfig, people: Sequence[Person]) -> np.ndarray:
@@ -169,16 +186,19 @@ def _answers(survey: SurveyConfig, question: QuestionConfig, people: Sequence[Pe
     column = question.column or question.name
     # Compared as text, so that 1, 1.0 and "1" are the same code.
     codes = {text_of(code): i for i, code in enumerate(question.codes or question.options)}
+    no_answer = {text_of(code) for code in (*(question.missing or ()), *(survey.missing or ()))} - codes.keys()
     answers = np.full(len(people), MISSING)
     for i, person in enumerate(people):
         if column not in person.fields:
             raise ConfigError(f"survey {survey.name}: the respondents have no column {column!r} for {question.name!r}")
         if is_missing(value := person.fields[column]):
             continue
+        if text_of(value) in no_answer:
+            continue
         if (answer := codes.get(text_of(value))) is None:
             raise ConfigError(
                 f"survey {survey.name}: respondent {person.id} has {value!r} in {column!r}, which is none of "
-                f"{', '.join(codes)}"
+                f"{', '.join(codes)}; if it is no answer, name it in `missing`"
             )
         answers[i] = answer
     if (answers == MISSING).all():

@@ -63,12 +63,15 @@ def _of_respondents(
     for field in config.by:
         if without_field := next((person for person in train if is_missing(person.fields.get(field))), None):
             raise ConfigError(f"--by {field}: respondent {without_field.id} of survey {survey.name} has no such field")
+    weights = respondents.weights[respondents.train]
     names = [tuple(_group(person, field, survey) for field in config.by) for person in train]
     members: dict[tuple[str, ...], list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
     group_shares = {
-        name: [shares(answers_NQ[own, number], len(q.options)) for number, q in enumerate(survey.questions)]
+        name: [
+            shares(answers_NQ[own, number], len(q.options), weights[own]) for number, q in enumerate(survey.questions)
+        ]
         for name, own in members.items()
         if len(own) >= FEWEST
     }

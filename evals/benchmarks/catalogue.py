@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark. `size`: number of records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub
-    requires users to accept an agreement. `read`: parses a record. `ask`: prompt of a question without options."""
+    requires users to accept an agreement. `read`: parses a record. `ask`: prompt of a question without options.
+    `csv_texts`: the columns that are read, of a benchmark whose files are CSV: they are texts, whatever they look like.
+    """
 
     name: str
     title: str
@@ -36,6 +38,7 @@ class Benchmark:
     read: Callable[[BenchmarkRecord], Question]
     ask: str = "{question}"
     gated: bool = False
+    csv_texts: tuple[str, ...] = ()
 
     @property
     def pinned(self) -> str:
@@ -49,7 +52,7 @@ MATH_PROMPT = "{question}\n\nGive the final answer once, in \\boxed{{}}."
 
 # Commits that several published harnesses and papers pin. They were recorded without access to the Hub; a wrong commit
 # is refused and never read as other data. PIQA's repository has a loading script, which the client no longer runs, so
-# its commit is the Hub's own conversion to Parquet.
+# its commit is the Hub's own conversion to Parquet. Such a branch has no card, so its only configuration is `default`.
 PINNED: dict[str, str] = {
     "allenai/openbookqa": "388097ea7776314e93a529163e0fea805b8a6454",
     "allenai/ai2_arc": "210d026faf9955653af8916fad021475a3f00453",
@@ -78,7 +81,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                   "choice", 1 / 5, partial(schemas.labelled, question="question")),
         Benchmark("gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319,
                   "number", 0, schemas.gsm8k, NUMBER_PROMPT),
-        Benchmark("piqa", "PIQA", "ybisk/piqa", "plain_text", "validation", 1838,
+        Benchmark("piqa", "PIQA", "ybisk/piqa", "default", "validation", 1838,
                   "choice", 1 / 2, schemas.piqa),
         Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541,
                   "instructions", 0, schemas.ifeval),
@@ -91,7 +94,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042,
                   "choice", 1 / 4, schemas.mmlu),
         Benchmark("gpqa_diamond", "GPQA Diamond", "Idavidrein/gpqa", "gpqa_diamond", "train", 198,
-                  "choice", 1 / 4, schemas.gpqa, gated=True),
+                  "choice", 1 / 4, schemas.gpqa, gated=True, csv_texts=schemas.GPQA_COLUMNS),
     )
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 It also validates the names in `evaluate.benchmarks`: real benchmarks and offline stand-ins.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 import httpx2  # the HTTP client under huggingface_hub
 
 from common.errors import ConfigError, Retryable
-from common.text import first_line
 from configs.evaluation import BenchmarkChoice
+from data.labelled.table import read_table
+from data.records import Rejected
+from data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
+from data.sources.local_files import read_json_values
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
 from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.stand_ins import STAND_INS
@@ -70,57 +72,48 @@ def items_for(
 
 
 def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | ConfigError]:
-    """Yield the records of a JSONL or Parquet file in the Hub's schema of `benchmark`, and the error of a bad line."""
+    """Yield the records of a JSONL, Parquet or CSV file in the Hub's schema, and the error of a bad line."""
     source = f"{benchmark.name}: {path}"
     if not path.is_file():
         raise ConfigError(
-            f"{source}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records"
+            f"{source}: no such file; `path` must be a JSONL, Parquet or CSV file of {benchmark.hub}'s records"
         )
-    if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            yield from pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{source}: cannot be read as Parquet ({first_line(error)})") from None
-        return
-    # JSONL: a bad line is yielded as an error, because a share of bad records may be allowed.
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield ConfigError(f"{source}: line {number} is not JSON ({error})")
-                continue
-            yield record if isinstance(record, dict) else ConfigError(f"{source}: line {number} is not a JSON object")
+    try:
+        if path.suffix.lower() in (".parquet", ".csv", ".tsv"):
+            yield from read_table(path).rows
+            return
+        # JSONL: a bad line is yielded as an error, because a share of bad records may be allowed.
+        for number, record in enumerate(read_json_values(path), 1):
+            if isinstance(record, Rejected):
+                yield ConfigError(f"{source}: line {number} is not JSON ({record.reason})")
+            else:
+                is_object = isinstance(record, dict)
+                yield record if is_object else ConfigError(f"{source}: line {number} is not a JSON object")
+    except ConfigError as error:
+        raise ConfigError(f"{benchmark.name}: {error}") from None
 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
     """Yield the records of the reported split at the Hub commit `revision` (40 hexadecimal digits)."""
     import datasets
-    from huggingface_hub.errors import XetDownloadError
 
     source = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
     try:
-        split = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
-    # `datasets` wraps whatever happens while it builds a split, so the cause tells a broken download from bad data.
-    except (datasets.exceptions.DatasetBuildError, ValueError) as error:
-        if isinstance(error.__cause__, OSError | httpx2.HTTPError):  # interrupted while the split was built
-            raise Retryable(f"{source}: the Hub did not answer ({_line(error.__cause__)})") from None
-        raise ConfigError(f"{source}: not available ({_line(error)}){gate}") from None
-    except RuntimeError as error:  # of hf_xet for a broken download, of `datasets` for a repository with a script
-        if type(error) is not RuntimeError:
+        options: dict[str, Any] = {}
+        if benchmark.csv_texts:
+            # A CSV does not say which of its columns are texts: a column of numbers arrives as numbers, and the answer
+            # "None" as no answer. Another revision may have other files than CSV.
+            builder = datasets.load_dataset_builder(benchmark.hub, benchmark.subset, revision=revision)
+            if hasattr(builder.config, "converters"):
+                options = {"converters": dict.fromkeys(benchmark.csv_texts, str), "na_filter": False}
+        split = datasets.load_dataset(
+            benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision, **options
+        )
+    except Exception as error:
+        if (clear := _clear_error(error, source, gate)) is None:
             raise
-        if "scripts are no longer supported" in str(error):
-            raise ConfigError(f"{source}: not available ({_line(error)})") from None
-        raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
-    # The Hub's own HTTP errors and what `datasets` translates are OSErrors; those of the HTTP client are not.
-    except (OSError, httpx2.HTTPError, XetDownloadError) as error:
-        raise Retryable(f"{source}: the Hub did not answer ({_line(error)})") from None
+        raise clear from None
     # If the commit is unavailable, the client silently uses any other commit in its cache.
     # The path of a cached file contains the commit that it was built from.
     if not all(revision in Path(file["filename"]).parts for file in split.cache_files):
@@ -128,6 +121,48 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
             f"{source}: this machine's cache has only another commit, and the Hub has no such commit or does not answer"
         )
     yield from split
+
+
+def _clear_error(error: Exception, source: str, gate: str) -> Exception | None:
+    """What `datasets` raised, as a `ConfigError` that the user must mend or a `Retryable`; None for any other error.
+
+    An error of this machine's disk is returned as it is.
+
+    `datasets` and the clients under it wrap whatever happens, so the causes tell a refusal or a broken download from
+    bad data.
+    """
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, XetDownloadError
+
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception) and cause not in causes:
+        causes.append(cause)
+    unavailable = ConfigError(f"{source}: not available ({_line(error)}){gate}")
+    # The Hub's answer decides, wherever in the chain it is: a gate, a missing file and a wrong token stay.
+    for cause in causes:
+        if isinstance(cause, HfHubHTTPError) and not isinstance(cause, LocalEntryNotFoundError):
+            status = cause.response.status_code
+            if status < 500 and status not in TRANSIENT_STATUSES:
+                return ConfigError(f"{source}: not available ({_line(cause)}){gate}")
+            return Retryable(f"{source}: the Hub did not answer ({_line(cause)})")
+    if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+        return unavailable
+    if own_disk := [cause for cause in causes if isinstance(cause, OSError) and cause.errno in OWN_DISK]:
+        return own_disk[0]
+    if isinstance(error, datasets.exceptions.DatasetBuildError | ValueError):
+        cause = error.__cause__
+        if isinstance(cause, OSError | httpx2.HTTPError):  # interrupted while the split was built
+            return Retryable(f"{source}: the Hub did not answer ({_line(cause)})")
+        return unavailable
+    # Of hf_xet for a broken download, of `datasets` for a repository with a script.
+    if type(error) is RuntimeError:
+        if "scripts are no longer supported" in str(error):
+            return ConfigError(f"{source}: not available ({_line(error)})")
+        return Retryable(f"{source}: the Hub did not answer ({_line(error)})")
+    # The Hub's own HTTP errors and what `datasets` translates are OSErrors; those of the HTTP client are not.
+    if isinstance(error, OSError | httpx2.HTTPError | XetDownloadError):
+        return Retryable(f"{source}: the Hub did not answer ({_line(error)})")
+    return None
 
 
 def _line(error: BaseException) -> str:

@@ -12,6 +12,11 @@ from common.errors import ConfigError
 from evals.graders.instructions import check_known
 from evals.graders.numbers import parse_number
 
+GPQA_COLUMNS = (
+    *("Question", "Record ID", "High-level domain"),
+    *("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"),
+)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -152,11 +157,14 @@ def mmlu_pro(record: BenchmarkRecord) -> Question:
 
 def gpqa(record: BenchmarkRecord) -> Question:
     """Parse GPQA: the right answer comes first here; the seeded shuffle of the options moves it."""
-    names = ["Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
-    options = tuple(record.text(name) for name in names)
-    category = record.optional_text("High-level domain")
+    question, identity, domain, *answers = GPQA_COLUMNS
+    options = tuple(record.text(name) for name in answers)
     return Question(
-        record.text("Question"), id=record.optional_text("Record ID"), category=category, options=options, correct=0
+        record.text(question),
+        id=record.optional_text(identity),
+        category=record.optional_text(domain),
+        options=options,
+        correct=0,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from data.surveys.people import Person, text_of
@@ -33,13 +33,18 @@ def predictions(
     fields: Sequence[str],
     options: int,
     seed: int,
+    weights: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Predict with a logistic regression and a random forest on the fields: name -> probabilities [people, options].
 
     Numbers are standardised, other values one-hot encoded; values that are not in training are ignored. `answers` are
-    those of `train`; MISSING ones are left out. An option that nobody in training chose has probability 0.
+    those of `train`, and `weights` theirs (None: all alike); MISSING ones and people without weight are left out. An
+    option that nobody in training chose has probability 0.
     """
-    answered = np.flatnonzero(answers != MISSING)
+    weights = np.ones(len(train)) if weights is None else weights
+    answered = np.flatnonzero((answers != MISSING) & (weights > 0))
+    if not len(answered):
+        return {}
     table = _table([train[i] for i in answered.tolist()], fields)
     # A column is numeric if it is in all of training; a single "unknown" makes it one of words.
     numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
@@ -56,7 +61,11 @@ def predictions(
         if len(classes) == 1:
             probabilities[:, classes[0]] = 1.0
         else:
-            model = _pipeline(numbers, words, classifier).fit(_frame(table, numbers), answers[answered])
+            model = _pipeline(numbers, words, classifier).fit(
+                _frame(table, numbers),
+                answers[answered],
+                model__sample_weight=weights[answered] / weights[answered].mean(),
+            )
             probabilities[:, model.classes_] = model.predict_proba(_frame(people_table, numbers))
         results[name] = probabilities
     return results
@@ -67,7 +76,8 @@ def _pipeline(numbers: Sequence[int], words: Sequence[int], classifier: Any) -> 
         ("numbers", StandardScaler(), list(numbers)),
         ("words", OneHotEncoder(handle_unknown="ignore"), list(words)),
     ]
-    return make_pipeline(ColumnTransformer([column for column in columns if column[2]]), classifier)
+    fields = ColumnTransformer([column for column in columns if column[2]])
+    return Pipeline([("fields", fields), ("model", classifier)])
 
 
 def _table(people: Sequence[Person], fields: Sequence[str]) -> list[list[Any]]:

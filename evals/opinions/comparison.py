@@ -44,29 +44,34 @@ class Distribution:
 
 
 class PeopleSample:
-    """People in groups, with bootstrap weights, float32 [draws, people]: each row has the counts of one resample."""
+    """People in groups, with bootstrap weights, float32 [draws, people]: each row has the counts of one resample.
+
+    A person counts by their own weight in every mean, in the draws times the number of draws of them.
+    """
 
     def __init__(self, people: Sequence[Person], survey: SurveyConfig, by: Sequence[str], label: str) -> None:
         self.size = len(people)
         groups = groups_of(people, by, survey.bands, label)
         everybody = PeopleGroup(*EVERYBODY, np.arange(len(people)))
         self.members: dict[Cell, np.ndarray] = {(group.by, group.name): group.members for group in (everybody, *groups)}
+        self.own_weights = np.array([person.weight for person in people])
         self.weights = np.zeros((0, len(people)), np.float32)
 
     def resample(self, draws: int, seed: Sequence[int], whole: bool = False) -> "PeopleSample":
         """Draw the weights. `whole`: every draw has all people, for people who are not a sample."""
         if whole:
-            self.weights = np.ones((draws, self.size), np.float32)
+            self.weights = np.broadcast_to(self.own_weights.astype(np.float32), (draws, self.size))
             return self
         rng = np.random.default_rng(list(seed))
         counts = (np.bincount(rng.integers(0, self.size, self.size), minlength=self.size) for _ in range(draws))
-        self.weights = np.stack([count.astype(np.float32) for count in counts])
+        self.weights = np.stack([(count * self.own_weights).astype(np.float32) for count in counts])
         return self
 
     def distribution(self, rows_NK: np.ndarray, cell: Cell) -> Distribution | None:
         """The mean of the group's rows; rows that start with NaN belong to people without an answer. None if none is
         left."""
         members = self.members.get(cell, np.empty(0, int))
+        members = members[self.own_weights[members] > 0]
         answered = members[~np.isnan(rows_NK[members, 0])] if len(members) else members
         if not len(answered):
             return None
@@ -74,7 +79,8 @@ class PeopleSample:
         with np.errstate(invalid="ignore"):
             # Each person's row, as often as the person was drawn. A draw may have nobody of a small group.
             draws = weights @ rows_NK[answered] / weights.sum(axis=1, keepdims=True)
-        return Distribution(rows_NK[answered].mean(axis=0), draws, len(answered))
+        shares = np.average(rows_NK[answered], axis=0, weights=self.own_weights[answered])
+        return Distribution(shares, draws, len(answered))
 
 
 def compare(
@@ -186,7 +192,11 @@ def _constants(survey: SurveyConfig, respondents: Respondents | None) -> list[di
     constants = []
     for number, question in enumerate(survey.questions):
         if respondents is not None:
-            overall = shares(respondents.answers_NQ[respondents.train, number], len(question.options))
+            overall = shares(
+                respondents.answers_NQ[respondents.train, number],
+                len(question.options),
+                respondents.weights[respondents.train],
+            )
         else:
             overall = _published(question.humans)
             groups = [_published(group) for named in question.groups.values() for group in named.values()]
@@ -214,6 +224,7 @@ def _fitted(
             predictors_of(survey),
             len(question.options),
             config.seed,
+            respondents.weights[respondents.train],
         )
         for number, question in enumerate(survey.questions)
     ]
@@ -270,6 +281,7 @@ def _description(
         "licence": survey.licence,
         "judged": humans.size if humans is not None else 0,
         "train": len(respondents.train),
+        "weighted": bool(np.ptp(respondents.weights) > 0),
         "missing": {
             question.name: int((respondents.answers_NQ[:, number] == MISSING).sum())
             for number, question in enumerate(survey.questions)

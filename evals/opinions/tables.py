@@ -155,6 +155,8 @@ def _who(summary: Mapping[str, Any]) -> str:
             lines.append(
                 "How many humans answered is not published, so nothing says how far chance moves their shares."
             )
+    if humans.get("weighted"):
+        lines.append("The respondents count by their survey weights; numbers of people are unweighted.")
     if humans.get("unmatched_groups"):
         named = "; ".join(markdown_text(group) for group in humans["unmatched_groups"])
         lines.append(f"No persona is in these published groups, which are not compared: {named}.")

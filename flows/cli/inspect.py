@@ -1,6 +1,7 @@
 """Data of the read commands (`status`, `artifacts`, `show` ...) and of `nautile store`: rows for tables and --json."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from common.files import read_json
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
+from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from flows.starts import dag_in
-from store.add import add_files
+from store.add import add_files, check_plain
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogRow
 from store.garbage import collect, find_garbage
@@ -54,7 +56,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            state = "made"
+            lost = [artifact.manifest["facts"][LOST] for artifact in artifacts if LOST in artifact.manifest["facts"]]
+            state, live = "made", {"note": "; ".join(lost)} if lost else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
@@ -219,27 +222,38 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     Raises `ConfigError` if the folder is not a valid checkpoint or export.
     """
     # Imports JAX, which the other commands do not need.
-    from data.labelled.label_set import HEAD, LABELS
+    from data.labelled.label_set import HEAD, LABELS, read_label_set
     from model.weights.digests import DIGESTS, read_digests
     from model.weights.files import CONFIG, WEIGHTS, load_weights
 
     if kind == "checkpoint":
-        # Reading the weights checks names, shapes and the number of parameters against config.json, before anything is
-        # copied.
-        load_weights(folder)
         # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
-        names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if (folder / name).is_file())]
+        names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if os.path.lexists(folder / name))]
+        _check_plain(folder, names)
+        # Reading the files checks them, the weights against config.json, before anything is copied.
+        load_weights(folder)
+        read_label_set(folder)
     elif kind == "export":
         from model.runtimes.load import load_runtime
 
         # The same for an export; its own list of digests says which files belong to it.
-        load_runtime("onnx", folder)
+        _check_plain(folder, [DIGESTS])
         names = [DIGESTS, *read_digests(folder)]
+        _check_plain(folder, names)
+        load_runtime("onnx", folder)
     else:
         raise ConfigError(f"--kind {kind}: only a checkpoint or an export can be added")
     store.prepare()
     store.refresh()
     return row_of(add_files(store, kind, folder, names, {"stand_ins": []}))
+
+
+def _check_plain(folder: Path, names: Sequence[str]) -> None:
+    """Refuse links and other files that are not regular before anything of the folder is read."""
+    try:
+        check_plain(folder, names)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
@@ -263,8 +277,10 @@ def fetch(store: Store, artifact_id: str) -> CatalogRow:
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
     """Write a table to the Parquet file `out`, or with table `all` each table to `out/<table>.parquet`.
 
-    Returns table -> number of rows.
+    Returns table -> number of rows. Raises `ConfigError` if the name of `out` says that it is of another format.
     """
+    if table != "all" and out.suffix.lower() != ".parquet":
+        raise ConfigError(f"{out}: tables are written as Parquet, so name a file that ends in .parquet")
     catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}

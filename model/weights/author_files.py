@@ -4,6 +4,7 @@ Names and shapes are read before any data, because a few bytes of an archive can
 is ever unpickled.
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from safetensors import SafetensorError, safe_open
 
 from common.errors import ConfigError
 from common.files import read_bounded_json
+from common.input_files import check_regular
 from common.text import first_line
 from model.weights.digests import DIGESTS, first_fault, read_digests
 
 INDEX = ".index.json"
+HEADER_BYTES = 16_384  # of an array in an archive; numpy itself accepts headers of up to 10,000
+MOST_TENSORS = 100_000
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _PREFERRED = ("model.safetensors.index.json", "model.safetensors")
 
@@ -36,6 +40,8 @@ class TensorFile:
         with _readable(self.path):
             if self.path.suffix == ".npz":
                 with ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
+                    if _npy_shape(archive, f"{name}.npy") != self.shapes[name]:
+                        raise ValueError(f"{name} changed while it was read")
                     return np.lib.format.read_array(member, allow_pickle=False).astype(np.float32)
             with safe_open(self.path, framework="flax") as opened:
                 return np.asarray(opened.get_tensor(name), np.float32)
@@ -54,9 +60,12 @@ def tensor_files(path: Path) -> list[TensorFile]:
     if path.name.endswith(INDEX):
         return _files_of_index(path)
     with _readable(path):
+        check_regular(path)
         if path.suffix == ".npz":
             with ZipFile(path) as archive:
                 members = archive.namelist()
+                if len(members) > MOST_TENSORS:
+                    raise ValueError(f"it holds {len(members):,} arrays, more than any model has")
                 return [TensorFile(path, {name.removesuffix(".npy"): _npy_shape(archive, name) for name in members})]
         with safe_open(path, framework="flax") as opened:
             names = opened.keys()
@@ -130,16 +139,19 @@ def _files_of_index(path: Path) -> list[TensorFile]:
 
 def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
     """The shape of an array in the archive, from its header; the data is not read."""
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        # Versions 1 and 2 of the format; version 3 only adds names of fields that are not ASCII.
-        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in headers or not member.endswith(".npy"):
-            raise ValueError(f"{member} is of the array format {version}")
-        shape, _, kind = headers[version](file)
-        if kind.hasobject:
-            raise ValueError(f"{member} holds pickled objects")
-        return shape
+    with archive.open(member) as opened:
+        # A header claims any length, and would be read whole before numpy looks at it.
+        file = io.BytesIO(opened.read(HEADER_BYTES))
+    version = np.lib.format.read_magic(file)
+    # Versions 1 and 2 of the format; version 3 only adds names of fields that are not ASCII.
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in headers or not member.endswith(".npy"):
+        raise ValueError(f"{member} is of the array format {version}")
+    shape, _, kind = headers[version](file)
+    # A type of text or of bytes may be megabytes wide, so that a small shape takes any amount of memory.
+    if kind.hasobject or kind.kind not in "biufc" or kind.itemsize > 16:
+        raise ValueError(f"{member} holds {'pickled objects' if kind.hasobject else str(kind)[:40]}, not plain numbers")
+    return shape
 
 
 @contextmanager

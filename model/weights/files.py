@@ -5,6 +5,7 @@ written in hash order.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.numpy import save_file
 
 from common.errors import ConfigError
 from common.files import atomic_path, read_bounded_json, write_text
+from common.input_files import check_regular
 from common.text import first_line
 from configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
 from model.layers.common import Params
@@ -69,13 +71,14 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """
     model, tokenizer = read_config(folder / CONFIG)
     path = folder / WEIGHTS
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ConfigError(
             f"{path}: is missing, so {folder} is no checkpoint; of an export, name the checkpoint that it was made from"
         )
     # Names, shapes and types are compared before any data is read.
     expected = flatten_dict(shapes(model), sep=".")
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as tensors:
             _compare(path, expected, tensors)
             loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from common.errors import ConfigError
+from common.files import read_bounded_text
 from configs.training import ProblemsConfig, ProblemSource
 from data.distill.prompt_files import check_prompt_set
 from data.sources.reasoning_gym import Problem, ProblemKind
@@ -19,6 +20,7 @@ from evals.graders.equivalence import shared
 from evals.graders.numbers import parse_number
 
 KINDS = get_args(ProblemKind)
+LARGEST = 2 * 2**30  # bytes of a file
 ONLY_ALIGN = "this stage rewards right answers (only [align] takes such problems: its judge reads the question alone)"
 
 
@@ -32,9 +34,9 @@ def read_problems(source: ProblemSource) -> Iterator[Problem]:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
     path, known_questions = Path(source.path), set[str]()
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: a question may hold U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"problems.path: {path} cannot be read ({error})") from None
+        lines = read_bounded_text(path, LARGEST).split("\n")  # not `splitlines`: a question may hold U+2028
+    except ConfigError as error:
+        raise ConfigError(f"problems.path: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

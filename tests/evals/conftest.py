@@ -81,7 +81,7 @@ def served_records(hub):
 RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # each comparison by math-verify takes 10 ms
 WRONG_PLACES = {
     "no such split": {"benchmark": "gsm8k", "split": "validation"},
-    "no such subset": {"benchmark": "gsm8k", "subset": "socratic"},
+    "no such subset": {"benchmark": "gsm8k", "subset": "plain_text"},
     "no such gated part": {"benchmark": "gpqa_diamond", "hub": "Idavidrein/gpqa", "subset": "gpqa_sapphire"},
 }
 
@@ -191,7 +191,9 @@ def _mmlu_pro(n, rng):
 
 
 def _gpqa(n, rng):
-    wrong = {f"Incorrect Answer {k}": f"wrong {n}.{k}\n" for k in (1, 2, 3)}
+    # In a CSV nothing says that they are texts: a column of numbers with zeros in front, words for a missing value.
+    texts = (f"wrong {n}\n", f"{n:04d}", ["None", "NA", "null", "nan"][n % 4])
+    wrong = {f"Incorrect Answer {k}": text for k, text in enumerate(texts, 1)}
     domain = {"Subdomain": "Physics (general)", "High-level domain": "Physics"}
     return {"Record ID": f"rec{n}", "Question": f"Spin {n}?", "Correct Answer": f"right {n}\n", **wrong, **domain}
 

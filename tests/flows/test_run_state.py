@@ -12,7 +12,7 @@ from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
 from tasks.engine.staging import write_retry_note
-from tests.support.samples.stage_store import key_of
+from tests.support.samples.stage_store import key_of, published
 
 STEPS = ("ingest", "pretrain", "align", "report")
 BEGUN = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -157,6 +157,17 @@ def test_a_step_that_another_run_completed_counts_as_finished(store):
     catalog.ingest()
     (row,) = catalog.query(RUNS, [9])
     assert (row["finished"], row["failed"], row["planned"]) == (4, 0, 4)
+
+
+@pytest.mark.parametrize("state", ["done", "reused"])
+def test_what_a_finished_step_could_not_read_stays_in_its_row(store, state):
+    plan(store, state="done", ended=at(9))
+    made = published(store, "tokens", "ingest", facts={"lost": "lost: 1 of 3 files (b.jsonl: is empty)"})
+    attempt(store, "ingest", state, 1, execution=made.execution)
+    attempt(store, "pretrain", "done", 2)
+    steps = shown(store)[1]
+    assert steps["ingest"].note == "lost: 1 of 3 files (b.jsonl: is empty)"
+    assert steps["pretrain"].note == ""
 
 
 @pytest.mark.parametrize(

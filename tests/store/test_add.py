@@ -1,5 +1,9 @@
 """Files that no stage made, brought into the store."""
 
+import os
+import socket
+from pathlib import Path
+
 import pytest
 
 from common.errors import ConfigError
@@ -48,10 +52,48 @@ def test_what_cannot_be_read_or_changes_meanwhile_is_refused(store, folder, monk
         add_files(store, "checkpoint", folder, (*NAMES, "more.bin"), {})
 
     def copy_another(source, target):
-        target.write_text("changed")
+        target.write(b"changed")
 
-    monkeypatch.setattr("shutil.copyfile", copy_another)
+    monkeypatch.setattr("shutil.copyfileobj", copy_another)
     with pytest.raises(ConfigError, match=r"config\.json: changed while it was copied"):
         add_files(store, "checkpoint", folder, NAMES, {})
     assert store.list() == []
     assert list((store.root / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["link", "link to a file of the folder", "FIFO", "folder", "socket", "link to nothing"]
+)
+def test_only_regular_files_of_the_folder_itself_are_added(store, folder, tmp_path, kind, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.write_text("root:x:0:0")
+    monkeypatch.chdir(folder)  # the path of a socket must be short
+    path = Path("labels.json")
+    match kind:
+        case "link":
+            path.symlink_to(secret)
+        case "link to a file of the folder":
+            path.symlink_to("config.json")
+        case "link to nothing":
+            path.symlink_to("gone")
+        case "FIFO":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+    with pytest.raises(ConfigError, match=rf"labels\.json: is a {kind.split()[0]}, not a regular file"):
+        add_files(store, "checkpoint", folder, (*NAMES, "labels.json"), {})
+    assert store.list() == []
+    assert not any(b"root:x" in file.read_bytes() for file in store.root.rglob("*") if file.is_file())
+
+
+def test_a_linked_folder_inside_is_refused_and_the_named_folder_may_be_a_link(store, folder, tmp_path):
+    (tmp_path / "newest").symlink_to(folder)
+    artifact = add_files(store, "checkpoint", tmp_path / "newest", NAMES, {})
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "passwd").write_text("root:x:0:0")
+    (folder / "inner").symlink_to(tmp_path / "etc")
+    with pytest.raises(ConfigError, match="inner: is a link, not a folder"):
+        add_files(store, "checkpoint", folder, (*NAMES, "inner/passwd"), {})
+    assert store.list() == [artifact]

@@ -1,6 +1,7 @@
 """The stage that gathers the benchmarks' questions, before anything is trained on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_every_item_of_a_benchmark_is_held_out_however_few_are_asked(tmp_path):
     assert (facts["questions"], facts["benchmarks"]) == (30, {"gsm8k": 30})
     assert facts["too_short"] == facts["boilerplate"] == 0
     assert facts["rule"] == {"words": 13, "shortest": 5, "boilerplate_above": 10}
+
+
+def test_records_that_are_left_out_are_said_because_their_questions_may_be_trained_on(tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "{torn\n")
+    events = []
+    section = {"name": "gsm8k", "path": str(path), "bad_rows_share": 0.1}
+    asked = replace(job(tmp_path, section), emit=lambda kind, **fields: events.append((kind, fields)))
+    held_out.work(asked)
+    facts = json.loads((tmp_path / "facts" / "questions.json").read_text())
+    assert facts["lost"] == f"lost: 1 of 31 records (gsm8k: {path}: line 31 is not JSON (not_json))"
+    assert [fields["note"] for kind, fields in events if kind == "progress"] == [facts["lost"]]
 
 
 @pytest.mark.slow

@@ -110,6 +110,31 @@ def test_a_file_that_stays_bad_is_set_aside_up_to_the_share(tmp_path, parquet):
     assert ("metric", {"name": "files_set_aside", "step": 0, "value": 1}) in events
 
 
+def test_what_is_lost_is_said_in_the_last_line_and_in_the_facts(tmp_path):
+    """Whatever cannot be read: files and rows, with the reason and the path."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    good = "".join(json.dumps({"text": f"document {n} of the corpus"}) + "\n" for n in range(40))
+    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + good.encode())
+    (folder / "b.jsonl").write_bytes(b'{"text": "whole"}\n{"text": \n{"text": "zw\xf6lf"}\n')
+    (folder / "c.jsonl").write_text('{\n  "text": "pretty"\n}\n')
+    events = []
+    config = {"reader": "jsonl", "form": "web", "path": f"{folder}/*.jsonl", "records": None}
+    work(job(tmp_path / "staging", events, **config, bad_files_share=0.5))
+    described = facts(tmp_path / "staging", "tokens")
+    assert described["records"] == 43
+    assert described["documents"] == 41
+    line = (
+        f"lost: 1 of 3 files ({folder}/c.jsonl: none of its 3 rows can be read (3 not_json): each line has to be one "
+        "JSON object; `jq -c . FILE` writes one that is spread over lines so); "
+        f"2 of 43 rows (1 invalid_utf8, 1 not_json; in {folder}/b.jsonl)"
+    )
+    assert described["lost"] == line
+    assert [fields for kind, fields in events if kind == "progress"][-1]["note"] == line
+    with pytest.raises(ConfigError, match=r"c\.jsonl: none of its 3 rows can be read"):
+        work(job(tmp_path / "strict", [], **config))
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b'{"text": ""}\n'])
 def test_a_bad_file_is_refused_by_name_or_reason(tmp_path, content):
     path = tmp_path / "bad.jsonl"

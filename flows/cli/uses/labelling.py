@@ -32,6 +32,12 @@ OutOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Also write the table with the answers to FILE: .csv, .jsonl or .parquet."),
 ]
+DelimiterOption = Annotated[
+    str,
+    typer.Option(
+        "--delimiter", metavar="CHARACTER", help="Between the columns of a CSV: , ; | or tab. Default: a comma."
+    ),
+]
 InstructionsOption = Annotated[
     str, typer.Option(help="The prompt before every text. Default: the instructions of the tuning.")
 ]
@@ -46,6 +52,7 @@ def extract(
         typer.Option(metavar="FILE", help="JSON schema of a document. Default: that of a model tuned on entities."),
     ] = None,
     text: ColumnOption = "text",
+    delimiter: DelimiterOption = "",
     out: OutOption = None,
     all_spans: Annotated[
         bool, typer.Option("--spans", help='All strings must occur in the text, not only those with "x-span": true.')
@@ -87,7 +94,7 @@ def extract(
         if labels is None or labels.form != "entities":
             raise ConfigError("--schema: required, because this checkpoint was not tuned on entities")
         shape = entity_schema(labels.labels)
-    texts, digest = _texts(file, text, out)
+    texts, digest = _texts(file, text, delimiter, out)
     section = ExtractConfig(
         texts=texts, json_schema=json.dumps(shape, ensure_ascii=False),
         spans="all" if all_spans else "marked", instructions=instructions, max_tokens=max_tokens, thinking=thinking,
@@ -116,6 +123,7 @@ def classify(
         ),
     ] = "",
     text: ColumnOption = "text",
+    delimiter: DelimiterOption = "",
     gold: Annotated[
         str, typer.Option(metavar="COLUMN", help="The column of the correct labels, to compute scores.")
     ] = "",
@@ -143,7 +151,7 @@ def classify(
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
         raise ConfigError("--labels: required, because this checkpoint was not tuned on labels")
-    texts, digest = _texts(file, text, out)
+    texts, digest = _texts(file, text, delimiter, out)
     try:
         section = ClassifyConfig(
             texts=texts, labels=tuple(label.strip() for label in labels.split(",")) if labels else (),
@@ -185,7 +193,17 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
     return artifact
 
 
-def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", str]:
+def delimiter_of(option: str) -> str | None:
+    """The character that `--delimiter` names; None for the default. Raises `ConfigError` for any other."""
+    from data.labelled.table import DELIMITERS
+
+    by_name = {name: character for character, name in DELIMITERS.items()} | {"\t": "\t", "\\t": "\t"}
+    if option and option not in by_name:
+        raise ConfigError(f"--delimiter {option!r}: is none of {' '.join(DELIMITERS.values())}")
+    return by_name.get(option)
+
+
+def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", str]:
     """The table of texts, and its digest. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
     from configs.labelling import TextsConfig
     from configs.tune import SUFFIXES
@@ -198,7 +216,12 @@ def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", st
         if out.resolve() == file.resolve():
             raise ConfigError(f"--out {out}: is the table of texts itself")
     texts = TextsConfig.model_validate(
-        {"reader": SUFFIXES[file.suffix.lower()], "path": str(file), "text_column": column}
+        {
+            "reader": SUFFIXES[file.suffix.lower()],
+            "path": str(file),
+            "text_column": column,
+            "delimiter": delimiter_of(delimiter),
+        }
     )
     table, _ = read_texts(texts)  # raises for an invalid table before a process starts
     return texts, table.sha256

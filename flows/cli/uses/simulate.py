@@ -12,6 +12,7 @@ import typer
 from common.errors import ConfigError
 from common.files import read_json, write_text
 from flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
+from flows.cli.uses.labelling import DelimiterOption, delimiter_of
 
 if TYPE_CHECKING:
     from configs.survey import SimulateConfig, SurveyConfig
@@ -38,6 +39,11 @@ def simulate(
             "held-out respondents.",
         ),
     ] = None,
+    delimiter: DelimiterOption = "",
+    weights: Annotated[
+        str,
+        typer.Option("--weights", metavar="COLUMN", help="The column of the personas' weights. Default: all alike."),
+    ] = "",
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of personas. Default: all.")] = None,
     by: Annotated[
         str | None, typer.Option("--by", metavar="FIELDS", help="Fields that define the groups: age,region.")
@@ -89,7 +95,7 @@ def simulate(
     if not fields and survey_config.respondents is None and personas is None:
         fields = list(dict.fromkeys(field for question in survey_config.questions for field in question.groups))
     settings = {"orders": orders, "answer": answer, "template": template, "seed": seed, "rows_at_once": rows_at_once}
-    people = personas_config(personas) if personas else None
+    people = personas_config(personas, delimiter_of(delimiter), weights or None) if personas else None
     try:
         config = SimulateConfig.model_validate({"personas": people, "n": n, "by": fields, **settings})
     except ValidationError as error:
@@ -104,7 +110,9 @@ def simulate(
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]
-    for name, value in {"personas": personas, "n": n, "by": by, **settings, "out": out}.items():
+    given = {"personas": personas, "delimiter": delimiter or None, "weights": weights or None, "n": n, "by": by}
+    given |= {**settings, "out": out}
+    for name, value in given.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
     command = f"nautile simulate {shlex.join(words)}" + " --force" * force

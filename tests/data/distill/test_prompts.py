@@ -244,6 +244,23 @@ def test_sets_are_mixed_and_duplicates_within_and_across_are_dropped(tmp_path):
     assert collected.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 2, "no_query": 1}}
 
 
+def test_rows_that_cannot_be_read_are_counted_with_their_set_and_path(tmp_path):
+    """A byte-order mark costs no prompt, and a file of another kind does not vanish."""
+    path = tmp_path / "one.jsonl"
+    lines = [json.dumps({"query": f"Tell me about number {n} of the list, please."}).encode() for n in range(12)]
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join([*lines[:5], b"{torn", b'{"query": "\xff"}', *lines[5:]]))
+    fields = {"name": "one", "source": "jsonl", "path": str(path)}
+    drawn, collected = collect(config(fields, prompts=12, near_duplicates=False), tmp_path / "work")
+    assert sorted(prompt.query for prompt in drawn) == sorted(json.loads(line)["query"] for line in lines)
+    assert collected.lost([PromptSetConfig(**fields)]) == (
+        f"lost: 2 of 14 rows (1 not_json, 1 invalid_utf8; in prompt set 'one', {path})"
+    )
+    (tmp_path / "pretty.jsonl").write_text('{\n "query": "Why?"\n}\n')
+    source = PromptSetConfig(name="one", source="jsonl", path=f"{tmp_path}/*.jsonl")
+    with pytest.raises(ConfigError, match=r"pretty\.jsonl: none of its 3 rows can be read \(3 not_json\)"):
+        list(read_prompt_set(source, 0, tmp_path / "work"))
+
+
 @pytest.mark.parametrize("kept", range(0, 8, 3))
 def test_collecting_resumes_where_it_was_cut_off(tmp_path, kept):
     whole, collected = collect(mixed(tmp_path), tmp_path / "whole")

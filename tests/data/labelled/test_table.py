@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,6 +69,23 @@ def test_parquet_with_the_names_of_classes_that_datasets_writes(tmp_path):
         ("a.jsonl", '{"a": \n', "row 1 is not JSON"),
         ("a.parquet", "nothing", "cannot be read as Parquet"),
         ("a.xlsx", "nothing", "is none of .csv"),
+        ("a.csv", "text,label\na,x\n".encode("utf-16"), "is UTF-16, not UTF-8: `iconv -f UTF-16"),
+        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16, not UTF-8"),
+        (
+            "a.csv",
+            "text,label\nz\u00e9,x\n".encode("cp1252"),
+            r"line 2 is not UTF-8 \(byte 2 of it\); `iconv -f WINDOWS",
+        ),
+        (
+            "a.csv",
+            "id;text\n1;help, please\n",
+            r"one column, 'id;text': if ; separates .*`--delimiter ';'`\), else to ,$",
+        ),
+        ("a.csv", "id|text\n1|a\n", r"if \| separates its columns"),
+        ("a.csv", "id\ttext\n1\ta\n", r"if tab separates its columns.*`--delimiter tab`"),
+        ("a.tsv", "id,text\n1,a\n", r"if , separates its columns.*, else to tab"),
+        ("a.jsonl", "[" * 100_000, "row 1 is not JSON"),
+        ("a.jsonl", '{"a": ' + "9" * 10_000 + "}", "row 1 is not JSON"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, name, content, message):
@@ -106,3 +124,60 @@ def test_a_file_that_is_no_longer_what_was_digested(tmp_path):
     path.write_text("text\nb\n")
     with pytest.raises(ConfigError, match="has changed since its digest"):
         read_table(path, sha256=digest)
+
+
+def test_another_delimiter_and_the_line_ends_of_old_macs(tmp_path):
+    path = written(tmp_path, "a.csv", "id;text\r1;help, please\r")
+    assert read_table(path, delimiter=";").rows == [{"id": "1", "text": "help, please"}]
+    # A delimiter that is named is believed: there is one column.
+    assert read_table(written(tmp_path, "b.csv", "a;b\nc\n"), delimiter=",").rows == [{"a;b": "c"}]
+    assert len(read_table(written(tmp_path, "c.jsonl", '{"a": 1}\r{"a": 2}\r')).rows) == 2
+
+
+def test_a_few_bytes_of_parquet_do_not_take_any_memory(tmp_path):
+    """Texts repeated by the million, also inside lists, and rows and values without content."""
+    path, text = tmp_path / "a.parquet", "x" * 900_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), [text])
+    tables = {
+        "its texts take over": [
+            pa.table({"text": column}),
+            pa.table({"tags": pa.ListArray.from_arrays(pa.array(range(0, 2001, 100), pa.int32()), column)}),
+            pa.table({"s": pa.StructArray.from_arrays([column], names=["t"])}),
+        ],
+        "rows take over": [pa.table({"n": pa.nulls(40_000_000, pa.int8())})],
+    }
+    for message, hostile in tables.items():
+        for table in hostile:
+            pq.write_table(table, path, compression="zstd")
+            assert path.stat().st_size < 100_000
+            before = pa.total_allocated_bytes()
+            with pytest.raises(
+                ConfigError, match=rf"a\.parquet: its .*{message.removeprefix('its ')}.* it is not read"
+            ):
+                read_table(path)
+            assert pa.total_allocated_bytes() - before < 50_000_000
+
+
+def test_a_text_repeated_in_moderation_is_read(tmp_path):
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0], pa.int32()), ["a" * 1000, "b"])
+    pq.write_table(pa.table({"text": column, "tags": [["x", "y"], [], None, ["x"]]}), tmp_path / "a.parquet")
+    table = read_table(tmp_path / "a.parquet")
+    assert [row["text"] for row in table.rows] == ["a" * 1000, "b", None, "a" * 1000]
+    assert [row["tags"] for row in table.rows] == [["x", "y"], [], None, ["x"]]
+
+
+def test_two_columns_of_one_name_in_parquet(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="two columns are called 'text'"):
+        read_table(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.jsonl"])
+def test_only_regular_files_are_tables(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match="is a FIFO, not a regular file"):
+        read_table(tmp_path / name)
+    (tmp_path / f"zero-{name}").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="is a device, not a regular file"):
+        read_table(tmp_path / f"zero-{name}")

@@ -1,6 +1,7 @@
 """Overlap with held-out questions, against a naive form that looks at every n-gram; and the questions artifact."""
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -36,6 +37,32 @@ def test_a_copied_question_is_found_and_named():
     part = held.hits(" ".join(QUESTION.split()[2:16]))
     assert [hit.example for hit in part] == ["17"]
     assert 0 < part[0].share < 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(lambda text: text.replace("i", "i\u00ad"), id="soft hyphens"),
+        pytest.param(lambda text: text.replace("li", "l\u00ad\ni"), id="soft hyphens at the ends of lines"),
+        *(
+            pytest.param(lambda text, c=c: c.join(text), id=f"U+{ord(c):04X} between all letters")
+            for c in "\u200b\u200c\u200d\u2060\ufeff\ufe0f\u034f"
+        ),
+        pytest.param(lambda text: text.replace(" ", " \u200b"), id="zero-width spaces beside spaces"),
+        pytest.param(lambda text: unicodedata.normalize("NFD", text), id="decomposed"),
+        pytest.param(
+            lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text), id="full-width"
+        ),
+        pytest.param(lambda text: text.replace("fi", "\ufb01"), id="ligatures"),
+        pytest.param(lambda text: text.replace(" ", "\u00a0"), id="no-break spaces"),
+    ],
+)
+def test_a_question_is_found_however_its_letters_are_written(written):
+    question = "At the caf\u00e9 in Z\u00fcrich Zo\u00eb finds fifty five official files; how many did Jos\u00e9 order?"
+    for held_text, text in ((question, written(question)), (written(question), question)):
+        held = ContaminationIndex([HeldOutQuestion("gsm8k", "17", held_text)])
+        hits = held.hits(f"Before it, {text} and after it.")
+        assert [(hit.example, hit.share) for hit in hits] == [("17", 1.0)]
 
 
 def test_clean_text_and_twelve_shared_words_are_no_hit():

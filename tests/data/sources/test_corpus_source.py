@@ -218,3 +218,46 @@ def test_generated_problems_differ_by_seed_and_by_source(tmp_path):
     for change in ({"seed": 1}, {"name": "t"}):  # another seed, and another source of the same generators
         (others,) = read_file(source.model_copy(update=change), file, tmp_path)
         assert len(set(others.columns["query"]) & set(batch.columns["query"])) < 40
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{\n  "text": "one"\n}\n{\n  "text": "two"\n}\n', r"none of its 6 rows can be read \(6 not_json\): .*jq -c"),
+        (b'[{"text": "one"}, {"text": "two"}]\n', r"none of its 1 rows can be read \(1 not_an_object\)"),
+        (b'{"text": "one"}\r{"text": "two"}\r', r"none of its 1 rows can be read \(1 not_json\)"),
+        ('{"text": "zw\u00f6lf"}\n'.encode("cp1252"), r"\(1 invalid_utf8\): .*iconv -f WINDOWS-1252"),
+        (b'{"text": 1}\n{"text": ""}\n', r"\(1 wrong_type, 1 no_text\): the columns of texts"),
+    ],
+)
+def test_a_file_without_a_single_readable_row_is_refused_and_does_not_vanish(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n')
+    (tmp_path / "b.jsonl").write_bytes(content)
+    config = source(reader="jsonl", path=f"{tmp_path}/*.jsonl")
+    good, bad = list_files(config, tmp_path / "fetching")
+    assert [text for batch in read_file(config, good, tmp_path) for text in batch.texts()] == ["good"]
+    with pytest.raises(ConfigError, match=rf"b\.jsonl: .*{message}"):
+        list(read_file(config, bad, tmp_path))
+
+
+def test_rows_without_a_text_are_only_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"id": "7"}\n')
+    config = source(reader="jsonl", path=f"{tmp_path}/a.jsonl")
+    (batch,) = read_file(config, list_files(config, tmp_path / "fetching")[0], tmp_path)
+    assert (len(batch), batch.rejected) == (0, {"no_text": 2})
+
+
+@pytest.mark.parametrize("change", ["grows", "vanishes"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' * 2000)
+    config = source(reader="jsonl", path=str(path))
+    batches = read_file(config, list_files(config, tmp_path / "fetching")[0], tmp_path)
+    next(batches)
+    if change == "grows":
+        with path.open("a") as file:
+            file.write('{"text": "more"}\n')
+    else:
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"a\.jsonl: changed while it was read"):
+        list(batches)

@@ -275,3 +275,48 @@ def test_only_errors_that_may_pass_are_retried(monkeypatch, error, kind):
         list_hub_files(SOURCE)
     assert len(calls) == (5 if kind is Retryable else 1)
     assert kind not in (ConfigError, Retryable) or "source 'x': org/set at aaaaaaaaaaaa" in str(caught.value)
+
+
+def test_one_row_group_of_many_megabytes_is_counted_by_its_footer_and_fetched_once(client, hub):
+    """As the files of SYNTH are: some 150,000 rows in one group of 800 MB."""
+    for path in (hub.folder / "sample").iterdir():
+        path.unlink()
+    rows = [os.urandom(1500).hex() for _ in range(4000)]
+    pq.write_table(pa.table({"text": rows}), hub.folder / "sample" / "0.parquet", row_group_size=len(rows))
+    assert pq.ParquetFile(hub.folder / "sample" / "0.parquet").num_row_groups == 1
+    reply = client.read(records=700)
+    assert reply["texts"] == {"sample/0.parquet": rows[:700]}
+    assert reply["files"][0]["rows"] == 700
+    whole = hub.served["sample/0.parquet"] - len(hub.ranges)
+    assert (whole, reply["left"], reply["errors"]) == (1, [], {})
+
+
+def test_packed_lines_are_read_and_a_file_of_another_kind_is_named(client, hub):
+    for path in (hub.folder / "sample").iterdir():
+        path.unlink()
+    lines = b"\xef\xbb\xbf" + b"".join(b'{"text": "line %d"}\n' % n for n in range(100))
+    (hub.folder / "sample" / "0.jsonl.zst").write_bytes(bytes(pa.Codec("zstd").compress(lines)))
+    (hub.folder / "sample" / "1.jsonl").write_text('{\n  "text": "pretty"\n}\n' * 30)
+    reply = client.read()
+    assert reply["texts"] == {"sample/0.jsonl.zst": [f"line {n}" for n in range(100)]}
+    error = reply["errors"]["sample/1.jsonl"]
+    assert error.startswith("ConfigError: org/set/")
+    assert "sample/1.jsonl: none of its 90 rows can be read (90 not_json)" in error
+    assert len(reply["tries"]) == 1
+
+
+@pytest.mark.parametrize("token", ["", "hf_another"])
+def test_a_gated_set_is_refused_at_once(tmp_path, token, monkeypatch):
+    folder = tmp_path / "repository"
+    (folder / "sample").mkdir(parents=True)
+    (folder / "README.md").write_text(README)
+    pq.write_table(pa.table({"text": ["x" * 400] * 3}), folder / "sample" / "0.parquet")
+    monkeypatch.setenv("HF_TOKEN", token)
+    (tmp_path / "client").mkdir()
+    with FakeHub(folder, "org/set", "7" * 40, gated=True) as server:
+        client = Client(server, tmp_path / "client")
+        reply = client.read()
+        client.process.stdin.close()
+        client.process.wait(timeout=120)
+    assert reply["error"].startswith("ConfigError: source 'x': org/set at 777777777777")
+    assert reply["error"].endswith("; it is gated: accept its terms on the Hub and set HF_TOKEN")

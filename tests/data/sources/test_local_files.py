@@ -1,8 +1,10 @@
 """Parquet and JSON lines: positions hold, bad rows are counted, unusable files are refused by name."""
 
+import bz2
 import gzip
 import json
-from collections import Counter
+from collections import Counter, deque
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +19,12 @@ from data.sources import local_files as files
 from data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
+    is_parquet,
     matching_files,
+    read_json_values,
     read_jsonl,
     read_parquet_batches,
+    read_parquet_values,
 )
 
 
@@ -77,7 +82,16 @@ def test_a_line_of_ten_megabytes_is_counted_without_being_held_in_memory(tmp_pat
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b" \n\n", "is empty"), (b"\x7fELF\x00\x00", "is binary, not JSON lines")],
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"\n" * 100_000, "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"\x7fELF\x00\x00", "is binary, not JSON lines"),
+        ('{"text": "one"}'.encode("utf-16"), "is UTF-16, not UTF-8: `iconv"),
+        ('{"text": "one"}'.encode("utf-16-le"), "is binary, not JSON lines"),
+        (b'[\n{"text": "one"},\n{"text": "two"}\n]', "is one JSON array, which cannot be read line by line"),
+    ],
 )
 def test_unusable_lines_files(tmp_path, content, message):
     path = tmp_path / "a.jsonl"
@@ -213,3 +227,118 @@ def test_a_row_group_of_any_size_is_read_page_by_page(tmp_path):
         most = max(most, pa.total_allocated_bytes() - before)
         assert len(batch) <= BATCH_ROWS
     assert most < 6_000_000
+
+
+def test_a_byte_order_mark_costs_no_row(tmp_path):
+    """Before the first row, in a file of one row, and amid a file that was put together from several."""
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "a.jsonl").write_bytes(mark + b'{"text": "one"}\n' + mark + b'{"text": "two"}\n' + mark + b"\n")
+    (tmp_path / "b.jsonl").write_bytes(mark + b'{"text": "three"}')
+    assert texts(read_jsonl([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], "web")) == ["one", "two", "three"]
+    assert count_jsonl_rows(tmp_path / "a.jsonl") == 2
+    assert list(read_json_values(tmp_path / "b.jsonl")) == [{"text": "three"}]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", pa.Codec("zstd").compress)]
+)
+def test_lines_packed_by_any_program(tmp_path, suffix, pack):
+    path = tmp_path / f"a.jsonl{suffix}"
+    packed = bytes(pack(b"".join(b'{"text": "line %d %d"}\n' % (n, n * n) for n in range(5000))))
+    path.write_bytes(packed * 2)  # several of them one after the other are one file
+    assert texts(read_jsonl([path], "web"))[4999:5001] == ["line 4999 24990001", "line 0 0"]
+    assert count_jsonl_rows(path) == 10_000
+    assert not is_parquet(path.name)
+    changed = [packed[:200] + b"\xff" * 300 + packed[500:]] if suffix != ".zst" else []  # which may have no checksum
+    for damage in (packed[:-2000], b"no such thing", *changed):
+        path.write_bytes(damage)
+        with pytest.raises(ConfigError, match=rf"a\.jsonl\{suffix}: (cannot be read|the compressed file)"):
+            count_jsonl_rows(path)
+
+
+@pytest.mark.parametrize("line", [b"", b'{"text": "one"}\n'])
+def test_a_packed_file_without_end_is_refused(tmp_path, monkeypatch, line):
+    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 2**20)
+    monkeypatch.setattr("data.sources.local_files.MAX_LINE", 2**17)
+    path = tmp_path / "bomb.jsonl.bz2"
+    path.write_bytes(bz2.compress((line or b"0") * (3 * 2**20 // (len(line) or 1))))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ConfigError, match=r"bomb\.jsonl\.bz2: unpacks to over 1,048,576 bytes"):
+        count_jsonl_rows(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[" * 100_000, b'{"text": ' * 100_000, b'{"text": "a", "n": ' + b"9" * 100_000 + b"}", b'{"text": "a"}\r' * 3],
+)
+def test_hostile_lines_are_counted(tmp_path, line):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one"}\n' + line + b'\n{"text": "two"}\n')
+    assert texts(read_jsonl([tmp_path / "a.jsonl"], "web")) == ["one", "not_json", "two"]
+
+
+def test_a_text_repeated_by_the_million_takes_the_memory_of_a_few(tmp_path, monkeypatch):
+    """A dictionary of one entry: some bytes of Parquet that unpack to any amount of text."""
+    monkeypatch.setattr("data.sources.local_files.LONGEST_BATCH", 5_000_000)
+    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
+    path, text = tmp_path / "a.parquet", "x" * 1_000_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), [text])
+    for table in (pa.table({"text": column}), pa.table({"text": pa.array([text] * 40), "url": ["u"] * 40})):
+        pq.write_table(table, path, compression="zstd")
+        assert path.stat().st_size < 5000
+        assert [len(batch) for batch in islice(read_parquet_batches(path, "web"), 3)] == [5, 5, 5]
+    assert sum(batch.rows for batch in read_parquet_batches(path, "web", record_columns=["url"])) == 40
+    pq.write_table(pa.table({"text": column}), path, compression="zstd")
+    before = pa.total_allocated_bytes()
+    for rows in (read_parquet_batches(path, "web"), read_parquet_values(path, ("text",))):
+        with pytest.raises(ConfigError, match=r"a\.parquet: unpacks to over 50,000,000 bytes, far more than its size"):
+            deque(rows, 0)
+    assert pa.total_allocated_bytes() - before < 10_000_000
+
+
+def test_texts_inside_lists_are_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
+    path, text = tmp_path / "a.parquet", "x" * 1_000_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), [text])
+    turns = pa.StructArray.from_arrays([column], names=["content"])
+    offsets = pa.array(range(0, 1001, 10), pa.int32())
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays(offsets, turns)}), path, compression="zstd")
+    assert path.stat().st_size < 5000
+    with pytest.raises(ConfigError, match=r"a\.parquet: unpacks to over 50,000,000 bytes"):
+        deque(read_parquet_values(path, ("messages",)), 0)
+    pq.write_table(
+        pa.table({"messages": [[{"content": "a"}, {"content": "b"}], None, []], "a.b": ["x", "y", "z"]}), path
+    )
+    rows = list(read_parquet_values(path, ("messages", "a.b")))
+    assert rows[0] == {"messages": [{"content": "a"}, {"content": "b"}], "a.b": "x"}
+
+
+def test_rows_without_content_are_bounded(tmp_path):
+    """Sixty million of them in some hundred kilobytes."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.nulls(60_000_000, pa.int8())}), path)
+    assert path.stat().st_size < 200_000
+    with pytest.raises(ConfigError, match=r"a\.parquet: unpacks to over"):
+        next(read_parquet_batches(path, "web"))
+
+
+def test_texts_written_as_bytes_are_texts(tmp_path):
+    """Some programs leave out that the bytes are UTF-8."""
+    rows = ["eins", "zwölf", "drei"]
+    for kind in (pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())):
+        pq.write_table(pa.table({"text": pa.array([row.encode() for row in rows], kind)}), tmp_path / "a.parquet")
+        (batch,) = read_parquet_batches(tmp_path / "a.parquet", "web")
+        assert (batch.texts(), batch.rejected) == (rows, {})
+        assert batch.record(1) == WebRecord("zwölf")
+    pq.write_table(pa.table({"text": [b"good", b"\xff\xfe", None]}), tmp_path / "a.parquet")
+    (batch,) = read_parquet_batches(tmp_path / "a.parquet", "web")
+    assert (batch.texts(), batch.rejected) == (["good"], {"invalid_utf8": 1, "no_text": 1})
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    for read in (lambda: list(read_parquet_batches(path, "web")), lambda: list(read_parquet_values(path, ("text",)))):
+        with pytest.raises(ConfigError, match=r"a\.parquet: two columns are called 'text'"):
+            read()
+    with pytest.raises(ConfigError, match="two columns are called"):
+        count_parquet_rows(path)

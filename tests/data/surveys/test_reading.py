@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from configs.survey import SimulateConfig
+from data.surveys.people import read_people
 from data.surveys.reading import (
     MISSING,
     choose_people,
@@ -114,6 +115,41 @@ def test_respondents_that_cannot_be_used_are_refused(table, tmp_path, rows, mess
     table["respondents"] = respondents_file(tmp_path, rows)
     with pytest.raises(ConfigError, match=message):
         read_respondents(parse_survey(table, "t"), tmp_path)
+
+
+def test_codes_for_no_answer_are_missing_answers(table, tmp_path):
+    """Of one question, of all questions, as numbers or texts; an option of that code stays an option."""
+    rows = ["20,north,yes,1", "40,south,99,2", "70,south,Refused,99", "30,north,no,8", "50,north,maybe,-1"]
+    table["respondents"] = respondents_file(tmp_path, rows)
+    table["missing"] = ["99", "-1"]
+    table["questions"][0]["missing"] = ["Refused"]
+    table["questions"][1]["codes"] = ["1", "2"]
+    table["questions"][1]["missing"] = ["8"]
+    respondents = read_respondents(parse_survey(table, "t"), tmp_path)
+    assert respondents.answers_NQ.tolist() == [[2, 0], [MISSING, 1], [MISSING, MISSING], [0, MISSING], [1, MISSING]]
+    table["questions"][0]["missing"] = ["Refused", "yes"]
+    with pytest.raises(ConfigError, match="'yes' is an option, and in `missing` it is no answer"):
+        parse_survey(table, "t")
+    del table["questions"][0]["missing"]
+    with pytest.raises(ConfigError, match=r"'Refused' in 'more', which is none of .*; if it is no answer, name it in"):
+        read_respondents(parse_survey(table, "t"), tmp_path)
+
+
+def test_weights_of_people_are_read_and_what_is_none_is_refused(table, tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("age;region;w\n20;north;0.5\n40;south;2\n70;north;0\n")
+    config = personas_config(str(path), ";", "w")
+    assert [person.weight for person in read_people(config, tmp_path)] == [0.5, 2.0, 0.0]
+    assert shares(np.array([0, 1, 2]), 3, np.array([0.5, 1.5, 0.0])).tolist() == [0.25, 0.75, 0.0]
+    for value in ("", "-1", "nan", "inf", "heavy"):
+        path.write_text(f"age;region;w\n20;north;1\n40;south;{value}\n")
+        with pytest.raises(ConfigError, match=f"row 2 has {value!r} in 'w', which is not a weight from 0 on"):
+            read_people(config, tmp_path)
+    path.write_text("age;region;w\n20;north;0\n")
+    with pytest.raises(ConfigError, match="all weights in 'w' are 0"):
+        read_people(config, tmp_path)
+    with pytest.raises(ConfigError, match="no column 'wt'; there are age, region, w"):
+        read_people(personas_config(str(path), ";", "wt"), tmp_path)
 
 
 def test_personas_without_a_field_are_refused(table, tmp_path):

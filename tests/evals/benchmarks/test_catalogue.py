@@ -1,3 +1,4 @@
+import csv
 import json
 import random
 import re
@@ -30,8 +31,27 @@ def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_re
 def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
     split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
     assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not available")
-    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not available")
+    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k plain_text test at e53f048856ff: not available")
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", ["", "hf_another"])
+def test_a_gated_set_is_refused_with_what_helps_and_not_tried_again(hub, tmp_path, token):
+    """Everyone may see which files there are; their content is for users who have accepted the terms."""
+    refused = hub.read({"gpqa_diamond": {}}, token, tmp_path)["gpqa_diamond"]
+    assert refused.startswith(
+        "ConfigError: gpqa_diamond: Idavidrein/gpqa gpqa_diamond train at 633f5ee89ab8: not avail"
+    )
+    assert refused.endswith("; it is gated: accept its terms on the Hub and set HF_TOKEN")
+
+
+@pytest.mark.slow
+def test_a_quota_is_waited_for(hub, tmp_path):
+    repository = hub.repositories["openai/gsm8k"]
+    repository.faults = ["throttled"]
+    assert isinstance(hub.read({"gsm8k": {}}, home=tmp_path)["gsm8k"], list)
+    assert repository.met["throttled"] == 1
 
 
 @pytest.mark.parametrize("hub", sorted({entry.hub for entry in BENCHMARKS.values()}))
@@ -169,6 +189,17 @@ def test_the_hub_is_asked_for_commits_alone(revision):
 @pytest.mark.parametrize("name", ["gsm8k", "arc", "wiki_choice"])
 def test_a_choice_is_checked_without_loading_it(name):
     check_benchmark(BenchmarkChoice(name=name, revision="" if name == "wiki_choice" else "0123456789" * 4))
+
+
+def test_records_come_from_a_csv_as_texts(hub_records, tmp_path):
+    rows = hub_records("gpqa_diamond", 12)
+    path = tmp_path / "gpqa_diamond.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    loaded = items_for(BenchmarkChoice(name="gpqa_diamond", path=str(path)), 1)["gpqa_diamond"]
+    assert loaded == items_of(BENCHMARKS["gpqa_diamond"], rows, 1)
 
 
 def test_records_come_from_a_file_too(hub_records, tmp_path):

@@ -1,5 +1,6 @@
 """Benchmarks read from the Hub through the real client, against a repository on loopback."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import httpx2
 import pyarrow
 import pyarrow.parquet
 import pytest
-from huggingface_hub.errors import XetDownloadError
+from huggingface_hub.errors import HfHubHTTPError, XetDownloadError
 
 from common.errors import ConfigError, Retryable
 from evals.benchmarks.catalogue import BENCHMARKS, items_of
@@ -71,6 +72,19 @@ def test_the_reported_split_of_the_pinned_commit_and_clear_refusals(hub_records,
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 
 
+def answered(status: int) -> Exception:
+    """The clients' error for an answer of the Hub."""
+    response = httpx2.Response(status, request=httpx2.Request("GET", "http://hub/datasets/openai/gsm8k"))
+    return HfHubHTTPError(f"{status} of the Hub", response=response)
+
+
+def not_found(cause: Exception) -> Exception:
+    """The error of a file system of fsspec."""
+    error = FileNotFoundError("datasets/openai/gsm8k/main")
+    error.__cause__ = cause
+    return error
+
+
 def broken_download(cause: Exception) -> Exception:
     error = datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset")
     error.__cause__ = cause
@@ -90,6 +104,11 @@ def broken_download(cause: Exception) -> Exception:
         (RuntimeError("Dataset scripts are no longer supported, but found a.py"), ConfigError, "but found a.py"),
         (datasets.exceptions.DatasetGenerationError("bad bytes"), ConfigError, "not available"),
         (ValueError("no such subset"), ConfigError, "no such subset"),
+        *((answered(status), ConfigError, f"not available .HfHubHTTPError: {status}") for status in (401, 403, 404)),
+        *((answered(status), Retryable, f"did not answer .HfHubHTTPError: {status}") for status in (429, 500, 503)),
+        (broken_download(answered(403)), ConfigError, "not available .HfHubHTTPError: 403"),
+        (broken_download(answered(429)), Retryable, "did not answer .HfHubHTTPError: 429"),
+        (not_found(answered(404)), ConfigError, "not available .HfHubHTTPError: 404"),
     ],
 )
 def test_what_may_pass_is_told_from_what_must_be_mended(monkeypatch, error, kind, message):
@@ -98,4 +117,14 @@ def test_what_may_pass_is_told_from_what_must_be_mended(monkeypatch, error, kind
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(kind, match=f"gsm8k: openai/gsm8k main test at 0123.*{message}"):
+        list(read_hub(BENCHMARKS["gsm8k"], REVISION))
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, broken_download])
+def test_an_error_of_this_machines_disk_is_no_answer_of_the_hub(monkeypatch, wrap):
+    def load_dataset(*args, **kwargs):
+        raise wrap(OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(OSError, match="No space left on device"):
         list(read_hub(BENCHMARKS["gsm8k"], REVISION))

@@ -1,5 +1,7 @@
 """Every arm is judged on the same humans; nothing of a model is printed without baselines."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
@@ -87,6 +89,42 @@ def test_a_model_that_answers_as_the_people_do_is_perfect(perfect):
     assert first["model"]["people"] == first["humans"]["people"] == first["forest"]["people"] == 199
     assert set(summary["scores"]) == {"model", "uniform", "majority", "overall", "regression", "forest", "humans"}
     assert summary["humans"]["missing"] == {"more": 1, "pay": 0, "when": 0}
+
+
+def test_weights_count_as_so_many_people_who_are_alike(respondents):
+    """Of respondents and of personas: shares of the model, the humans and the constants, and the fitted baselines."""
+    weights = np.array([1 + i % 3 for i in range(400)], float)
+    weights[7] = 0.0
+    weighted = replace(
+        respondents,
+        people=[replace(person, weight=weight) for person, weight in zip(respondents.people, weights, strict=True)],
+    )
+    copies = np.repeat(np.arange(400), weights.astype(int))
+    repeated = Respondents(
+        [respondents.people[i] for i in copies],
+        respondents.answers_NQ[copies],
+        np.flatnonzero(copies >= 200),
+        np.flatnonzero(copies < 200),
+    )
+    summaries = []
+    for some in (weighted, repeated):
+        judged = [some.people[i] for i in some.held_out]
+        model = [
+            np.eye(len(q["options"]))[some.answers_NQ[some.held_out, (n + 1) % 3] % 2] for n, q in enumerate(QUESTIONS)
+        ]
+        summaries.append(compare(survey(), CONFIG, judged, model, some, some.held_out))
+    for ours, theirs in zip(*(summary["questions"] for summary in summaries), strict=True):
+        for first, second in zip(ours["cells"], theirs["cells"], strict=True):
+            for arm in ("model", "humans", "overall", "majority"):
+                assert first["arms"][arm]["shares"] == pytest.approx(second["arms"][arm]["shares"]), arm
+            assert first["arms"]["regression"]["shares"] == pytest.approx(
+                second["arms"]["regression"]["shares"], abs=0.01
+            )
+    assert [summary["humans"]["weighted"] for summary in summaries] == [True, False]
+    assert summaries[0]["questions"][1]["cells"][0]["arms"]["humans"]["people"] == 199  # without the one of no weight
+    text = card(filled(summaries[0]))
+    assert "The respondents count by their survey weights" in text
+    assert "survey weights" not in card(filled(summaries[1]))
 
 
 def test_scores_are_those_computed_by_hand(perfect, respondents):

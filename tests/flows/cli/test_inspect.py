@@ -1,5 +1,7 @@
 """The rows of the read commands, from the toy chain's store and from empty, partial and damaged stores."""
 
+import json
+import os
 import shutil
 
 import jax
@@ -45,6 +47,20 @@ def test_status_of_a_complete_chain(made, toy):
         label: set(kinds.values()) for label, kinds in outputs.items()
     }
     assert {row["seconds"] for row in rows} == {1.5}
+
+
+def test_status_says_what_a_step_could_not_read(copy, toy):
+    row = next(row for row in inspect.status(copy, toy) if row["state"] == "made" and row["artifacts"])
+    artifact = copy.get(row["artifacts"][0])
+    assert row["progress"] == {}
+    line = "lost: 2 of 90 rows (2 not_json; in b.jsonl)"
+    again = {name: artifact.manifest[name] for name in ("stage", "version", "config", "inputs", "label")}
+    staged = copy.staging(artifact.key) / "output" / artifact.kind
+    shutil.copytree(artifact.path, staged, ignore=shutil.ignore_patterns("manifest.json"))
+    copy.publish(artifact.kind, artifact.key, staged, **again, facts={"lost": line}, supersede=True)
+    (changed,) = [other for other in inspect.status(copy, toy) if other["label"] == row["label"]]
+    assert changed["progress"] == {"note": line}
+    assert line in str(next(iter(status_table([changed]).columns[3].cells)))
 
 
 def test_status_without_a_store(tmp_path, toy):
@@ -157,6 +173,35 @@ def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path)
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
         inspect.add(store, tmp_path, "checkpoint")
     assert store.list() == [artifact]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("checkpoint", name) for name in ("config.json", "weights.safetensors", "labels.json", "head.safetensors")]
+    + [("export", name) for name in ("digests.json", "config.json", "prompt.onnx")],
+)
+@pytest.mark.parametrize("hostile", ["link", "FIFO"])
+def test_a_folder_with_links_or_fifos_is_refused_before_it_is_read(tmp_path, kind, name, hostile):
+    folder = tmp_path / "theirs"
+    save_weights(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(MODEL)), MODEL, TOKENIZER)
+    (folder / "digests.json").write_text(json.dumps({"sha256": {"config.json": "0" * 64, "prompt.onnx": "0" * 64}}))
+    path = folder / name
+    if path.exists():
+        path.rename(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").write_text("root:x:0:0")
+    os.mkfifo(path) if hostile == "FIFO" else path.symlink_to(tmp_path / "elsewhere")
+    store = Store(tmp_path / "store")
+    with pytest.raises(ConfigError, match=rf"{name}: is a {hostile}, not a regular file"):
+        inspect.add(store, folder, kind)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "runs", "runs.jsonl"])
+def test_a_table_is_not_exported_as_parquet_under_another_name(made, tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"{name}: tables are written as Parquet, so name a file that ends in .parq"):
+        inspect.export(made[0], "runs", tmp_path / name, overwrite=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_newest_report_or_the_named_one(made, tmp_path):

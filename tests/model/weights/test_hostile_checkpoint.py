@@ -136,7 +136,8 @@ def test_a_description_of_ten_gigabytes_or_without_an_end(folder):
 @pytest.mark.parametrize(
     "claim",
     [
-        {"vocabulary": 10**12}, {"context": 10**12}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
+        {"vocabulary": 10**12}, {"context": 10**12}, {"context": 2**24},
+        {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15},
         {"pattern": "S" * 10**6},  # each is traced apart, so that their number costs time and not memory alone
     ],
 )  # fmt: skip
@@ -190,3 +191,44 @@ def test_a_pickle_is_no_import(tmp_path, name):
     (tmp_path / "array.npy").rename(path)
     refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"descr": "<U7000000", "fortran_order": False, "shape": (SHAPE.width,)},
+        {"descr": "|V27000000", "fortran_order": False, "shape": (SHAPE.width,)},
+        {"descr": [("a", "<f4"), ("b", "<f4")], "fortran_order": False, "shape": (SHAPE.width,)},
+        None,  # a header that says it has 4 GiB, of which zeros follow
+    ],
+)
+def test_an_array_of_anything_but_numbers_is_judged_by_its_header(tmp_path, header):
+    path = author_archive(tmp_path / "wide.npz")
+    renamed = tmp_path / "bad.npz"
+    with zipfile.ZipFile(path) as good, zipfile.ZipFile(renamed, "w", zipfile.ZIP_DEFLATED) as bad:
+        for name in good.namelist():
+            with bad.open(name, "w", force_zip64=True) as member:
+                if name != "blocks.0.norm.scale.npy":
+                    member.write(good.read(name))
+                elif header:
+                    np.lib.format.write_array_header_2_0(member, header)
+                else:
+                    member.write(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1))
+                    for _ in range(64):
+                        member.write(bytes(2**20))
+    refused(load_author_weights, renamed, SHAPE, TOKENIZER, names=renamed)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json"])
+def test_a_fifo_in_a_checkpoint_is_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(load_weights, folder, names=folder / name)
+
+
+@pytest.mark.parametrize("name", ["theirs.npz", "theirs.safetensors"])
+@pytest.mark.parametrize("target", [None, "/dev/zero"])
+def test_a_fifo_or_a_device_is_not_imported(tmp_path, name, target):
+    path = tmp_path / name
+    os.mkfifo(path) if target is None else path.symlink_to(target)
+    refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)

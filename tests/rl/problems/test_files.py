@@ -1,6 +1,7 @@
 """Problem files: their rows, how each kind of answer is compared, and what is refused, by file and line."""
 
 import json
+import os
 
 import pytest
 
@@ -32,6 +33,17 @@ def source(tmp_path):
 
 def reward(problem: Problem, answer: str) -> float:
     return verifiable(problem, ParsedReply("", answer, True, True))
+
+
+def test_a_byte_order_mark_costs_no_problem_and_a_fifo_is_not_waited_for(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "one?", "answer": "1"}\r\n{"question": "two?", "answer": "2"}\r\n')
+    source = ProblemSource(source="jsonl", path=str(path))
+    assert [problem.question for problem in read_problems(source)] == ["one?", "two?"]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"mine\.jsonl: is a FIFO, not a regular file"):
+        next(read_problems(source))
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_problems_without_an_answer_are_refused_kept_or_skipped(problem_file):
 
 
 def test_a_file_that_is_not_there_or_is_too_small(tmp_path, problem_file):
-    with pytest.raises(ConfigError, match=r"problems\.path: .*none\.jsonl cannot be read"):
+    with pytest.raises(ConfigError, match=r"problems\.path: .*none\.jsonl: cannot be read"):
         load(ProblemsConfig(source="jsonl", path=str(tmp_path / "none.jsonl")), 0)
     with pytest.raises(ConfigError, match=r"problems\.path: source 'jsonl' needs the file"):
         load(ProblemsConfig(source="jsonl"), 0)

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from tests.support.servers.http_server import FakeServer, Request, Response, json_response
 
+ACCEPTED = "hf_accepted"  # the token of a user who has accepted a gated repository's terms
 LARGE = 300  # bytes
 RETRY_AFTER = 3  # seconds
 
@@ -29,10 +30,11 @@ class FakeHub(FakeServer):
 
     `requests`: (method, path) of every request. `faults`: faults of the next answers to requests for content; `always`:
     the fault of every such answer, by the end of the path. `listing_faults`: those of the next answers to listings.
+    `gated`: everyone sees the list of files, and only a user whose token is `ACCEPTED` their content.
     """
 
-    def __init__(self, folder: Path, repo: str, revision: str) -> None:
-        self.folder, self.repo, self.revision = folder, repo, revision
+    def __init__(self, folder: Path, repo: str, revision: str, *, gated: bool = False) -> None:
+        self.folder, self.repo, self.revision, self.gated = folder, repo, revision, gated
         self.requests: list[tuple[str, str]] = []
         self.request_times: list[float] = []  # monotonic seconds, one per request
         self.throttled_at: list[float] = []
@@ -69,6 +71,9 @@ class FakeHub(FakeServer):
             wanted = self._wanted(request.body)
             return json_response([self._entry(name) for name in self._names() if name in wanted])
         if path.startswith(files):
+            if self.gated and request.headers.get("Authorization") != f"Bearer {ACCEPTED}":
+                status = 403 if "Authorization" in request.headers else 401
+                return json_response({"error": "restricted"}, status, {"X-Error-Code": "GatedRepo"})
             return self._file(request, path.removeprefix(files))
         return json_response({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
 
