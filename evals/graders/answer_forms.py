@@ -76,15 +76,15 @@ _SUFFIX = re.compile(
     r"|(?P<percent>%)"
     r"|\\(?P<usd>usd)"
     r"|(?P<sign>[€£¥₹])"
-    rf"|(?:(?<=[0-9\s}}])(?P<bare>(?:{_BARE})s?(?:\s*/\s*[a-z]{{1,4}})?)(?:\s*\^\s*\{{?\s*(?P<bare_power>[0-9])\s*\}}?)?)"
+    rf"|(?:(?<=[0-9\s}}])(?P<bare>(?:{_BARE})s?(?:\s*/\s*[a-z]{{1,4}})?|[a-z]{{1,4}}\s*/\s*[a-z]{{1,4}})(?:\s*\^\s*\{{?\s*(?P<bare_power>[0-9])\s*\}}?)?)"
     r"|(?<=[0-9\s])(?P<clock>[ap]\.?\s?m\.?)"
     r"|(?<=[0-9}\s])\s(?P<words>[A-Za-z][a-z]{2,}(?:\s+[a-z]{2,}){0,3})"
     r"))\s*$",
     re.IGNORECASE,
 )
-_PREFIX = re.compile(r"^\s*(-?)\s*(?:\\(usd)|([€£¥₹]))\s*(?=-?\s*[0-9.\\])")
+_PREFIX = re.compile(r"^\s*(-?)\s*(?:(?:US)?\\(usd)|([€£¥₹]|USD|EUR|GBP|Rs\.?))\s*(?=-?\s*[0-9.\\])")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_CURRENCY = {"€": "eur", "£": "gbp", "¥": "yen", "₹": "rupee"}
+_CURRENCY = {"€": "eur", "EUR": "eur", "£": "gbp", "GBP": "gbp", "USD": "usd", "¥": "yen", "₹": "rupee"}
 _UNIT_NOISE = frozenset({"of", "the", "a", "an", "is", "unit", "total"})
 _PUNCTUATION = re.compile(r"[^\w\s%/+-]")
 
@@ -116,7 +116,8 @@ def _read(text: str) -> AnswerForm:
         return _read(text[1:-1])
     if text.startswith("\\text") and (match := _TEXT.fullmatch(text)):
         return _words(match[1])
-    text = re.sub(r"^\([a-z]\)\s+(?=\S)", "", text)  # the label of a part: "(a) 5" is 5
+    # The label of a part or an option: "(a) 5" and "\text{(C)} 5" are 5.
+    text = re.sub(r"^(?:\([a-z]\)\s+|\\text\s*\{\s*\([A-Z]\)\s*\}\s*)(?=[-0-9\\(])(?!\\text)", "", text)
     if match := _MATRIX.fullmatch(text):
         if match[1][0] in "vV":
             return AnswerForm("value", text)
@@ -226,7 +227,7 @@ def _value(text: str) -> AnswerForm:
     """A single value with its unit, or words."""
     unit: list[str] = []
     if match := _PREFIX.match(text):
-        unit.append(_CURRENCY.get(match[3] or "", "usd"))
+        unit.append(_CURRENCY.get(match[3], "rupee") if match[3] else "usd")
         text = match[1] + text[match.end() :]
     while text and (match := _SUFFIX.search(text)) and match.start() > 0:
         before = text[: match.start()].strip()
@@ -274,6 +275,7 @@ def _unit_of(match: re.Match[str]) -> list[str]:
 
 def _unit_words(text: str) -> list[str]:
     text = re.sub(r"\^\s*\{?\s*\\?circ\s*\}?", " degree ", text.casefold()).replace("%", " percent ")
+    text = text.replace("per cent", "percent")
     text = re.sub(r"([a-z])\s*\^\s*\{?\s*([0-9])\s*\}?", r"\1^\2", text)
     text = re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", text)
     words, square = list[str](), ""
@@ -349,7 +351,8 @@ def _sets_equal(a: Sequence[AnswerForm], b: Sequence[AnswerForm], ask: Ask) -> b
     for named, other in ((a, b), (b, a)):
         if _are_named_apart(named) and not any(map(_is_assignment, other)):
             return len(a) == len(b) and all(equal(x, y, ask) for x, y in zip(a, b, strict=True))
-    if len(a) != len(b) and (not a or not b):
+    # What was expected twice is given twice; repeating an answer makes it no other.
+    if len(a) != len(b) and (not a or not b or len(set(a)) < len(a)):
         return False
     return _each_in(a, b, ask) and _each_in(b, a, ask)
 

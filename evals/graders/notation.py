@@ -88,6 +88,7 @@ _REWRITES = tuple(
     )
 )  # fmt: skip
 _ESCAPED = re.compile(r"\\\\(?=[A-Za-z])")
+_EUROPEAN = re.compile(r"-?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]{1,2}|(?:\.[0-9]{3}){2,})")  # 1.234,5 and 1.234.567
 _THOUSANDS = re.compile(r"(?<=[0-9]),[0-9]{3}(?![0-9])")
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9,])")
 _WRAPS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"), ("{", "}"))
@@ -118,6 +119,8 @@ def tidy(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = text.replace("$", "\\usd " if text.count("$") % 2 else " ")  # in pairs they delimit formulas
     text = _SPACED.sub(lambda match: match.group().replace(" ", ""), " ".join(text.split()))
+    if _EUROPEAN.fullmatch(text):
+        text = text.replace(".", "").replace(",", ".")
     return " ".join(_arguments(text).split())
 
 
