@@ -20,6 +20,7 @@ _IN_WORD = rf"[^\W{_CJK}]"
 # Not a part of a word, of LaTeX (`\A`), of an abbreviation ("U.S.") or of a contraction ("I'm").
 _ISOLATED = re.compile(rf"(?<!{_IN_WORD})(?<!\\)(?<!\w[.'’])([A-Za-z])(?!{_IN_WORD}|[.'’]\w)")
 _LATEX_WRAP = re.compile(r"([_^]?)\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
+_EMPHASIS = re.compile(r"(?<!\w)_{1,2}([^\W_]+)_{1,2}(?!\w)")  # __B__
 _NAMED = re.compile(r"\b(?:option|choice|letter)\s+[(\[{]?$", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
 # The answer before its name: "so B is the correct answer". The first pattern finds where a clause begins, the second
@@ -127,7 +128,7 @@ def without_wraps(text: str) -> str:
     # Each round unwraps one level, from the inside.
     for _ in range(3):  # \boxed{\text{(B)}}
         text = _LATEX_WRAP.sub(lambda match: f"{match[1] or ' '}{{{match[2]}}}", text)
-    return without_bold(text).replace("$", " ").strip()
+    return _EMPHASIS.sub(r"\1", without_bold(text).replace("$", " ")).strip()
 
 
 def in_order_of_last(mentioned: Sequence[Mention]) -> list[Mention]:

@@ -212,7 +212,8 @@ FORMS = [
     "Answer: {} [one]", "It is {} (one).", "{} - one", "{} = one", "{} → one", "{}, because it fits", "{} is right",
     "{} or nothing", "{} which is one", "{}\n\nBecause it fits", "option {} fits best", "Option({})", "### Answer\n{}",
     "#### {}", "Final Answer: {}", "The correct option is {} because of it", "答案是{}。", "选{}吧", "正解は{}です",
-    "정답은 {}입니다", "({}) one", "{} ; one",
+    "정답은 {}입니다", "({}) one", "{} ; one", "__{}__", "[[{}]]",
+    "{}</answer>", "{}が正しい", "The answer is “{}”", "> {}", "{} is the correct answer", "<b>{}</b>",
 ]  # fmt: skip
 LETTERS = "ABCDEFGHIJ"
 
