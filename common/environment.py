@@ -13,7 +13,7 @@ from typing import Any
 
 LIBRARIES = (
     *("python", "jax", "jaxlib", "flax", "optax", "numpy", "scipy", "pyarrow", "tiktoken", "tokenizers", "onnxruntime"),
-    *("xllamacpp", "py3langid", "rensa", "math_verify", "reasoning_gym"),
+    *("xllamacpp", "py3langid", "rensa", "sympy", "reasoning_gym"),
 )
 
 

@@ -31,6 +31,7 @@ from rl.rewards import verifiable
 from rl.rollouts import generator
 from rl.stage_inputs import StageInputs
 
+NOT_GRADED = "-"  # the outcome of a problem whose reply could not be graded
 LEVEL = 0.01  # significance level of the two-sided test against the best reading
 IN_A_ROW = 2  # consecutive worse readings that stop a run or roll it back
 CHECKPOINTS = 3  # from which a run may resume: two are kept, and a third is being written
@@ -40,7 +41,8 @@ CHECKPOINTS = 3  # from which a run may resume: two are kept, and a third is bei
 class GuardReading:
     """Outcomes of greedy decoding on the guard problems after `step` updates: "1" for solved, "0" for not solved.
 
-    `p`: p-value of McNemar's exact test against the best earlier reading, if this one solves fewer; else None.
+    A reply that could not be graded is `NOT_GRADED`: it counts neither way. `p`: p-value of McNemar's exact test
+    against the best earlier reading on the problems that both graded, if this one solves fewer of them; else None.
     `went_back`: the run rolled back to its best policy after this reading.
     """
 
@@ -54,27 +56,36 @@ class GuardReading:
         return self.outcomes.count("1")
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / len(self.outcomes)
+    def graded(self) -> int:
+        return len(self.outcomes) - self.outcomes.count(NOT_GRADED)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share solved of the problems whose replies were graded; None if none was."""
+        return self.correct / self.graded if self.graded else None
 
     def row(self) -> dict[str, Any]:
         """The reading as a row of the checkpoint's manifest."""
-        fields = {"step": self.step, "correct": self.correct, "n": len(self.outcomes), "p": self.p}
+        fields = {"step": self.step, "correct": self.correct, "n": self.graded, "p": self.p}
         return {**fields, "went_back": self.went_back, "outcomes": self.outcomes}
 
 
 def best_of(readings: Sequence[GuardReading]) -> GuardReading:
-    """The reading with the most solved problems; of equal ones the latest, which is trained longer."""
-    return max(readings, key=lambda reading: (reading.correct, reading.step))
+    """The reading with the largest share of solved problems; of equal ones the latest, which is trained longer."""
+    return max(readings, key=lambda reading: (-1.0 if reading.accuracy is None else reading.accuracy, reading.step))
 
 
 def compare_reading(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
     """Make the reading of these outcomes and test it against the best of the earlier ones."""
     reading = GuardReading(step, outcomes)
-    if not earlier or reading.correct >= best_of(earlier).correct:
+    if not earlier:
         return reading
+    both = [
+        (int(a), int(b)) for a, b in zip(best_of(earlier).outcomes, outcomes, strict=True) if NOT_GRADED not in (a, b)
+    ]
+    best, own = [a for a, _ in both], [b for _, b in both]
     # Only the problems with different outcomes count: many that both solve say nothing about the difference.
-    return replace(reading, p=paired([*map(int, best_of(earlier).outcomes)], [*map(int, outcomes)]).p)
+    return replace(reading, p=paired(best, own).p) if sum(own) < sum(best) else reading
 
 
 def has_fallen(readings: Sequence[GuardReading]) -> bool:
@@ -111,8 +122,8 @@ class Guard:
 
         def grade() -> str:
             replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
-            solved = [verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True)]
-            return "".join("1" if right else "0" for right in solved)
+            rewards = [verifiable(problem, reply) for problem, reply in zip(problems, replies, strict=True)]
+            return "".join(NOT_GRADED if reward is None else str(int(reward)) for reward in rewards)
 
         # A resumed run may have readings of steps that it repeats: they are replaced.
         earlier = [reading for reading in self.readings if reading.step < step]

@@ -219,6 +219,7 @@ class _Run:
         for name, value in metrics.items():
             self.emit("metric", name=name, step=self.step, value=value)
         note = f"reward {metrics['reward']:.3f}" if "reward" in metrics else "no reward yet"
+        note += f", {metrics['unscored']:.0f} completions without a score" if metrics["unscored"] else ""
         note += f", no update: {no_update}" if no_update else ""
         self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
 
@@ -233,7 +234,8 @@ class _Run:
         if self.step % (self.config.policy.guard_every or 1) and self.step != self.config.policy.steps:
             return
         reading = self.guard.read(self.learner.params, self.step)
-        self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
+        if reading.accuracy is not None:
+            self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
         if reading.p is not None:
             self.emit("metric", name="guard_p", step=self.step, value=reading.p)
         if not self.guard.has_fallen():

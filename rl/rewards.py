@@ -21,9 +21,13 @@ MINIMUM_SCORED = 2  # scores that a group needs for an advantage: a single one e
 ROUNDING = 1e-9  # an advantage, or a standard deviation, up to this is the rounding error of equal rewards
 
 
-def verifiable(problem: Problem, reply: ParsedReply) -> float:
-    """Verifiable reward (paper §4.3): 1.0 if the strict grader of the evaluations accepts the reply, else 0.0."""
-    return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
+def verifiable(problem: Problem, reply: ParsedReply) -> float | None:
+    """Verifiable reward (paper §4.3): 1.0 if the strict grader of the evaluations accepts the reply, else 0.0.
+
+    None if the grader gave no verdict.
+    """
+    strict = grade(problem_item("rollout", problem.index, problem), reply).verdict.strict
+    return None if strict is None else float(strict)
 
 
 def judged(

@@ -163,11 +163,14 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
             continue  # only the first process scores and writes
         rows = [{"step": draw, **row} for group in groups for row in _score_rows(group)]
         append_rows(log, rows)
-        solve_rate = float(np.mean([row["reward"] for row in rows]))
+        rewards = [row["reward"] for row in rows if row["reward"] is not None]
         # Steps of metrics count from 1, as in every stage.
-        run.emit("metric", name="solve_rate", step=step + 1, value=solve_rate)
+        if rewards:
+            run.emit("metric", name="solve_rate", step=step + 1, value=float(np.mean(rewards)))
         run.emit("metric", name="rollout_tokens_per_second", step=step + 1, value=engine.tokens / engine.seconds)
-        run.emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {solve_rate:.2f}")
+        note = f"solved {np.mean(rewards):.2f}" if rewards else "no solve rate"
+        note += f", {len(rows) - len(rewards)} not graded" if len(rewards) < len(rows) else ""
+        run.emit("progress", done=draw + 1, total=draws, unit="draws", note=note)
 
 
 def _read_rows(log: Path) -> list[dict[str, Any]]:
@@ -179,16 +182,20 @@ def _read_rows(log: Path) -> list[dict[str, Any]]:
 
 def _traces_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows to train on: those with a positive advantage."""
-    return [row for row in rows if row["advantage"] > 0]
+    return [row for row in rows if row["advantage"] is not None and row["advantage"] > 0]
 
 
 def _score_rows(group: Group) -> list[dict[str, Any]]:
-    """Score a group: set verifiable rewards and advantages; returns its rows with the group's solve rate."""
+    """Score a group: set verifiable rewards and advantages; returns its rows with the group's solve rate.
+
+    Completions that could not be graded are left out of the rate, which is None if all were.
+    """
     for rollout in group.rollouts:
         rollout.reward = verifiable(group.problem, rollout.reply)
     for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
         rollout.advantage = advantage
-    rate = sum(rollout.reward or 0.0 for rollout in group.rollouts) / len(group.rollouts)
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+    rate = sum(rewards) / len(rewards) if rewards else None
     return [{**group.row(i), "position": group.position, "solve_rate": rate} for i in range(len(group.rollouts))]
 
 
@@ -316,12 +323,14 @@ def _facts(
     """The facts of a round for the manifest."""
     # All completions of a problem carry its solve rate.
     rates = {row["position"]: row["solve_rate"] for row in samples}
+    known_rates = [rate for rate in rates.values() if rate is not None]
     facts: dict[str, Any] = {
         "problems": len(rates),
         "completions": len(samples),
-        "solve_rate": float(np.mean(list(rates.values()))),
-        "never_solved": sum(rate == 0 for rate in rates.values()),
-        "always_solved": sum(rate == 1 for rate in rates.values()),
+        "unscored": sum(row["reward"] is None for row in samples),
+        "solve_rate": float(np.mean(known_rates)) if known_rates else None,
+        "never_solved": sum(rate == 0 for rate in known_rates),
+        "always_solved": sum(rate == 1 for rate in known_rates),
         "traces": len(traces),
         "updates": len(losses),
         "skipped_updates": skipped,
@@ -345,9 +354,9 @@ def _without_update(problems: int, traces: Sequence[Any], facts: dict[str, Any])
 def curriculum(samples: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """By solve rate: the numbers of problems and traces, and the mean and total weight (advantage) of the traces."""
     levels = []
-    for rate in sorted({row["solve_rate"] for row in samples}):
+    for rate in sorted({row["solve_rate"] for row in samples if row["solve_rate"] is not None}):
         rows = [row for row in samples if row["solve_rate"] == rate]
-        weights = [row["advantage"] for row in rows if row["advantage"] > 0]
+        weights = [row["advantage"] for row in _traces_of(rows)]
         levels.append(
             {
                 "solve_rate": rate,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AnswerScorer:
-    """Reward 1 for an answer that the strict grader accepts, else 0.
+    """Reward 1 for an answer that the strict grader accepts, else 0; None for one that could not be graded.
 
     No group counts as mastered: one whose rewards are all equal has no advantage and drops out by itself.
     """

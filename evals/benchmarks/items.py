@@ -1,18 +1,23 @@
 """A benchmark question ready to be asked and graded, and the choice of its grader."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from common.errors import ConfigError, Retryable
 from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import ProblemKind
 from evals.graders import grading
+from evals.graders.answer_forms import is_formula
 from evals.graders.equivalence import grade_math
-from evals.graders.grading import Verdict
+from evals.graders.grading import NOT_GRADED, Verdict
 from evals.graders.instructions import grade_instructions
+from evals.graders.notation import tidy, written_number
 from evals.graders.numbers import parse_number
 
+logger = logging.getLogger(__name__)
 AnswerKind = ProblemKind | Literal["exact", "instructions"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # "-3", "$1,200", "3/4", "50%": all of the answer, not a number amid words.
@@ -68,7 +73,35 @@ class GradedReply:
 
 
 def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
-    """Grade `reply` with the grader of the item's answer kind. It raises on no text."""
+    """Grade `reply` with the grader of the item's answer kind. It raises on no text.
+
+    A grader that fails gives the verdict `NOT_GRADED`, and a scorer of the data set that fails gives None: what could
+    not be graded is not wrong. Raises `ConfigError` and `Retryable`, which concern more than this reply.
+    """
+    try:
+        graded = _graded(item, reply)
+    except (ConfigError, Retryable):
+        raise
+    except Exception as error:  # whatever a library raises on a text is no verdict on it
+        logger.warning("%s %s was not graded: %s: %s", item.benchmark, item.id, type(error).__name__, error)
+        graded = GradedReply(NOT_GRADED, {})
+    if item.own_check is not None:
+        graded.details["own_scorer"] = _own_verdict(item.own_check, reply, item.id)
+    return graded
+
+
+def _own_verdict(own_check: Callable[[str], bool], reply: ParsedReply, name: str) -> bool | None:
+    """The verdict of the data set's own scorer, which raises on None, and knows nothing of unfinished thinking."""
+    if not reply.finished_thinking or not reply.answer:
+        return False
+    try:
+        return own_check(reply.answer)
+    except Exception as error:  # as in `grade`
+        logger.warning("the data set's own scorer failed on %s: %s: %s", name, type(error).__name__, error)
+        return None
+
+
+def _graded(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
     details: dict[str, Any] = {}
     match item.kind:
         case "number":
@@ -84,17 +117,19 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
         case "instructions":
             verdict, results = grade_instructions(reply, item.prompt, item.instructions, item.arguments)
             details["instructions"] = [asdict(result) for result in results]
-    # The generator's scorer raises on None, and knows nothing of unfinished thinking.
-    if item.own_check is not None:
-        details["own_scorer"] = item.own_check(reply.answer) if reply.finished_thinking and reply.answer else False
     return GradedReply(verdict, details)
 
 
 def answer_kind(answer: str) -> ProblemKind:
-    """The kind of an expected answer without options: a number, else "math" if it contains LaTeX, else text."""
-    if _PLAIN_NUMBER.fullmatch(answer) and parse_number(answer):
+    """The kind of an expected answer without options: a number, else "math" for LaTeX or a formula, else text.
+
+    "3 1/2" and "1e3" are numbers, "(3, 4)" and "2x+3" formulas. A list without brackets is text, because the order of
+    its parts may matter.
+    """
+    is_number = _PLAIN_NUMBER.fullmatch(answer) or written_number(tidy(answer)) is not None
+    if is_number and not _LATEX.search(answer) and parse_number(answer):
         return "number"
-    return "math" if _LATEX.search(answer) else "text"
+    return "math" if _LATEX.search(answer) or is_formula(answer) else "text"
 
 
 def multiple_choice(question: str, options: tuple[str, ...]) -> str:

@@ -10,11 +10,30 @@ import re
 _ANSWER_IS = re.compile(
     r"\b(?:answer|correct\s+(?:option|choice|letter))\b"
     r"(?:[^\S\n]+(?:to|for)\b[^.\n:=]{0,80}?)?"  # "the answer to the question is"
-    r"\s*(?:\b(?:is|was|would\s+be|must\s+be|should\s+be|will\s+be|equals)\b(?![^\S\n]*not\b)[^\S\n]*:?|[=:：])"
+    r"\s*(?:\b(?:is|was|would\s+be|must\s+be|should\s+be|will\s+be|equals"
+    r"|(?:could|may|might)(?:\s+also)?\s+be)\b(?![^\S\n]*not\b)[^\S\n]*:?|[=:：])"
     r"[\s:]*",
     re.IGNORECASE,
 )
-_HASHES = re.compile(r"####\s*")
+# GSM8K's mark. A heading of the same level ("#### Step 1") is none: see `_is_heading`.
+_HASHES = re.compile(r"(?<!#)####(?!#)[^\S\n]*")
+_HEADING = re.compile(
+    r"\W*(?:(?:step|part|case|section|problem|question|example|exercise|method|approach|phase|stage|task|lemma|claim"
+    r"|note|figure|table|chapter|round|attempt|solution|verification|check)\b"
+    r"|[0-9]{1,2}[.)]\s+[^\W\d_]|(?:II|III|IV|VI{0,3}|IX)[.)]\s)",
+    re.IGNORECASE,
+)
+# What the mark may stand before when more text follows: a number, a formula, an equation, or a word alone.
+_SHORT = re.compile(r"\W*(?:[0-9]|\\|[^\W\d_]+\W*$)|[^=]*=|.*\\boxed")
+_ANYTHING = re.compile(r"\S")
+# A heading on a line of its own that announces the answer: "**Final Answer**", "### Answer:".
+_TITLE = re.compile(r"(?:^|\n)(?:[#*]|[^\S\n])*+(?:the\s)?(?:final\s)?answer(?:[*:：]|[^\S\n])*+\n\s*+", re.IGNORECASE)
+# `<answer>` tags, and "the answer is" in Chinese, Japanese and Korean.
+_TAG = re.compile(r"<answer>\s*", re.IGNORECASE)
+_TAG_END = re.compile(r"</?answer>|$", re.IGNORECASE)
+_ANSWER_IS_CJK = re.compile(r"(?:答案|正解|答え|정답)\s*(?:应该|應該)?(?:是|为|為|は|은|는|:|：)+\s*[:：]?\s*")
+# Markdown's bold, which stands anywhere: "The **answer** is **12**"; but 2**3 is a power.
+_BOLD = re.compile(r"(?<![A-Za-z0-9)\]}])\*\*|\*\*(?![A-Za-z0-9(\\-])")
 # A full stop inside "3.5" ends nothing.
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|\n|;")
 _REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re.IGNORECASE)
@@ -29,21 +48,43 @@ def answer_spans(text: str) -> list[str]:
 
     Of more than `MOST_SPANS` spans that end together only the first and the last are returned.
     """
-    # Markdown's bold, which stands anywhere: "The **answer** is **12**."
-    text = text.replace("**", "")
-    spans = _boxed_at(text)
-    for mark, ends in ((_ANSWER_IS, _SENTENCE_END), (_HASHES, _LINE_END)):
+    text = without_bold(text)
+    spans = [(start, end) for start, end in (*boxes_at(text), *sentences_at(text)) if text[start:end].strip()]
+    return [text[start:end].strip() for start, end in sorted(spans)]
+
+
+def without_bold(text: str) -> str:
+    """`text` without the marks of bold type."""
+    return _BOLD.sub("", text) if "**" in text else text
+
+
+def sentences_at(text: str) -> list[tuple[int, int]]:
+    """(start, end) of what follows the marks "the answer is", "####", "<answer>" and the like, in order."""
+    spans = []
+    for mark, ends in (
+        (_ANSWER_IS, _SENTENCE_END), (_ANSWER_IS_CJK, _SENTENCE_END), (_HASHES, _LINE_END), (_TAG, _TAG_END),
+        (_TITLE, _LINE_END),
+    ):  # fmt: skip
         for starts, end in _marked_sentences(text, mark, ends):
+            if mark is _HASHES and _is_heading(text, starts[-1], end):
+                continue
             for start in starts:
-                sentence = text[start:end]
-                reason = _REASON.search(sentence)
-                spans.append((start, sentence[: reason.start()] if reason else sentence))
-    return [span.strip() for _, span in sorted(spans) if span.strip()]
+                reason = _REASON.search(text, start, end)
+                spans.append((start, reason.start() if reason else end))
+    return sorted(spans)
 
 
 def boxed(text: str) -> list[str]:
     r"""The contents of each `\boxed{…}` with balanced braces, in order. A box that is never closed is ignored."""
-    return [content.strip() for _, content in _boxed_at(text)]
+    return [text[start:end].strip() for start, end in boxes_at(text)]
+
+
+def _is_heading(text: str, start: int, end: int) -> bool:
+    """Whether a line after `####` is a heading: it names a step, or more than a word of it stands above other text."""
+    line = text[start:end].strip()
+    if _HEADING.match(line):
+        return True
+    return _ANYTHING.search(text, end) is not None and not _SHORT.match(line)
 
 
 def _marked_sentences(text: str, mark: re.Pattern[str], ends: re.Pattern[str]) -> list[tuple[list[int], int]]:
@@ -64,13 +105,13 @@ def _marked_sentences(text: str, mark: re.Pattern[str], ends: re.Pattern[str]) -
     ]
 
 
-def _boxed_at(text: str) -> list[tuple[int, str]]:
-    """(start, content) of each closed box."""
+def boxes_at(text: str) -> list[tuple[int, int]]:
+    """(start, end) of the content of each closed box, in order."""
     starts = {match.end() for match in _BOXED.finditer(text)}
     boxes, open_braces = [], list[int]()  # where the content of each open brace starts
     for match in _BRACE.finditer(text) if starts else ():
         if match.group() == "{":
             open_braces.append(match.end())
         elif open_braces and (start := open_braces.pop()) in starts:
-            boxes.append((start, text[start : match.start()]))
+            boxes.append((start, match.start()))
     return sorted(boxes)

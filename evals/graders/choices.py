@@ -2,20 +2,26 @@
 
 A letter counts if it is isolated and not a word of its sentence: in "A person would use a spoon, so C" the first A is
 an article. A lower-case letter counts in brackets or a box, after "option", at the start before a full stop or bracket,
-or as the whole answer. A letter does not count in a name ("vitamin C", "20 °C", "B cells"), in the text of an option,
-in a denial ("A and B are wrong") or in a question ("Is it A?").
+or as the whole answer. A letter does not count in a formula (`k_{A}`, `f(a)`), in a name ("vitamin C", "20 °C", "B
+cells"), in the text of an option, in a denial ("A and B are wrong") or in a question ("Is it A?"). Otherwise all
+letters are read alike: A and I count wherever B does, unless they can be the article or the pronoun there.
 """
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from evals.graders.answer_spans import answer_spans
+from evals.graders.answer_spans import answer_spans, without_bold
 
+# A character of a word. Chinese, Japanese and Korean have no spaces, so their characters may touch a letter.
+_CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_IN_WORD = rf"[^\W{_CJK}]"
 # Not a part of a word, of LaTeX (`\A`), of an abbreviation ("U.S.") or of a contraction ("I'm").
-_ISOLATED = re.compile(r"(?<![\w\\])(?<!\w[.'’])([A-Za-z])(?!\w|[.'’]\w)")
-_LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
-_NAMED = re.compile(r"\b(?:option|choice|letter)\s+$", re.IGNORECASE)
+_ISOLATED = re.compile(rf"(?<!{_IN_WORD})(?<!\\)(?<!\w[.'’])([A-Za-z])(?!{_IN_WORD}|[.'’]\w)")
+_LATEX_WRAP = re.compile(r"([_^]?)\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
+_EMPHASIS = re.compile(r"(?<!\w)_{1,2}([^\W_]+)_{1,2}(?!\w)")  # __B__
+_NAMED = re.compile(r"\b(?:option|choice|letter)\s+[(\[{]?$", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
 # The answer before its name: "so B is the correct answer". The first pattern finds where a clause begins, the second
 # is matched there. White space is matched possessively, or a run of it would be tried at every length.
@@ -25,11 +31,23 @@ _IS_THE_ANSWER = re.compile(
     r"(?:(?:correct|right|best)\s++)?(?:answer|option|choice)\b",
     re.IGNORECASE,
 )
-# "A" and "I" are also words: they count as letters only if one of these follows.
-_ENDS = r"[^\S\n]*(?:$|\n|[-–—=:&/,|])|[^\w\s'’]"
-_AFTER_A = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|was|because|since|as|and|or|seems)\b", re.IGNORECASE)
-_AFTER_I = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|because|since|or)\b", re.IGNORECASE)
-_OPENING, _CLOSING = "([{<\"'`*", ")]}>.:\"'`*"
+# "A" and "I" are also words. They can be so only before another word, and before none of these: no article stands
+# before "is", and no pronoun of the first person.
+# Not before a quotation mark: A "smart" person. "…" stands for a name that was removed.
+_ENDS = rf"[^\S\n]*(?:$|\n|[^\w\s'’\"“`…]|[{_CJK}])|[^\w\s'’…]|['’](?!\w)"
+_AFTER_BOTH = r"is|because|since|or|which|but|not|rather|instead|due|if|then|so|given|although|while|where|whereas"
+_AFTER_A = re.compile(
+    rf"{_ENDS}|[^\S\n]+(?:{_AFTER_BOTH}|was|as|and|seems|for|by|would|should|can|must)\b", re.IGNORECASE
+)
+_AFTER_I = re.compile(rf"{_ENDS}|[^\S\n]+(?:{_AFTER_BOTH})\b", re.IGNORECASE)
+_QUOTE = re.compile(r"[^\S\n]*[\"“`][^\"”`\n]*[\"”`][^\S\n]*(?:$|[.\n])")  # A "one", and no more
+_SCRIPT = re.compile(r"[_^]\s?\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,3}\}")
+# A bracket that belongs to what stands before it: `\frac{h}{24}`, `k_{a}`, `f(a)`, `P(A)`; but not "option(A)".
+_ATTACHED = re.compile(
+    r"(?:[_^}\])]|\\(?!left|[bB]ig)[A-Za-z]+\s?|(?<![^\W_])[A-Za-z0-9]|\b(?:sin|cos|tan|log|ln|exp|max|min|Pr))[(\[{]$"
+)
+Mention = TypeVar("Mention")
+_OPENING, _CLOSING = "([{<\"'`*\\", ")]}>.:\"'`*\\"
 
 # Patterns that are not a mention of an option; their matches are removed.
 _LETTER = r"(?:option\s+|choice\s+)?[(\[]?\b[A-Z]\b(?![.'’]\w)[)\]]?"
@@ -55,15 +73,15 @@ _QUESTION = re.compile(r"[^\s.!?\n;]+\s[^.!?\n;]*\?")  # of several words: "C?" 
 
 
 def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """Return the distinct options that `text` states, as letters out of `letters`, in the order of first mention.
+    """Return the distinct options that `text` states, as letters out of `letters`, in the order of their last mention.
 
     If its answer spans mention options, only these count; otherwise all mentions do. `options` are the texts of the
     options: an answer that equals one of them, ignoring case and punctuation, means its letter.
     """
-    spans = [*answer_spans(text), *_named_answers(text.replace("**", ""))]
+    spans = [*answer_spans(text), *_named_answers(without_bold(text))]
     # What the text commits itself to replaces all it has weighed before.
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
-    return list(dict.fromkeys(committed or mentions(text, letters, options)))
+    return in_order_of_last(committed or mentions(text, letters, options))
 
 
 def _without_questions(text: str) -> str:
@@ -88,10 +106,7 @@ def _named_answers(text: str) -> list[str]:
 def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return every mention of an option in `text`, in order, with repeats."""
     text = unicodedata.normalize("NFKC", text).strip()
-    # Each round unwraps one level, from the inside.
-    for _ in range(3):  # \boxed{\text{(B)}}
-        text = _LATEX_WRAP.sub(r"{\1}", text)
-    text = text.replace("**", "").replace("$", " ").strip()
+    text = without_wraps(_SCRIPT.sub("_", text))
     plain_text = plain(text)
     equal = [letter for letter, option in zip(letters, options, strict=False) if plain(option) == plain_text]
     if equal and len(plain_text) > 1:
@@ -104,7 +119,21 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
     text = _without_questions(text)
     for pattern in _NO_MENTION:
         text = pattern.sub(" … ", text)
-    return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters)]
+    texts = dict(zip(letters, map(plain, options), strict=False))
+    return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters, texts)]
+
+
+def without_wraps(text: str) -> str:
+    r"""`text` without what only dresses it: bold type, dollar signs, `\boxed` and `\text`, whose braces stay."""
+    # Each round unwraps one level, from the inside.
+    for _ in range(3):  # \boxed{\text{(B)}}
+        text = _LATEX_WRAP.sub(lambda match: f"{match[1] or ' '}{{{match[2]}}}", text)
+    return _EMPHASIS.sub(r"\1", without_bold(text).replace("$", " ")).strip()
+
+
+def in_order_of_last(mentioned: Sequence[Mention]) -> list[Mention]:
+    """Each of `mentioned` once, in the order of their last mentions."""
+    return list(dict.fromkeys(reversed(mentioned)))[::-1]
 
 
 def plain(text: str) -> str:
@@ -113,14 +142,16 @@ def plain(text: str) -> str:
     return text.strip(" .,:;!?\"'`()[]{}*")
 
 
-def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool:
+def _is_mention(match: re.Match[str], text: str, letters: Sequence[str], options: Mapping[str, str]) -> bool:
     """Whether an isolated letter means an option, by its case and what surrounds it."""
     letter, start, end = match.group(1), match.start(), match.end()
     if letter.upper() not in letters:
         return False
     before, after = text[start - 1 : start], text[end : end + 1]
+    if _ATTACHED.search(text[max(0, start - 20) : start]):
+        return False
+    leads = not text[:start].strip(_OPENING + " ")
     if letter.islower():
-        leads = not text[:start].strip(_OPENING + " ")
         # "c", "(c)", "c." as the whole text: nothing but brackets and full stops around it.
         alone = leads and not text[end:].strip(_CLOSING + " ")
         bracketed = before in tuple("([{") and after in tuple(")]}")
@@ -131,8 +162,13 @@ def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool
             or bool(_NAMED.search(text[max(0, start - 12) : start]))
             or bool(_ANSWERED.search(text[max(0, start - 12) : start]) and not text[end:].strip(_CLOSING + " "))
         )
-    if letter == "A":
-        return bool(_AFTER_A.match(text, end))
-    if letter == "I":
-        return bool(_AFTER_I.match(text, end))
-    return True
+    if letter not in "AI":
+        return True
+    word = _AFTER_A if letter == "A" else _AFTER_I
+    if word.match(text, end) or (leads and _QUOTE.match(text, end)):
+        return True
+    if _NAMED.search(text[max(0, start - 12) : start]):
+        return True
+    # "A knife", where "knife" is the text of option A
+    own = options.get(letter, "")
+    return len(own) > 1 and plain(text[end : end + 3 * len(own)]).startswith(own)

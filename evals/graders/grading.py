@@ -2,7 +2,8 @@
 
 Strict: thinking has ended, and the answer states exactly one candidate, which is right. Lenient: the last candidate is
 right; without an answer it may be in the reasoning (as in harnesses with flexible extraction). Strict implies lenient,
-no grader raises on any text, and none searches for a substring.
+no grader raises on any text, and none searches for a substring. A grader that fails gives no verdict (None), which is
+not a wrong answer.
 """
 
 import re
@@ -16,17 +17,23 @@ from data.chat_template import ParsedReply
 from evals.graders import choices, numbers
 from evals.graders.answer_spans import answer_spans
 
-GradeIssue = Literal["no_answer", "many_answers", "unfinished"]
+GradeIssue = Literal["no_answer", "many_answers", "unfinished", "not_graded"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The strict and the lenient result. `parsed`: the candidates of the strict reading joined by ` | `, or None."""
+    """The strict and the lenient result. `parsed`: the candidates of the strict reading joined by ` | `, or None.
 
-    strict: bool
-    lenient: bool
+    A result is None if the grader failed (`problem` is then "not_graded"): a missing score, and not a wrong answer.
+    """
+
+    strict: bool | None
+    lenient: bool | None
     parsed: str | None
     problem: GradeIssue | None
+
+
+NOT_GRADED = Verdict(None, None, None, "not_graded")
 
 
 def verdict_of(reply: ParsedReply, parse: Callable[[str], Sequence[str]], is_right: Callable[[str], bool]) -> Verdict:
@@ -108,10 +115,16 @@ def grade_text(reply: ParsedReply, expected: str) -> Verdict:
 
     def parse(text: str) -> list[str]:
         spans = answer_spans(text) or [text.strip()]
-        return list(dict.fromkeys(form for span in spans if (form := choices.plain(span))))
+        return choices.in_order_of_last([form for span in spans if (form := text_form(span))])
 
-    target = choices.plain(expected)
+    target = text_form(expected)
     return verdict_of(reply, parse, lambda form: form == target)
+
+
+def text_form(text: str) -> str:
+    r"""Normalise a word or a list: no LaTeX or Markdown around it (`\boxed{\text{Monday}}`), lower case."""
+    text = choices.without_wraps(text)
+    return choices.plain(text)
 
 
 def trivia_form(text: str) -> str:

@@ -28,11 +28,11 @@ _RNG = random.Random()  # for arguments that a checker does not accept and repla
 
 @dataclass(frozen=True)
 class InstructionResult:
-    """Whether an answer follows one instruction of its prompt."""
+    """Whether an answer follows one instruction of its prompt; None if the instruction's checker failed on it."""
 
     instruction: str
-    strict: bool
-    lenient: bool
+    strict: bool | None
+    lenient: bool | None
 
 
 def grade_instructions(
@@ -56,12 +56,15 @@ def grade_instructions(
         if "prompt" in (checker.get_instruction_args() or ()):
             checker.build_description(prompt=prompt)
         strict = _follows(checker, answer)
-        results.append(InstructionResult(name, strict, strict or any(_follows(checker, form) for form in forms)))
-    unfinished = not reply.finished_thinking
-    strict = not unfinished and all(result.strict for result in results)
-    parsed = f"{sum(result.strict for result in results)}/{len(results)} instructions"
-    lenient = all(result.lenient for result in results)
-    return Verdict(strict, lenient, parsed, "unfinished" if unfinished else None), results
+        # Of the variants one that is accepted decides; if none is, a checker that failed on one leaves it open.
+        loosely = [strict] if strict else [strict, *(_follows(checker, form) for form in forms)]
+        results.append(InstructionResult(name, strict, True if True in loosely else None if None in loosely else False))
+    parsed = f"{sum(bool(result.strict) for result in results)}/{len(results)} instructions"
+    lenient = _all_follow([result.lenient for result in results])
+    if not reply.finished_thinking:
+        return Verdict(False, lenient, parsed, "unfinished"), results
+    strict = _all_follow([result.strict for result in results])
+    return Verdict(strict, lenient, parsed, "not_graded" if strict is None else None), results
 
 
 def describe(name: str, arguments: Mapping[str, Any]) -> str:
@@ -164,10 +167,17 @@ def _build_checker(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     return checker, description
 
 
-def _follows(checker: Any, answer: str) -> bool:
-    """Whether the checker accepts the answer. False if it raises, as some do on unusual text (IndexError, say)."""
+def _all_follow(results: Sequence[bool | None]) -> bool | None:
+    """Whether all are followed; None if that depends on one whose checker failed."""
+    if any(result is False for result in results):
+        return False
+    return None if None in results else True
+
+
+def _follows(checker: Any, answer: str) -> bool | None:
+    """Whether the checker accepts the answer. None if it raises, as some do on unusual text (IndexError, say)."""
     try:
         return bool(checker.check_following(answer))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, re.error) as error:
         logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
-        return False
+        return None

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from evals.graders.answer_spans import answer_spans
+from evals.graders.answer_spans import answer_spans, without_bold
+from evals.graders.choices import in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
 _SCALES = {
@@ -35,14 +36,17 @@ _CHARACTERS = str.maketrans(
     {"−": "-", "‐": "-", "‑": "-", "–": "-", "—": " — ", "٫": ".", "٬": ",", "⁄": "/", "∕": "/", "⋅": "·", "’": "'"}
 )
 _LATEX = (
-    # \frac{3}{4}, then \frac34; "- 3/4" with its sign; 1{,}000; 1\,000; \times; what only dresses a number
-    (re.compile(r"\\[dt]?frac\s*\{\s*([0-9.]+)\s*\}\s*\{\s*([0-9.]+)\s*\}"), r" \1/\2"),
-    (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
+    # \frac{3}{4}, \frac34, \frac3{4}; "- 3/4" with its sign; 1{,}000; 1\,000; \times; what only dresses a number
+    (
+        re.compile(r"\\[cdt]?frac\s*(?:\{\s*([0-9.]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9.]+)\s*\}|([0-9]))"),
+        r" \1\2/\3\4",
+    ),
     (re.compile(r"(?<=-)\s+(?=[0-9.]+/)"), ""),
-    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\s*\{\s*,\s*\}\s*|(?<=[0-9]),\s*\\!\s*(?=[0-9]{3}(?![0-9]))"), ","),
+    (re.compile(r"\\approx(?![A-Za-z])"), "≈"),
     (re.compile(r"\\[,!;: ](?=[0-9]{3}(?![0-9]))"), ","),
     (re.compile(r"\\(?:times|cdot)\b"), "×"),
-    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]|\*\*"), ""),
+    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]"), ""),
 )
 # "half a dozen" is 6, "2 and a half" the mixed number 2 1/2
 _HALVES = (
@@ -103,7 +107,8 @@ _BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
 # "5th", "5x", "18 + y"
 _NO_VALUE = re.compile(r"(?:st|nd|rd|th)\b|[xyz]\b|\s*[-+*×·]\s*[nxyz]\b")  # ordinals, terms
 # Parts of an answer span after the answer: a remark in brackets, or what the answer is measured against ("out of 8").
-_REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\([^()]*\)")
+# A remark in brackets that names an alternative is none: "12 (or 13)".
+_REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\((?!\s*(?:or|maybe|perhaps|possibly|alternatively)\b)[^()]*\)", re.I)
 _AGAINST = re.compile(r"\b(?:over|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]", re.I)
 _SPACED = re.compile(r"(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?![\w]|[.,][0-9]{3})")
 _WORD = re.compile(r"[a-z]+")
@@ -130,12 +135,12 @@ class Number:
 
 
 def candidates(text: str) -> list[Number]:
-    """Return the distinct numbers that `text` states as its answer, in order.
+    """Return the distinct numbers that `text` states as its answer, in the order of their last mentions.
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
     committed = [number for span in answer_spans(text) for number in numbers_in(_answer_part(span))]
-    return list(dict.fromkeys(committed or numbers_in(text)))
+    return in_order_of_last(committed or numbers_in(text))
 
 
 def _answer_part(span: str) -> str:
@@ -195,7 +200,7 @@ def _normalised(text: str) -> str:
         else:
             out.append(c)
     # Then by patterns, whose order matters: LaTeX such as `\$` is resolved before currency signs are removed.
-    text = "".join(out).translate(_CHARACTERS)
+    text = without_bold("".join(out)).replace("**", "^").translate(_CHARACTERS)
     for pattern, replacement in _HALVES:
         text = pattern.sub(replacement, text)
     text = _WORD_FRACTION.sub(lambda match: f"{_WORDS[match[1].lower()]}/{_PARTS[match[2].lower()]}", text)

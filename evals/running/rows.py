@@ -13,6 +13,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import append_durably
 from evals.benchmarks.items import BenchmarkItem, GradedReply
+from evals.graders.grading import NOT_GRADED
 from evals.running.answerers import Answer, SkippedQuestion
 
 SampleRow = dict[str, Any]
@@ -63,7 +64,10 @@ def digest(prompt: str) -> str:
 
 
 def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, graded: GradedReply | None) -> SampleRow:
-    """Build a sample's row. If the question was not asked, `left_out` is the reason and the verdicts are None."""
+    """Build a sample's row. If the question was not asked, `left_out` is the reason and the verdicts are None.
+
+    A reply that could not be graded (`NOT_GRADED`) is left out for that reason; the row has the reply all the same.
+    """
     row: SampleRow = {
         "benchmark": item.benchmark,
         "index": item.index,
@@ -82,7 +86,10 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         reply_fields = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
         return row | dict.fromkeys((*reply_fields, "parsed", "problem", "strict", "lenient"))
     reply, verdict = answer.reply, graded.verdict
+    # A row without one of its verdicts counts in no score, or both scores would be of different questions.
+    is_graded = verdict.strict is not None and verdict.lenient is not None
     return row | {
+        "left_out": None if is_graded else NOT_GRADED.problem,
         "output": answer.output,
         "reasoning": reply.reasoning,
         "answer": reply.answer,
@@ -92,8 +99,8 @@ def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, gr
         "tokens_out": answer.tokens_out,
         "parsed": verdict.parsed,
         "problem": verdict.problem,
-        "strict": verdict.strict,
-        "lenient": verdict.lenient,
+        "strict": verdict.strict if is_graded else None,
+        "lenient": verdict.lenient if is_graded else None,
         **graded.details,
     }
 

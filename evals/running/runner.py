@@ -12,6 +12,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.events import Emit, silent
 from evals.benchmarks.items import BenchmarkItem, grade
+from evals.graders.grading import NOT_GRADED
 from evals.running.answerers import Answerer, SkippedQuestion
 from evals.running.likelihood import CheckpointScorer, likelihood_prompt, likelihood_row
 from evals.running.rows import RowFile, SampleRow, digest, row_of
@@ -127,7 +128,9 @@ def _evaluate_missing(
         file.append(rows)
         rows_by_item |= {(row["benchmark"], row["index"]): row for row in rows}
         finished += len(batch)
-        emit("progress", done=finished, total=len(items), unit="samples", note=note)
+        not_graded = sum(row["left_out"] == NOT_GRADED.problem for row in rows_by_item.values())
+        missing = f"; {not_graded} replies could not be graded and are left out" if not_graded else ""
+        emit("progress", done=finished, total=len(items), unit="samples", note=note + missing)
     if tokens and seconds:
         emit("metric", name="evaluate/tokens_per_second", step=0, value=tokens / seconds, source=note)
     return [rows_by_item[item.benchmark, item.index] for item in items]

@@ -1,7 +1,7 @@
 """Compute scores from rows: strict and lenient accuracy with intervals, failure counts, composites.
 
-A score also counts what went wrong: questions that could not be asked, parse failures, several answers, unfinished
-thinking and truncated completions. A value that was not measured is None.
+A score also counts what went wrong: questions that could not be asked or graded, parse failures, several answers,
+unfinished thinking and truncated completions. A value that was not measured is None.
 
 If several rows ask the same question (TriviaQA has one row per document), the question has one vote, the mean over its
 rows: copies of a question are no further evidence and would make the intervals too narrow.
@@ -36,16 +36,16 @@ def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float:
 
 
 def _votes(rows: Iterable[SampleRow], verdict: str = "strict") -> list[float]:
-    """The vote of each question that was asked, i.e. not left out."""
+    """The vote of each question that was asked and graded, i.e. not left out."""
     return [vote(question, verdict) for question in by_question(row for row in rows if row["left_out"] is None)]
 
 
 def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     """Score one benchmark from its rows.
 
-    In the result, `n` is the number of questions asked and `accuracy` the strict accuracy, None for n = 0. `rows` and
-    `accuracy_rows` are the same with a vote for each row, as common harnesses count. The argument `bad_rows` is the
-    number of invalid records of the benchmark, which were left out.
+    In the result, `n` is the number of questions asked and graded, and `accuracy` the strict accuracy, None for n = 0.
+    `rows` and `accuracy_rows` are the same with a vote for each row, as common harnesses count. The argument `bad_rows`
+    is the number of invalid records of the benchmark, which were left out.
     """
     # Rows that were left out count only as such.
     asked_rows = [row for row in rows if row["left_out"] is None]
@@ -227,8 +227,9 @@ def _instruction_level(rows: Sequence[SampleRow]) -> dict[str, Any] | None:
         for result in row.get("instructions", ()):
             strict, lenient = by_type[result["instruction"]]
             # A strict verdict requires finished thinking, and so must the verdicts of its instructions.
-            strict.append(result["strict"] and row["finished_thinking"])
-            lenient.append(result["lenient"])
+            if result["strict"] is not None and result["lenient"] is not None:  # else its checker failed
+                strict.append(result["strict"] and row["finished_thinking"])
+                lenient.append(result["lenient"])
     if not by_type:
         return None
     totals = [[verdict for pair in by_type.values() for verdict in pair[side]] for side in (0, 1)]
@@ -237,7 +238,7 @@ def _instruction_level(rows: Sequence[SampleRow]) -> dict[str, Any] | None:
 
 def _agreement(rows: Sequence[SampleRow]) -> dict[str, int] | None:
     """Agreement of the strict verdict with the scorer of the problem generator; None where there is none."""
-    both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in rows if "own_scorer" in row)
+    both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in rows if row.get("own_scorer") is not None)
     if not both:
         return None
     agree = both[True, True] + both[False, False]

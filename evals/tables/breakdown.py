@@ -39,7 +39,7 @@ def counts_table(scores: Scores) -> ResultTable:
     notes = (
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
         "the 95 % Wilson interval over problems, one vote a question. Cut: the token limit was reached. Left out: "
-        "could not be asked or was an invalid record; not in the score.",
+        "could not be asked, was an invalid record or could not be graded; not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
 

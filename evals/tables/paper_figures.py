@@ -40,6 +40,6 @@ OPEN_POINTS: dict[str, str] = {
     "arc": "one figure in the paper; here the mean of Easy and Challenge",
     "ifeval": "prompt-level strict accuracy; the paper does not say which of IFEval's four",
     "trivia_qa": "closed book, exact match with any alias, rc.nocontext validation; the paper does not name the split",
-    "math_500": "equivalence by math-verify; the paper does not name its checker",
+    "math_500": "equivalence by value, with SymPy; the paper does not name its checker",
     "gpqa_diamond": "options in a seeded order",
 }

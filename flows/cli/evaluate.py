@@ -39,11 +39,12 @@ def evaluate_folder(
     # The seed of the stage `evaluate`, so these are the same problems.
     items = held_out(config.evaluate.held_out, config.seeds.evaluation)[:problems]
     name, rows = _answer(folder, runtime, config, items)
-    # A problem whose prompt does not fit has no verdict. It is left out of the share and counted beside it, because it
-    # is not a wrong answer.
+    # A problem whose prompt does not fit, or whose reply could not be graded, has no verdict. It is left out of the share
+    # and counted beside it, because it is not a wrong answer.
     answered = [row for row in rows if row["left_out"] is None]
     if not answered:
-        raise ConfigError(f"{folder}: all {len(rows)} problems are longer than evaluate.prompt_length")
+        reasons = " or ".join(sorted({str(row["left_out"]).replace("_", " ") for row in rows}))
+        raise ConfigError(f"{folder}: all {len(rows)} problems were left out: {reasons} (see evaluate.prompt_length)")
     correct = sum(bool(row["strict"]) for row in answered)
     low, high = wilson(correct, len(answered))
     result: dict[str, Any] = {
@@ -64,7 +65,7 @@ def evaluate_folder(
 def evaluation_view(result: dict[str, Any]) -> RenderableType:
     """The accuracy with its confidence interval, and the comparison if there is one."""
     share = f"{100 * result['accuracy']:.1f} % [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
-    left_out = f", {result['left_out']} too long" if result["left_out"] else ""
+    left_out = f", {result['left_out']} left out (too long or not graded)" if result["left_out"] else ""
     parts: list[RenderableType] = [
         Text(
             f"{result['model']}: {share} of {result['problems']:,} held-out problems, strict{left_out}; "

@@ -169,7 +169,7 @@ def prefect_api() -> Iterator[str]:
 def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with open(log_name, "ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+            [sys.executable, "-P", "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
             env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
             stdin=subprocess.DEVNULL,
             stdout=output,

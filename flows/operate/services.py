@@ -85,7 +85,7 @@ def up(
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
-    nautile = [sys.executable, "-m", "flows.cli.main"]
+    nautile = [sys.executable, "-P", "-m", "flows.cli.main"]
     api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
@@ -95,7 +95,7 @@ def up(
         if not is_loopback(host):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
-    start_server = [sys.executable, "-m", "flows.operate.prefect_server", str(server_port)]
+    start_server = [sys.executable, "-P", "-m", "flows.operate.prefect_server", str(server_port)]
     server = prefect_server.server_settings(host, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]

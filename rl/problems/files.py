@@ -77,10 +77,10 @@ def check_files(config: ProblemsConfig, stage: str, field: str = "problems") -> 
 
 
 def check_expressions(source: ProblemSource, problems: Sequence[Problem]) -> None:
-    """Raise `ConfigError` for the first "math" answer that math-verify cannot parse: no reply could equal it."""
+    """Raise `ConfigError` for the first "math" answer that cannot be read: no reply could equal it by value."""
     for problem in problems:
         kind = problem.kind or answer_kind(problem.answer)
-        if problem.answer and kind == "math" and not shared().parses(problem.answer):
+        if problem.answer and kind == "math" and not shared().reads(problem.answer):
             raise ConfigError(
                 f"{source.path}:{problem.index + 1}: `answer` {problem.answer!r} is not an expression; give the row "
                 f'`"kind": "text"` to compare its answer as text'

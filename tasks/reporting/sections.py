@@ -65,7 +65,7 @@ REINFORCEMENT = (
     _Plot("gradient", "(grad|update)_norm", "norm", _REINFORCED),
     _Plot("clipped tokens", "clip_share", "share", _REINFORCED),
     _Plot("updates that were not finite", "skipped_updates", "updates"),
-    _Plot("unscored completions", "unscored", "completions", ("align",)),
+    _Plot("unscored completions", "unscored", "completions", _REINFORCED),
     _Plot("the sampler's log-probabilities against the learner's", "sampler_gap", "nats per token", _REINFORCED),
     _Plot("speed of rollouts and updates", "(rollout|update)_tokens_per_second", "tokens/s"),
     _Plot("advantage-scaled loss", "loss", "nats per token", ("self_distill",)),

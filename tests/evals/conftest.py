@@ -78,7 +78,7 @@ def served_records(hub):
     return hub.read({name: {} for name in BENCHMARKS} | WRONG_PLACES)
 
 
-RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # each comparison by math-verify takes 10 ms
+RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # a comparison by SymPy takes 10 ms
 WRONG_PLACES = {
     "no such split": {"benchmark": "gsm8k", "split": "validation"},
     "no such subset": {"benchmark": "gsm8k", "subset": "plain_text"},

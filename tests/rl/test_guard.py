@@ -62,6 +62,20 @@ def test_readings_are_compared_with_the_best_on_the_same_problems():
     )
 
 
+def test_what_could_not_be_graded_counts_neither_way():
+    first = compare_reading(0, "1" * 8 + "00", [])
+    second = compare_reading(1, "-" * 4 + "1" * 4 + "00", [first])
+    assert (second.correct, second.graded, second.accuracy, second.p) == (4, 6, 4 / 6, None), "none is worse"
+    assert best_of([first, second]) == first
+    third = compare_reading(2, "-" * 9 + "1", [first, second])
+    assert (third.accuracy, third.p, best_of([first, third]).step) == (1.0, None, 2)
+    unknown = compare_reading(3, "-" * 10, [first])
+    assert (unknown.accuracy, unknown.p, best_of([unknown, first])) == (None, None, first)
+    assert unknown.row()["n"] == 0
+    fallen = compare_reading(4, "--" + "0" * 8, [first])
+    assert fallen.p == paired([1] * 6 + [0] * 2, [0] * 8).p
+
+
 def test_readings_before_a_return_do_not_count_again():
     readings = [
         compare_reading(0, "1" * 10, []),

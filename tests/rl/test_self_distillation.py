@@ -12,9 +12,12 @@ import pytest
 from common.errors import ConfigError
 from configs.base import OptimizerConfig
 from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from data.chat_template import ParsedReply
+from data.sources.reasoning_gym import Problem
 from model.nautile import forward
 from rl import self_distillation
 from rl.finite_updates import SkippedUpdates
+from rl.rollouts import Group, Rollout
 from rl.self_distillation import SelfDistillation, curriculum, self_distil, update
 from rl.stage_inputs import StageInputs
 from rl.training_rows import TrainingRow, batches
@@ -203,3 +206,22 @@ def test_the_few_right_traces_of_a_hard_problem_weigh_most():
     rows = sampled(0, [1, 0, 0, 0]) + sampled(1, [1, 1, 1, 0]) + sampled(2, [1, 1, 1, 1]) + sampled(3, [0, 0, 0, 0])
     levels = {level["solve_rate"]: (level["weight"], level["traces"]) for level in curriculum(rows)}
     assert levels == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rate", "advantages"),
+    [([None, 1.0, 0.0, 1.0], 2 / 3, [None, 1 / 3, -2 / 3, 1 / 3]), ([None] * 4, None, [None] * 4)],
+)
+def test_a_completion_that_could_not_be_graded_is_in_no_rate_and_no_trace(monkeypatch, rewards, rate, advantages):
+    left = list(rewards)
+    monkeypatch.setattr(self_distillation, "verifiable", lambda problem, reply: left.pop(0))
+    reply = ParsedReply("", "2", True, True)
+    rollouts = [Rollout([1], np.array([2, 3]), np.zeros(2), False, reply, "2") for _ in rewards]
+    samples = self_distillation._score_rows(Group(0, Problem("file", 0, "1 + 1?", "2", ""), rollouts))
+    assert [sample["advantage"] for sample in samples] == pytest.approx(advantages)
+    assert {sample["solve_rate"] for sample in samples} == {rate}
+    traces = self_distillation._traces_of(samples)
+    assert [trace["reward"] for trace in traces] == [1.0] * (0 if rate is None else 2)
+    facts = self_distillation._facts(samples, traces, [], 0)
+    assert (facts["unscored"], facts["solve_rate"]) == (rewards.count(None), rate)
+    assert [level["problems"] for level in facts["curriculum"]] == ([] if rate is None else [1])

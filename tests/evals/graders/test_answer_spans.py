@@ -19,6 +19,31 @@ def test_every_line_that_states_an_answer_is_read(line):
 
 
 @pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("#### Step 1\n2 + 2 = 4\n#### Step 2\n4 + 3 = 7\n#### 7", ["7"]),
+        ("#### Step 1: Add\n2 + 2 = 4", []),
+        ("#### 1. Find the cost\nIt is 4.\n#### Part (b)\nMore.", []),
+        ("#### Solution\nIt is 4.", []),
+        ("#### The cost of one pen\nIt is 4.", []),
+        ("It is 4.\n#### The cost is 4", ["The cost is 4"]),
+        ("##### 5\nIt is 4.", []),
+        ("#### 12 apples\nQuestion: and now?", ["12 apples"]),
+        ("#### $1,200\n#### x = 5\nDone", ["$1,200", "x = 5"]),
+        ("#### C\nDone", ["C"]),
+        ("3 + 4 = 7 #### 7", ["7"]),
+        ("**Final Answer**\n\nParis", ["Paris"]),
+        ("### Answer:\n12", ["12", "12"]),
+        ("<answer> A </answer> and on", ["A"]),
+        ("所以答案是C。", ["C"]),
+        ("The **answer** is **2**3", ["2**3"]),
+    ],
+)
+def test_a_heading_is_no_mark_and_a_mark_no_heading(text, spans):
+    assert answer_spans(text) == spans
+
+
+@pytest.mark.parametrize(
     ("text", "contents"),
     [
         ("\\boxed{1}", ["1"]),

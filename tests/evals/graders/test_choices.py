@@ -206,6 +206,62 @@ def test_no_text_breaks_the_parser(text, count):
     assert set(choices.candidates(text, letters, [text] * count)) <= set(letters)
 
 
-@given(st.sampled_from("ABCD"), st.sampled_from(["{}", "({})", "{}.", "**{}**", "\\boxed{{{}}}", "The answer is {}."]))
-def test_every_plain_form_is_read(letter, form):
-    assert choices.candidates(form.format(letter), "ABCD") == [letter]
+FORMS = [
+    "{}", "({})", "[{}]", "{}.", "{})", "'{}'", "`{}`", "**{}**", "{}:", "\\boxed{{{}}}", "\\( {} \\)", "$ {} $",
+    "\\text{{{}}}", "is \\boxed{{\\text{{({})}}}}.", "<answer> {} </answer>", "The answer is {}.", "Answer: {} (one)",
+    "Answer: {} [one]", "It is {} (one).", "{} - one", "{} = one", "{} → one", "{}, because it fits", "{} is right",
+    "{} or nothing", "{} which is one", "{}\n\nBecause it fits", "option {} fits best", "Option({})", "### Answer\n{}",
+    "#### {}", "Final Answer: {}", "The correct option is {} because of it", "答案是{}。", "选{}吧", "正解は{}です",
+    "정답은 {}입니다", "({}) one", "{} ; one", "__{}__", "[[{}]]",
+    "{}</answer>", "{}が正しい", "The answer is “{}”", "> {}", "{} is the correct answer", "<b>{}</b>",
+]  # fmt: skip
+LETTERS = "ABCDEFGHIJ"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_letters_are_read_alike(form):
+    assert {letter: choices.candidates(form.format(letter), LETTERS) for letter in LETTERS} == {
+        letter: [letter] for letter in LETTERS
+    }
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "({})", "[{}]", "{}.", "{})", "\\boxed{{{}}}", "option {}", "the answer is ({})"]
+)
+def test_all_lower_case_letters_are_read_alike(form):
+    assert {letter: choices.candidates(form.format(letter.lower()), LETTERS) for letter in LETTERS} == {
+        letter: [letter] for letter in LETTERS
+    }
+
+
+FORMULAS = [
+    "\\frac{{{}}}{{24}}", "k_{{{}}}", "f({})", "P({})", "x^{{{}}}", "k_{{\\text{{{}}}}}", "\\sqrt{{{}}}", "2({})",
+    "\\sin({})", "\\mathcal{{{}}}", "g_{}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMULAS)
+def test_a_letter_of_a_formula_is_no_option(form):
+    letters = [*LETTERS, *LETTERS.lower()]
+    assert {letter: choices.candidates(f"Since {form.format(letter)} < 1, (B)", LETTERS) for letter in letters} == {
+        letter: ["B"] for letter in letters
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("C. No, A. Actually C.", ["A", "C"]),
+        ("The answer is A. The answer is B. The answer is A.", ["B", "A"]),
+        ('A "smart" person uses a spoon, so C', ["C"]),
+        ("A vitamin C tablet, so B", ["B"]),
+        ("A knife", []),
+    ],
+)
+def test_the_last_mention_is_the_last(text, letters):
+    assert choices.candidates(text, "ABCD") == letters
+
+
+def test_the_text_of_an_option_behind_its_letter(reply):
+    assert grade_choice(reply("Answer: A knife"), "A", "ABCD", OPTIONS).strict
+    assert not grade_choice(reply("Answer: A spoon"), "A", "ABCD", OPTIONS).strict

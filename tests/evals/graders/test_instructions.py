@@ -90,6 +90,28 @@ def test_nothing_said_keeps_no_instruction(reply):
     assert (verdict.problem, verdict.lenient, followed[0].lenient) == ("unfinished", False, False)
 
 
+@pytest.mark.parametrize(
+    ("names", "strict", "problem"),
+    [
+        (["startend:quotation"], None, "not_graded"),
+        (["punctuation:no_comma", "startend:quotation"], None, "not_graded"),
+        (["punctuation:no_comma", "startend:quotation", "detectable_format:title"], False, None),
+    ],
+)
+def test_a_checker_that_fails_is_no_verdict_unless_another_decides(reply, monkeypatch, names, strict, problem):
+    def fail(self, value):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(_registry()["startend:quotation"], "check_following", fail)
+    verdict, followed = grade_instructions(reply("No comma."), "Write.", names, [{} for _ in names])
+    assert (verdict.strict, verdict.problem) == (strict, problem)
+    assert [(item.strict, item.lenient) for item in followed if item.instruction == "startend:quotation"] == [
+        (None,) * 2
+    ]
+    unfinished = ParsedReply("", "No comma.", False, False)
+    assert grade_instructions(unfinished, "Write.", names, [{} for _ in names])[0].strict is False
+
+
 @given(st.text(min_size=1))
 def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
     names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]

@@ -38,6 +38,26 @@ def test_a_score_counts_and_bounds():
     assert result["differs"] == ["100 of the split's 1,319 questions"]
 
 
+def test_what_could_not_be_graded_is_left_out_and_counted():
+    missing = rows("gsm8k", 0, 7, strict=None, lenient=None, problem="not_graded", left_out="not_graded")
+    missing = [{**row, "id": f"m{row['id']}"} for row in missing]
+    result = score("gsm8k", [*rows("gsm8k", 30, 30), *missing])
+    assert (result["n"], result["accuracy"], result["left_out"]) == (60, 0.5, {"not_graded": 7})
+    assert score("gsm8k", missing)["accuracy"] is None
+
+
+def test_an_instruction_whose_checker_failed_is_in_no_share():
+    followed = {"instruction": "a:b", "strict": True, "lenient": True}
+    instructions = [followed, followed | {"strict": None, "lenient": None}, followed | {"strict": False}]
+    result = score("ifeval", rows("ifeval", 0, 1, instructions=instructions))
+    assert (result["instructions"]["n"], result["instructions"]["correct"]) == (2, 1)
+
+
+def test_a_scorer_of_the_data_set_that_failed_agrees_with_nobody():
+    pair = [rows("gsm8k", 1, 0, own_scorer=value)[0] | {"id": str(value)} for value in (True, None)]
+    assert score("gsm8k", pair)["own_scorer"] == {"n": 1, "agree": 1, "only_ours": 0, "only_own": 0}
+
+
 def trivia(questions, copies, right):
     """`questions` questions in `copies` rows each, the first `right` of them answered."""
     pairs = [(question, copy) for question in range(questions) for copy in range(copies)]

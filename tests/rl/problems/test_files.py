@@ -31,7 +31,7 @@ def source(tmp_path):
     return write
 
 
-def reward(problem: Problem, answer: str) -> float:
+def reward(problem: Problem, answer: str) -> float | None:
     return verifiable(problem, ParsedReply("", answer, True, True))
 
 
@@ -56,6 +56,22 @@ def test_a_byte_order_mark_costs_no_problem_and_a_fifo_is_not_waited_for(tmp_pat
         ({"answer": r"2\sqrt{3}"}, [r"$2\sqrt{3}$", r"\boxed{\sqrt{12}}"], [r"$3\sqrt{2}$", "2"]),
         ({"answer": r"\frac{1}{2}"}, ["1/2", "0.5", r"$\frac{2}{4}$"], ["2"]),
         ({"answer": "x^2 + 2x", "kind": "math"}, ["$x(x+2)$"], ["$x^2$"]),
+        ({"answer": "(3, 4)"}, ["(3,4)", r"$\left(3, 4\right)$", "(x, y) = (3, 4)"], ["(4, 3)", "3", "[3, 4]"]),
+        ({"answer": "2x+3"}, ["3 + 2x", "$2x + 3$", r"\boxed{2(x + 1.5)}"], ["2X + 3", "2y + 3"]),
+        ({"answer": "3 1/2"}, ["3 1/2", "3.5", "7/2", "3½"], ["31/2", "3"]),
+        ({"answer": "1e3"}, ["1000", "1e3", "1,000", "$10^3$"], ["13", "1e4"]),
+        ({"answer": "sin(x)", "kind": "math"}, [r"$\sin x$", "sin(x)"], [r"$\cos x$"]),
+        ({"answer": "2**3", "kind": "math"}, ["8", "$2^3$"], ["6", "23"]),
+        ({"answer": "exp(x)", "kind": "math"}, ["$e^x$"], ["$e^{2x}$"]),
+        ({"answer": "no solution", "kind": "math"}, ["No solution.", r"\boxed{\text{no solution}}"], ["0"]),
+        ({"answer": "3 1/2", "kind": "math"}, [r"$\frac{7}{2}$"], [r"$\frac{31}{2}$"]),
+        ({"answer": "1.5e3", "kind": "math"}, ["$1500$"], ["$15$"]),
+        ({"answer": r"0.\overline{3}"}, [r"$\frac{1}{3}$"], ["0.3", r"$0.\overline{6}$"]),
+        (
+            {"answer": "Monday"},
+            [r"\boxed{\text{Monday}}", r"The answer is $\text{Monday}$.", "**monday**"],
+            ["Tuesday"],
+        ),
         ({"answer": "Paris"}, ["paris", "Paris."], ["Paris or Rome", "in Paris"]),
         ({"answer": "B", "options": OPTIONS}, ["B", "B. a spoon", "(b)", "a spoon"], ["A", "a fork", "A or B"]),
         ({"answer": "A Spoon.", "options": OPTIONS, "kind": "choice"}, ["B"], ["C"]),
