@@ -155,8 +155,10 @@ class ResponseBuilder(ABC):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocabulary: int, field_name: str) -> None:
-    """Raise `ApiError` 400, with the field, for prompts that do not fit the model's context or vocabulary."""
+def check_prompts(
+    prompts: list[list[int]], max_tokens: int, context: int, tokenizer: Tokenizer, field_name: str
+) -> None:
+    """Raise `ApiError` 400, with the field, for prompts over the context or with an id that no token has."""
     for index, prompt in enumerate(prompts):
         where = f"{field_name}[{index}]" if len(prompts) > 1 else field_name
         too_long = "context_length_exceeded"
@@ -169,8 +171,9 @@ def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocab
                 f"{context}: set it to at most {context - len(prompt)}"
             )
             raise ApiError(400, message, "max_tokens", too_long)
-        if max(prompt) >= vocabulary:
-            raise ApiError(400, f"{where}: the id {max(prompt)} is not in the vocabulary of {vocabulary}", field_name)
+        if (unused := tokenizer.first_unused(prompt)) is not None:
+            message = f"{where}: no token of the vocabulary of {tokenizer.vocabulary} has the id {unused}"
+            raise ApiError(400, message, field_name)
 
 
 class ChatCompletionResponse(ResponseBuilder):
@@ -189,7 +192,7 @@ class ChatCompletionResponse(ResponseBuilder):
         prompt = encode_prompt(tokenizer, request.query)
         limit = request.max_tokens or request.max_completion_tokens
         # At least one token must fit; without a limit the reply may fill the context.
-        check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
+        check_prompts([prompt], limit or 1, context, tokenizer, "messages")
         super().__init__(request, tokenizer, [prompt], model)
         limit = limit or context - len(prompt)
         for decode_request in self._decode_requests(limit, False, request.top_logprobs or 0):
@@ -251,7 +254,7 @@ class CompletionResponse(ResponseBuilder):
     def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int, model: str) -> None:
         prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
         max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        check_lengths(prompts, max_tokens, context, tokenizer.vocabulary, "prompt")
+        check_prompts(prompts, max_tokens, context, tokenizer, "prompt")
         super().__init__(request, tokenizer, prompts, model)
         self._echo = bool(request.echo)
         # The engine rejects a request that neither generates nor scores. With `max_tokens` 0 the prompt is therefore

@@ -75,7 +75,7 @@ def load_author_weights(
     model = ModelConfig.model_validate({**model.model_dump(), **changes})
     tensors = {name: file.read(stored) for name, (file, stored) in names.items()}
     _check_redundant(path, tensors, model)
-    return from_author(tensors, model), model, tokenizer
+    return from_author(tensors, model), model.with_tokenizer(tokenizer), tokenizer
 
 
 def import_weights(

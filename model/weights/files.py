@@ -103,7 +103,8 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
         for name, value in model:
             if isinstance(value, int) and value > LARGEST:
                 raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
-        return model, TokenizerConfig.model_validate(table["tokenizer"])
+        tokenizer = TokenizerConfig.model_validate(table["tokenizer"])
+        return model.with_tokenizer(tokenizer), tokenizer
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None
     except ValidationError as error:

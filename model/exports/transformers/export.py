@@ -104,6 +104,7 @@ def _config(model: ModelConfig, tokenizer_config: TokenizerConfig, tokenizer: To
         "model_type": "nautile",
         "dtype": "float32",
         **author_fields(model, tokenizer_config),
+        "unused_ids": [[first + 1, end + 1] for first, end in model.unused_ids],
         "pad_token_id": 0,
         "eos_token_id": tokenizer.im_end + 1,
         "tie_word_embeddings": True,

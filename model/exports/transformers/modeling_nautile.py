@@ -7,7 +7,8 @@ reads them with a query:
     o_t = Σ_m ω_m (S_t / Z_t)_m · conj(q_t)_m / √H
 
 A prompt is computed in chunks of positions, and each generated token in one step from the cache. Parameters have the
-names and layouts of the paper author's code. Token id 0 is padding and is never predicted.
+names and layouts of the paper author's code. Token id 0 is padding; it and the ids that no token has are never
+predicted, and are left out of the loss.
 
 Letters of shapes in names (`x_BLD` is [B, L, D]): B batch, L length, D width, C columns of the input projection, K
 memory heads, Q query heads of the memory, H head dimension, M spectral samples, J = H·M, V = 2J + 1 (real part of S,
@@ -30,6 +31,7 @@ THETA_LOW, THETA_HIGH = 0.001, 3.0
 WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
 TINY = torch.finfo(torch.float32).tiny
 SPAN = 32  # chunks computed at a time, which bounds the memory of a long prompt
+IGNORED = -100  # the label that the loss leaves out
 
 
 class RowLayout(NamedTuple):
@@ -566,6 +568,14 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
+    def never_predicted(self, size: int, device: torch.device) -> Tensor:
+        """Which ids are never predicted, bool [ids]: padding, and those that no token has."""
+        ids_V = torch.arange(size, device=device)
+        never_V = ids_V == (-1 if self.config.pad_token_id is None else self.config.pad_token_id)
+        for first, end in self.config.unused_ids:
+            never_V = never_V | ((ids_V >= first) & (ids_V < end))
+        return never_V
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -587,11 +597,12 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
             output_hidden_states, output_attentions,
         )  # fmt: skip
         logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
-        if self.config.pad_token_id is not None:
-            padding = torch.arange(logits.shape[-1], device=logits.device) == self.config.pad_token_id
-            logits = logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+        never_V = self.never_predicted(logits.shape[-1], logits.device)
+        logits = logits.masked_fill(never_V, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
+            # A target that is never predicted would make the loss infinite.
+            labels = labels.masked_fill((labels >= 0) & never_V[labels.clamp(min=0)], IGNORED)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         result = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states

@@ -206,7 +206,7 @@ def test_a_client_that_disconnects_before_the_response_frees_its_slots(server):
             f"{CONTEXT + 1} tokens do not fit into the model's context of",
         ),
         ("completions", {"max_tokens": CONTEXT}, 400, f"set it to at most {CONTEXT - 2}"),
-        ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in the vocabulary of 261"),
+        ("completions", {"prompt": [5, 999]}, 400, "no token of the vocabulary of 261 has the id 999"),
         ("completions", {"n": 65}, 400, "65 samples exceed the queue of 64"),
         ("completions", {"temperature": -1}, 400, "temperature"),
         ("chat/completions", {"prompt": None}, 400, "messages"),

@@ -24,7 +24,7 @@ from evals.running.likelihood import CheckpointScorer
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.exports.transformers.export import export_transformers
-from model.loss import masked_logits, weighted_loss
+from model.loss import next_logits, token_logprobs
 from model.nautile import forward, shapes
 from model.weights.author_import import import_weights, load_author_weights
 from model.weights.author_layout import to_author
@@ -44,6 +44,7 @@ VARIANTS = {
     "paper": tiny_config(
         vocabulary=TOKENIZER.vocabulary, context=CONTEXT, blocks=1, pattern="ASSA", grid="free", integration="free",
     ),
+    "padded": tiny_config(vocabulary=TOKENIZER.vocabulary + 20, context=CONTEXT, blocks=1).with_tokenizer(TOKENIZER),
 }  # fmt: skip
 ITEMS = 16
 
@@ -72,7 +73,7 @@ def in_torch(*arguments, folder):
 
 def logits_of(config, params, tokens, segments, positions):
     hidden = jax.jit(forward, static_argnums=1)(params, config, tokens, segments, positions)
-    return np.asarray(masked_logits(hidden, params["embedding"], config.vocabulary)[..., : config.vocabulary])
+    return np.asarray(next_logits(hidden, params["embedding"], config)[..., : config.vocabulary])
 
 
 def reference(folder, config):
@@ -97,7 +98,12 @@ def reference(folder, config):
     rows = (batch["tokens"], batch["segments"], batch["positions"])
     arrays |= dict(zip(("tokens", "segments", "positions"), rows, strict=True))
     arrays["row_logits"] = logits_of(config, params, *rows)
-    sums, slope = jax.jit(jax.value_and_grad(lambda params: weighted_loss(params, config, batch)[0]))(params)
+
+    def loss(params):
+        logprobs_BL, _ = token_logprobs(params, config, forward(params, config, *rows), batch["targets"])
+        return -jnp.sum(logprobs_BL * batch["weights"])
+
+    sums, slope = jax.jit(jax.value_and_grad(loss))(params)
     weight = float(batch["weights"].sum())
     arrays["loss"] = sums / weight
     slope = jax.tree.map(lambda leaf: leaf / weight, slope)
