@@ -14,7 +14,7 @@ class NautileConfig(PretrainedConfig):
     """
 
     model_type = "nautile"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",

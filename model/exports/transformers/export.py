@@ -22,7 +22,7 @@ from model.weights.author_layout import to_author
 from model.weights.digests import write_digests
 from model.weights.files import CONFIG, refuse_occupied
 
-CODE = ("configuration_nautile.py", "modeling_nautile.py")
+CODE = ("cache_nautile.py", "configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
 
 # The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in
@@ -77,6 +77,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         TOKENIZER_CONFIG: {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.context,
+            "model_input_names": ["input_ids", "attention_mask"],
             "padding_side": "left",
             "eos_token": "<|im_end|>",
             "pad_token": PAD,

@@ -1,6 +1,7 @@
 """The export for transformers in real torch and transformers, against our own arithmetic.
 
-Our side writes arrays; `tests/support/processes/torch_run.py` compares in the environment that `make torch` makes.
+Our side writes arrays; `tests/support/processes/torch_run.py` compares in the environment that `make torch` makes, with
+the newest version 5 of transformers there is a pin for and with the oldest.
 """
 
 import json
@@ -33,6 +34,7 @@ from tests.model.conftest import packed_rows, tiny_config
 from tests.support.stages.toy_cli import ROOT
 
 PYTHON = Path(os.environ.get("TORCH_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
+OLDEST = PYTHON.parent.parent / "oldest"  # a folder for PYTHONPATH
 TOKENIZER = TokenizerConfig(ranks=256)
 CONTEXT = 1024
 VARIANTS = {
@@ -56,8 +58,8 @@ pytestmark = [
 ]
 
 
-def in_torch(*arguments, folder):
-    """Run python of that environment, offline, with one thread."""
+def in_torch(*arguments, folder, path=()):
+    """Run python of that environment, offline, with one thread. `path`: folders before its own packages."""
     offline = {
         "HF_HOME": str(folder / "home"),
         "HF_HUB_OFFLINE": "1",
@@ -65,7 +67,7 @@ def in_torch(*arguments, folder):
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": str(ROOT)}, timeout=500,
+        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}, timeout=500,
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -122,7 +124,7 @@ def items():
 
 
 @pytest.fixture(scope="module")
-def results(root, items):
+def references(root, items):
     for name, config in VARIANTS.items():
         folder = root / name
         folder.mkdir()
@@ -139,34 +141,57 @@ def results(root, items):
         for item in items
     ]
     (root / "items.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    in_torch("-m", "tests.support.processes.torch_run", root, folder=root)
-    return json.loads((root / "results.json").read_text())
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(references):
+    in_torch("-m", "tests.support.processes.torch_run", references, "newest", folder=references)
+    return json.loads((references / "newest.json").read_text())
+
+
+@pytest.fixture(scope="module", params=["newest", "oldest"])
+def of_version(request, references):
+    """The results of both versions, for what depends on transformers itself."""
+    if request.param == "newest":
+        return request.getfixturevalue("results")
+    in_torch("-m", "tests.support.processes.torch_run", references, "oldest", folder=references, path=[OLDEST])
+    return json.loads((references / "oldest.json").read_text())
+
+
+def test_the_pinned_versions_run(of_version):
+    name = {"newest": "requirements-torch.txt", "oldest": "requirements-torch-oldest.txt"}[of_version["asked"]]
+    assert f"transformers=={of_version['version']}\n" in (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_ours(results, name):
+def test_logits_are_ours(of_version, name):
     """Alone at every length, packed with others and padded, at once or from the cache."""
-    forward = results[name]["forward"]
+    forward = of_version[name]["forward"]
     assert forward["deviation"] > 0.5
     assert len(forward["lengths"]) == 9
     assert max(forward["lengths"].values()) < 1e-4
     assert max(forward[part] for part in ("rows", "cached_long", "cached_packed")) < 1e-4
     assert forward["bfloat16"] < 0.1 * forward["deviation"] + 0.1
+    assert len(forward["refused"]) == 3
+    assert "past_key_value" in forward["refused"][0]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("way", ["plain", "checkpointed"])
-def test_the_gradient_of_every_parameter_is_ours(results, name, way):
-    errors = results[name]["gradients"]
+def test_the_gradient_of_every_parameter_is_ours(of_version, name, way):
+    errors = of_version[name]["gradients"]
     assert errors[f"loss_{way}"] < 1e-5
     assert max(errors[way].values()) < 1e-4
+    assert errors["loss_padded"] < 1e-5
 
 
-def test_generation(results):
-    generation = results["relative"]["generation"]
+def test_generation(of_version):
+    generation = of_version["relative"]["generation"]
     assert generation["left"]
     assert (generation["greedy"], generation["of"]) == (128, 128)
     assert generation["without_cache"]
+    assert generation["continued"]
     assert generation["sampled"] == [True, False]
     assert not generation["padding_sampled"]
     assert generation["beams"] == [2, 38]
