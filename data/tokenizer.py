@@ -93,6 +93,11 @@ class Tokenizer:
         return b"".join(parts)
 
     @functools.cached_property
+    def longest(self) -> int:
+        """UTF-8 bytes of the longest token: 128 in the whole tokenizer."""
+        return max(map(len, self._bytes.values()))
+
+    @functools.cached_property
     def byte_lengths(self) -> np.ndarray:
         """UTF-8 bytes of each id, int64 [vocabulary]; 0 for the specials and for ids not in use."""
         lengths = np.zeros(self.vocabulary, np.int64)

@@ -11,6 +11,7 @@ distribution over what the schema allows at that point.
 
 import copy
 import functools
+import json
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,23 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.tiktoken import lltokenizer_from_encoding
 
 from common.errors import ConfigError
-from data.json_schema import schema_validator, shortest_document
+from common.text import first_line
+from data.json_schema import (
+    TooManySteps,
+    bounded_validator,
+    inclusive_bounds,
+    parse_document,
+    schema_validator,
+    shortest_document,
+    violation,
+)
 from data.tokenizer import Tokenizer
 from model.decoding.span_grammar import SpanGrammar, document_grammar, has_spans
 
 WORD = 32  # tokens per uint32 of a mask
 EVERY_TOKEN = 2**WORD - 1
+PROBED = 8  # tokens of a document whose masks are tried before a schema is accepted
+LARGEST_SCHEMA = 120_000  # characters; what is larger takes seconds to compile
 
 
 class MaskFailed(RuntimeError):
@@ -34,32 +46,58 @@ class MaskFailed(RuntimeError):
 class Constraint:
     """A JSON schema as a grammar over the tokens of a tokenizer: compiled once, with a `ReplyMask` for each reply.
 
-    least_tokens: tokens for the end of thinking, a shortest possible document, and the end of the reply.
+    least_tokens: tokens for the end of thinking, a document that costs the fewest, and the end of the reply.
     validator: checks a document against the schema. Raises ConfigError, whose message starts with `name`, for an
-    invalid schema, one that no document can meet, or one with unsupported keywords (`not`, `uniqueItems`, remote
-    `$ref`).
+    invalid schema, one that no document can meet, one with unsupported keywords (`not`, `uniqueItems`, remote `$ref`),
+    and one that is too large to be enforced.
     """
 
     def __init__(self, tokenizer: Tokenizer, schema: Any, name: str = "schema") -> None:
+        _refuse_large(schema, name)
+        self._given, self._name = schema, name
         self.validator: Validator = schema_validator(schema, name)
-        shortest = shortest_document(schema, name)
-        self.least_tokens = len(tokenizer.encode(f"\n{shortest}")) + 2
+        shortest = tokenizer.encode("\n" + shortest_document(schema, name, lambda text: len(tokenizer.encode(text))))
+        self.least_tokens = len(shortest) + 2
         self._think_end = tokenizer.think_end
         self._ends = (tokenizer.im_end, tokenizer.end_of_text)
-        self._vocabulary, self._schema = _vocabulary_of(tokenizer), schema
-        self._matcher = self._compile(document_grammar(schema))
-        if self._matcher.is_error():
-            raise ConfigError(
-                f"{name}: no document can meet it, or it cannot be enforced while decoding: {_reason(self._matcher)}"
-            )
+        self._vocabulary, self._schema = _vocabulary_of(tokenizer), inclusive_bounds(schema)
+        self._matcher = self._compile(document_grammar(self._schema))
+        # The library's limits are reached only when it computes masks: at the latest where a document may begin.
+        probe = self._matcher.deep_copy()
+        for token in shortest[:PROBED]:
+            if probe.is_error():
+                break
+            probe.compute_bitmask()
+            if not probe.try_consume_tokens([token]):
+                break
+        for matcher in (self._matcher, probe):
+            if matcher.is_error():
+                raise ConfigError(
+                    f"{name}: no document can meet it, or it cannot be enforced while decoding: {_reason(matcher)}"
+                )
         self._text: str | None = None  # the text whose parts marked strings must be
-        self.unconstrained = tuple(sorted(SpanGrammar(schema, "").unconstrained))
+
+    def fault(self, document: str) -> str | None:
+        """How a complete document breaks the schema, in bounded time, whoever wrote the schema; None if it meets it.
+
+        Regular expressions are left to the grammar (`data.json_schema.bounded_validator`).
+        """
+        try:
+            return violation(bounded_validator(self._given, self._name), parse_document(document))
+        except (ValueError, TooManySteps) as error:
+            return first_line(error)
+        except RecursionError:
+            return "is nested too deep to be checked"
+
+    @functools.cached_property
+    def unconstrained(self) -> tuple[str, ...]:
+        """JSON pointers to parts of the schema whose marked strings the grammar cannot constrain, and a check must."""
+        return tuple(sorted(SpanGrammar(self._schema, "").unconstrained))
 
     def within(self, text: str) -> "Constraint | None":
         """This constraint for replies about a text: strings marked with `x-span` in the schema must be parts of it.
 
-        None if no document can satisfy that, as when the text is shorter than a string's minimum. `unconstrained` lists
-        the places in the schema whose marked strings the grammar cannot constrain, and the caller must check.
+        None if no document can satisfy that, as when the text is shorter than a string's minimum.
         """
         if not has_spans(self._schema, self._schema):
             return self
@@ -112,6 +150,16 @@ class ReplyMask:
 def mask_words(vocabulary: int) -> int:
     """The number of uint32 words in a mask over `vocabulary` tokens."""
     return -(-vocabulary // WORD)
+
+
+def _refuse_large(schema: Any, name: str) -> None:
+    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters."""
+    try:
+        size = len(json.dumps(schema))
+    except RecursionError:
+        raise ConfigError(f"{name}: the schema is nested too deep") from None
+    if size > LARGEST_SCHEMA:
+        raise ConfigError(f"{name}: the schema has {size} characters, and at most {LARGEST_SCHEMA} can be enforced")
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -66,8 +66,9 @@ def in_torch(*arguments, folder, path=()):
         "HF_DATASETS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
+    environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}
     done = subprocess.run(
-        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}, timeout=500,
+        [PYTHON, *arguments], cwd=folder, env=environment, timeout=500,
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
