@@ -35,6 +35,7 @@ from model.decoding.span_grammar import SpanGrammar, document_grammar, has_spans
 
 WORD = 32  # tokens per uint32 of a mask
 EVERY_TOKEN = 2**WORD - 1
+MOST_DIGITS, MOST_EXPONENT_DIGITS = 32, 2  # a float holds 17 digits, and up to 1e308
 PROBED = 8  # tokens of a document whose masks are tried before a schema is accepted
 LARGEST_SCHEMA = 120_000  # characters; what is larger takes seconds to compile
 
@@ -58,7 +59,7 @@ class Constraint:
         self.validator: Validator = schema_validator(schema, name)
         shortest = tokenizer.encode("\n" + shortest_document(schema, name, lambda text: len(tokenizer.encode(text))))
         self.least_tokens = len(shortest) + 2
-        self._think_end = tokenizer.think_end
+        self._tokenizer, self._think_end = tokenizer, tokenizer.think_end
         self._ends = (tokenizer.im_end, tokenizer.end_of_text)
         self._vocabulary, self._schema = _vocabulary_of(tokenizer), inclusive_bounds(schema)
         self._matcher = self._compile(document_grammar(self._schema))
@@ -113,7 +114,7 @@ class Constraint:
         if self._text is not None and (grammar := SpanGrammar(self._schema, self._text).grammar):
             # Compiled only now: waiting requests would each hold a matcher in memory.
             matcher = self._compile(grammar)
-        return ReplyMask(matcher, self._think_end, self._ends)
+        return ReplyMask(matcher, self._think_end, self._ends, NumberEnd(self._tokenizer))
 
     def _compile(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(grammar), log_level=0)
@@ -122,8 +123,8 @@ class Constraint:
 class ReplyMask:
     """The allowed next tokens of one reply, as masks for `model.decoding.sampling.only_allowed`."""
 
-    def __init__(self, matcher: LLMatcher, think_end: int, ends: tuple[int, ...]) -> None:
-        self._matcher, self._think_end, self._ends = matcher, think_end, ends
+    def __init__(self, matcher: LLMatcher, think_end: int, ends: tuple[int, ...], number_end: "NumberEnd") -> None:
+        self._matcher, self._think_end, self._ends, self._number_end = matcher, think_end, ends, number_end
         self._thinking = True
 
     def write(self, words_W: np.ndarray) -> None:
@@ -136,6 +137,7 @@ class ReplyMask:
         allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         words_W[: len(allowed)] = allowed
         words_W[len(allowed) :] = 0
+        self._number_end.apply(words_W)
         if self._matcher.is_error():
             raise MaskFailed(f"the grammar of the reply's schema has failed: {_reason(self._matcher)}")
 
@@ -145,6 +147,52 @@ class ReplyMask:
             self._thinking = token != self._think_end
         else:
             self._matcher.consume_token(token)
+            self._number_end.accept(token)
+
+
+class NumberEnd:
+    """Ends a number of a document after `MOST_DIGITS` digits: a schema bounds its value, not how long it is.
+
+    A weak model otherwise goes on with digits to the end of its tokens. Where a schema demands more, more are allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._in_string = self._is_escaped = self._in_exponent = False
+        self._digits = 0  # of the number, or of its exponent, that the document ends with so far
+
+    def accept(self, token: int) -> None:
+        """Follow the document by one token."""
+        for byte in self._tokenizer.decode_bytes([token], specials=False):
+            if self._in_string:
+                self._in_string = self._is_escaped or byte != ord('"')
+                self._is_escaped = byte == ord("\\") and not self._is_escaped
+            elif byte in b"0123456789":
+                self._digits += 1
+            elif byte in b"eE" and self._digits:
+                self._in_exponent, self._digits = True, 1
+            elif byte not in b".+-" or not self._digits:
+                self._in_string, self._in_exponent, self._digits = byte == ord('"'), False, 0
+
+    def apply(self, words_W: np.ndarray) -> None:
+        """Take the tokens that continue a number out of a mask if it is long enough and something else may follow."""
+        if self._digits < (MOST_EXPONENT_DIGITS + 1 if self._in_exponent else MOST_DIGITS):
+            return
+        continues_W = _continues_number(self._tokenizer)
+        others_W = words_W.copy()
+        others_W[: len(continues_W)] &= ~continues_W[: len(words_W)]
+        if others_W.any():
+            words_W[:] = others_W
+
+
+@functools.lru_cache(maxsize=4)
+def _continues_number(tokenizer: Tokenizer) -> np.ndarray:
+    """The mask of the tokens that begin with what may follow a digit in a number."""
+    words_W = np.zeros(mask_words(tokenizer.vocabulary), np.uint32)
+    for token in range(tokenizer.config.ranks):
+        if tokenizer.decode_bytes([token])[0] in b"0123456789.eE":
+            words_W[token // WORD] |= np.uint32(1 << token % WORD)
+    return words_W
 
 
 def mask_words(vocabulary: int) -> int:

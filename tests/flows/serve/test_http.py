@@ -50,6 +50,13 @@ def test_it_listens_on_loopback_only(server):
     assert listening(server.process.pid) == {"127.0.0.1"}
 
 
+def test_it_answers_to_names_of_this_machine_only(server):
+    """A page whose name suddenly resolves to 127.0.0.1 is the same origin to a browser (DNS rebinding)."""
+    for path in ("/metrics", "/v1/models"):
+        assert httpx.get(f"{server.root}{path}", headers={"Host": "evil.example"}).status_code == 403
+        assert httpx.get(f"{server.root}{path}", headers={"Host": f"localhost:{server.port}"}).status_code == 200
+
+
 @pytest.mark.parametrize(("temperature", "seed"), [(0, 0), (0.7, 11)])
 def test_a_chat_reply_equals_the_generators(client, generated, temperature, seed):
     """The first sample has the seed of the first question to `nautile chat`."""

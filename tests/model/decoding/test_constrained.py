@@ -348,3 +348,38 @@ def test_a_schema_that_is_too_large_is_refused_before_anything_is_decoded():
     many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(5_000)}}
     with pytest.raises(ConfigError, match=r"S: .*(at most 120000 can be enforced|cannot be enforced while decoding)"):
         Constraint(TOKENIZER, many, "S")
+
+
+@pytest.mark.parametrize(
+    ("schema", "longest"),
+    [
+        ({"type": "number"}, 40),
+        ({"type": "integer"}, 36),
+        ({"type": "number", "minimum": 0, "maximum": 1}, 40),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}, 82),
+        ({"const": 123456789 * 10**40}, 49),
+    ],
+)
+def test_a_number_ends_after_some_digits(schema, longest):
+    """Whatever the model likes: here a digit, wherever one is allowed. Where the schema demands more, more come."""
+    constraint = Constraint(TOKENIZER, schema)
+    mask, text = constraint.begin(), ""
+    mask.accept(TOKENIZER.think_end)
+    words = np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32)
+    while len(text) < 200:
+        mask.write(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: TOKENIZER.vocabulary])
+        liked = [token for token in allowed if token < 256 and TOKENIZER.decode([token]) in "3.e"]
+        token = int(liked[-1] if liked else allowed[0])
+        if token in ENDS:
+            break
+        mask.accept(token)
+        text += TOKENIZER.decode([token])
+    assert len(text.strip()) <= longest
+    constraint.validator.validate(json.loads(text))
+
+
+def test_digits_in_a_string_are_not_counted():
+    schema = {"type": "string", "pattern": '^[0-9]{50}"[0-9]{50}$'}
+    _, text = next(numbers(0, schema, 1))
+    assert len(text) == 101
