@@ -14,6 +14,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from configs.model import ModelConfig, TokenizerConfig
+from data.labelled.label_set import copy_label_set
 from model.layers.common import Params
 from model.weights.author_config import read_author_config
 from model.weights.author_files import TensorFile, check_digests, tensor_files
@@ -90,6 +91,7 @@ def import_weights(
     """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`."""
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer, context=context, sca_epsilon=sca_epsilon)
+    copy_label_set(path if path.is_dir() else path.parent, out)
     save_weights(out, params, model, tokenizer)
     return sorted(out.iterdir())
 

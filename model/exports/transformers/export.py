@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from common.files import write_text
 from configs.model import ModelConfig, TokenizerConfig
+from data.labelled.label_set import copy_label_set, refuse_head
 from data.tokenizer import Tokenizer
 from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from model.weights.author_config import author_fields
@@ -64,10 +65,11 @@ CHAT_TEMPLATE = """\
 def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     """Export a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json is written last.
 
-    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, and if its model has
-    fewer rows than its tokenizer has ids.
+    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, if it has a
+    classification head, and if its model has fewer rows than its tokenizer has ids.
     """
     refuse_occupied(out)
+    refuse_head(checkpoint, "transformers")
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
     # Written after the weights, and the digests last: a folder without digests is an export that was interrupted.
     contents = {
@@ -93,6 +95,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, content in contents.items():
         write_text(out / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    copy_label_set(checkpoint, out)
     write_digests(out)
     return sorted(out.iterdir())
 
