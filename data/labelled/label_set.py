@@ -54,8 +54,8 @@ def refuse_head(checkpoint: Path, format_: str) -> None:
     labels = read_label_set(checkpoint)
     if labels is not None and labels.method == "head":
         raise ConfigError(
-            f"--format {format_}: {checkpoint} is a classifier, and this format has no place for its head: it would be the "
-            "model before the tuning; use --format nautile or onnx"
+            f"--format {format_}: {checkpoint} is a classifier, and its head has no place in this format: it would be "
+            "the model before the tuning; use --format nautile or onnx"
         )
 
 
