@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
-from data.json_schema import inclusive_bounds, shortest_document
+from data.json_schema import bounded_validator, inclusive_bounds, shortest_document
 from data.tokenizer import tokenizer_for
 from model.decoding import slots
 from model.decoding.constrained import Constraint, MaskFailed, mask_words
@@ -341,7 +341,8 @@ def test_a_faulty_answer_is_told_in_bounded_time():
     assert endless.fault("1") is None
     assert "steps to check" in endless.fault('"x"')
     either = {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}
-    assert Constraint(TOKENIZER, either).fault('"a"') is None
+    assert bounded_validator(either, "s").is_valid("a")
+    assert not bounded_validator(either, "s").is_valid(1)
 
 
 def test_a_schema_that_is_too_large_is_refused_before_anything_is_decoded():
@@ -357,7 +358,7 @@ def test_a_schema_that_is_too_large_is_refused_before_anything_is_decoded():
         ({"type": "integer"}, 36),
         ({"type": "number", "minimum": 0, "maximum": 1}, 40),
         ({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}, 82),
-        ({"const": 123456789 * 10**40}, 49),
+        ({"const": 10**40}, 41),
     ],
 )
 def test_a_number_ends_after_some_digits(schema, longest):
