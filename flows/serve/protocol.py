@@ -48,7 +48,11 @@ class ApiError(HTTPException):
     def body(self) -> dict[str, Any]:
         types = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         kind = types.get(self.status_code, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        # A message may quote a name from the request, which JSON lets hold half a surrogate pair, and UTF-8 does not.
+        message, param = (
+            text and text.encode("utf-8", "replace").decode("utf-8") for text in (self.message, self.param)
+        )
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
 
 def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:

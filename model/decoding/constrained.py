@@ -54,7 +54,7 @@ class Constraint:
     """
 
     def __init__(self, tokenizer: Tokenizer, schema: Any, name: str = "schema") -> None:
-        _refuse_large(schema, name)
+        _refuse_unfit(schema, name)
         self._given, self._name = schema, name
         self.validator: Validator = schema_validator(schema, name)
         shortest = tokenizer.encode("\n" + shortest_document(schema, name, lambda text: len(tokenizer.encode(text))))
@@ -200,14 +200,27 @@ def mask_words(vocabulary: int) -> int:
     return -(-vocabulary // WORD)
 
 
-def _refuse_large(schema: Any, name: str) -> None:
-    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters."""
+def _refuse_unfit(schema: Any, name: str) -> None:
+    """Raise ConfigError for a schema of over `LARGEST_SCHEMA` characters, or with an integer that is rounded."""
     try:
-        size = len(json.dumps(schema))
+        text = json.dumps(schema)
+        if len(text) > LARGEST_SCHEMA:
+            raise ConfigError(
+                f"{name}: the schema has {len(text)} characters, and at most {LARGEST_SCHEMA} can be enforced"
+            )
+        json.loads(text, parse_int=_refuse_rounded)
     except RecursionError:
         raise ConfigError(f"{name}: the schema is nested too deep") from None
-    if size > LARGEST_SCHEMA:
-        raise ConfigError(f"{name}: the schema has {size} characters, and at most {LARGEST_SCHEMA} can be enforced")
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _refuse_rounded(digits: str) -> int:
+    """The integer of these digits. Raises ValueError if the library, which reads it as a float, would round it."""
+    value = int(digits)
+    if abs(value) >= 2**63 and (len(digits) > 300 or int(float(value)) != value):
+        raise ValueError(f"the integer {digits[:40]} has more digits than can be enforced")
+    return value
 
 
 def _reason(matcher: LLMatcher) -> str:

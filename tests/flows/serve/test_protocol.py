@@ -181,3 +181,17 @@ def test_system_messages_come_before_the_question():
     parts = [{"type": "text", "text": "wh"}, {"type": "text", "text": "y?"}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     assert post("/chat", {**CHAT, "messages": messages}).json() == {"query": "Be brief.\n\nwhy?"}
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body"),
+    [
+        ("/plain", {**PLAIN, "\ud800": 1}),
+        ("/plain", {**PLAIN, "model": "\ud800", "n": 0}),
+        ("/chat", {**CHAT, "messages": [{"role": "\ud800", "content": "x"}]}),
+        ("/chat", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "\ud800"}}}),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_like_any_other_name(path, request_body):
+    """JSON can spell it, and the answer in UTF-8 cannot."""
+    assert refusal(path, request_body)["message"]

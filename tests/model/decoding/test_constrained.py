@@ -118,6 +118,8 @@ def test_every_finished_reply_is_a_document_of_its_schema(schema, seed):
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "a part of it allows nothing"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater than maximum \(3\)"),
         ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, "Unsatisfiable schema"),
+        ({"const": 123456789012345678901234567890}, "the integer 123456789012345678901234567890 has more digits"),
+        ({"minimum": 10**400}, "has more digits than can be enforced"),
         ({"not": {}}, r'Unimplemented keys: \["not"\]'),
         ({"$ref": "https://example.invalid/s.json"}, "does not fetch"),
         ({"$ref": "#/nowhere"}, "does not exist"),
