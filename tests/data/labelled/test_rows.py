@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
@@ -37,7 +39,6 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
         ({"text": "b"}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": " "}, {}, "row 2, column 'label': has no label"),
-        ({"text": "b", "label": float("nan")}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": "X"}, {}, r"'x' \(row 1\) and 'X' \(row 2\) differ only in case or space"),
         ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
         ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is not a number"),
@@ -56,6 +57,16 @@ def test_a_number_that_is_none_is_in_no_class(tmp_path):
     fields = {"path": str(path), "label_column": "score", "cuts": [0.5], "label_names": ["low", "high"]}
     with pytest.raises(ConfigError, match="row 2, column 'score': has no label"):
         read_rows(LabelledDataConfig.model_validate(fields), "label", tmp_path)
+
+
+def test_a_missing_number_in_a_column_of_numbers_is_no_label(tmp_path):
+    """As pandas writes a column of which some values are missing."""
+    table = pa.table({"text": ["a", "b", "c"], "label": [1.0, None, 2.0]})
+    for labels in (table["label"], pa.array([1.0, float("nan"), 2.0])):
+        pq.write_table(table.set_column(1, "label", labels), tmp_path / "rows.parquet")
+        config = LabelledDataConfig.model_validate({"path": str(tmp_path / "rows.parquet")})
+        with pytest.raises(ConfigError, match="row 2, column 'label': has no label"):
+            read_rows(config, "label", tmp_path)
 
 
 def test_nan_among_numbers_is_no_label_and_among_words_a_word(tmp_path):
