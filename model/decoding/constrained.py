@@ -12,6 +12,7 @@ distribution over what the schema allows at that point.
 import copy
 import functools
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ def _refuse_unfit(schema: Any, name: str) -> None:
 def _refuse_rounded(digits: str) -> int:
     """The integer of these digits. Raises ValueError if the library, which reads it as a float, would round it."""
     value = int(digits)
-    if abs(value) >= 2**63 and (len(digits) > 300 or int(float(value)) != value):
+    if abs(value) >= 2**63 and (len(digits) > 300 or int(Decimal(repr(float(value)))) != value):
         raise ValueError(f"the integer {digits[:40]} has more digits than can be enforced")
     return value
 
