@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from fastapi import HTTPException
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOPS = 16  # OpenAI allows 4; each costs a search per token here
 _UNSUPPORTED = {
@@ -28,7 +28,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 _Item = TypeVar("_Item")
 # A list that is refused for its first wrong item: a body of 4 MiB has a million, each with an error of a kilobyte.
-_Every = Annotated[list[_Item], FailFast()]
+_Every = Annotated[list[_Item], Field(fail_fast=True)]
 
 
 class ApiError(HTTPException):
