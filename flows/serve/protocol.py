@@ -85,6 +85,7 @@ class _Body(BaseModel):
 
 class StreamOptions(_Body):
     include_usage: bool = False
+    include_obfuscation: bool | None = None  # pads OpenAI's chunks against observers of their sizes; no effect here
 
 
 class SamplingRequest(_Body):
