@@ -121,7 +121,8 @@ def test_a_wrong_chat_request_is_refused_by_its_field(wrong, field, message):
     [
         {"store": False}, {"tools": []}, {"tool_choice": "none"}, {"service_tier": "auto"}, {"safety_identifier": "a"},
         {"prompt_cache_key": "a"}, {"parallel_tool_calls": None}, {"parallel_tool_calls": True}, {"functions": []},
-        {"modalities": ["text"]}, {"user": "a"}, {"stream_options": {"include_obfuscation": False}}, {"metadata": dict.fromkeys(map(str, range(99)), "a")},
+        {"modalities": ["text"]}, {"user": "a"}, {"stream_options": {"include_obfuscation": False}},
+        {"metadata": dict.fromkeys(map(str, range(99)), "a")},
         *({name: None} for name in ("tools", "tool_choice", "store", "audio", "prediction", "verbosity", "logit_bias")),
     ],
 )  # fmt: skip
