@@ -122,10 +122,14 @@ $(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)
 # from an index or folder that the machine configures, and other digests, which a lock would refuse.
 torch: $(TORCH)
 
-$(TORCH): requirements-torch.txt $(READY)
+# `oldest` is a folder for PYTHONPATH, with the first version of transformers that exports promise to work with.
+$(TORCH): requirements-torch.txt requirements-torch-oldest.txt $(READY)
 	@echo "fetching torch, transformers, peft and lm-eval (once)"
 	@test -x $(VENV)/torch/bin/python || $(BIN)/python -m venv $(VENV)/torch
 	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-torch.txt
+	@rm -rf $(VENV)/torch/oldest
+	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
+	  --target $(VENV)/torch/oldest -r requirements-torch-oldest.txt
 	@touch $@
 
 # --universal: one lock for every Python and platform, distinguished by markers. It must contain no index address.

@@ -2,12 +2,15 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from configs.base import Operational, Section
 
 CL100K_RANKS = 100_256
 CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>", "<|think_end|>")
+# The end of text has the id of cl100k_base; the chat markers follow its last special token, <|endofprompt|>, 100,276.
+WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
+IdRanges = tuple[tuple[int, int], ...]  # ids from the first number up to the second, which is not included
 MOST_LAYERS = 128  # of a pattern; each is traced apart, and with 400 of them the shapes alone take 18 s
 LONGEST_CONTEXT = 2**20  # tokens; the state of a decoder takes memory for all of them at once
 
@@ -24,8 +27,27 @@ class TokenizerConfig(Section):
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids, specials included: 100,281 for the whole tokenizer."""
-        return 100_281 if self.ranks == CL100K_RANKS else self.ranks + len(CHAT_SPECIALS)
+        """Number of ids, specials included: 100,281 for the whole tokenizer, 20 of which no token has."""
+        return self.special_ids[-1] + 1
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of `CHAT_SPECIALS`, in that order."""
+        if self.ranks == CL100K_RANKS:
+            return WHOLE_SPECIAL_IDS
+        return tuple(range(self.ranks, self.ranks + len(CHAT_SPECIALS)))
+
+    def unused_ids(self, rows: int) -> IdRanges:
+        """The ids below `rows`, the rows of a model's embedding, that no token has.
+
+        They are those behind the tokenizer's last id and, in the whole tokenizer, the gaps between its special tokens.
+        """
+        ranges, first = [], self.ranks
+        for used in (*self.special_ids, rows):
+            if first < min(used, rows):
+                ranges.append((first, min(used, rows)))
+            first = used + 1
+        return tuple(ranges)
 
 
 class ModelConfig(Section):
@@ -64,6 +86,9 @@ class ModelConfig(Section):
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of activations and products; weights are float32
     remat: Operational[Literal["none", "block", "layer", "dots"]] = "block"  # recomputed in the backward pass
 
+    # Not a setting: it follows from `vocabulary` and the tokenizer, which every checkpoint names beside its model.
+    _unused_ids: IdRanges = PrivateAttr(default=())
+
     @field_validator("pattern")
     @classmethod
     def _has_layers(cls, pattern: str) -> str:
@@ -96,6 +121,20 @@ class ModelConfig(Section):
                 f"model: width {self.width} over attention_heads {self.attention_heads} must be an even whole number"
             )
         return self
+
+    def with_tokenizer(self, tokenizer: TokenizerConfig) -> "ModelConfig":
+        """This model with `unused_ids`, the ids that no token of the tokenizer has."""
+        model = self.model_copy()
+        model._unused_ids = tokenizer.unused_ids(self.vocabulary)
+        return model
+
+    @property
+    def unused_ids(self) -> IdRanges:
+        """Ids without a token: they get no probability where tokens are sampled or scored (`model.loss.next_logits`).
+
+        Empty for a model that no tokenizer was given to, such as that of a pretraining.
+        """
+        return self._unused_ids
 
     @property
     def layers(self) -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ from tiktoken.load import read_file_cached
 
 from common.errors import ConfigError, Retryable
 from configs.base import fingerprint
-from configs.model import CHAT_SPECIALS, CL100K_RANKS, TokenizerConfig
+from configs.model import CHAT_SPECIALS, TokenizerConfig
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
@@ -30,19 +30,15 @@ PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
-# The end of text has the id of cl100k_base; the chat markers follow its last special token, <|endofprompt|>, 100,276.
-WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
 
 
 class Tokenizer:
     """Encodes text to token ids and decodes them. Create it with `tokenizer_for`; safe to use from several threads."""
 
     def __init__(self, config: TokenizerConfig, ranks: dict[bytes, int]) -> None:
-        whole = config.ranks == CL100K_RANKS
-        ids = WHOLE_SPECIAL_IDS if whole else range(config.ranks, config.ranks + len(CHAT_SPECIALS))
         self.config = config
         self.vocabulary: int = config.vocabulary
-        self.specials: dict[str, int] = dict(zip(CHAT_SPECIALS, ids, strict=True))
+        self.specials: dict[str, int] = dict(zip(CHAT_SPECIALS, config.special_ids, strict=True))
         self.end_of_text, self.im_start, self.im_end, self.think_start, self.think_end = self.specials.values()
         self.fingerprint: str = fingerprint({"ranks_sha256": RANKS_SHA256, "ranks": config.ranks, **self.specials})
         vocabulary_ranks = {token: rank for token, rank in ranks.items() if rank < config.ranks}
@@ -72,10 +68,14 @@ class Tokenizer:
         encoded = list(_pool(threads).map(lambda part: [self.encode_array(text) for text in part], strides))
         return [encoded[i % threads][i // threads] for i in range(len(texts))]
 
+    def first_unused(self, ids: Iterable[int]) -> int | None:
+        """The first of the ids that no token has; None if all have one."""
+        return next((id_ for id_ in ids if id_ not in self._bytes and id_ not in self._names), None)
+
     def decode(self, ids: Iterable[int], specials: bool = True) -> str:
         """Decode `ids` to text; invalid UTF-8 becomes U+FFFD. `specials`: include special tokens by name, or drop them.
 
-        Raises `ValueError` for an id outside the vocabulary.
+        Raises `ValueError` for an id that no token has.
         """
         return self.decode_bytes(ids, specials).decode("utf-8", errors="replace")
 
@@ -87,10 +87,15 @@ class Tokenizer:
             if token is None:
                 name = self._names.get(id_)
                 if name is None:
-                    raise ValueError(f"token id {id_} is not in a vocabulary of {self.vocabulary}")
+                    raise ValueError(f"no token of a vocabulary of {self.vocabulary} has the id {id_}")
                 token = name.encode() if specials else b""
             parts.append(token)
         return b"".join(parts)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """UTF-8 bytes of the longest token: 128 in the whole tokenizer."""
+        return max(map(len, self._bytes.values()))
 
     @functools.cached_property
     def byte_lengths(self) -> np.ndarray:

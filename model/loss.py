@@ -3,7 +3,12 @@
 There are two forms. `token_logprobs` returns the log-probability of every token and the entropy, and accepts any
 cotangent: its backward pass recomputes the logits of each chunk. `weighted_loss` is a scalar, so under differentiation
 its forward pass computes and saves a chunk's gradients while it has the logits: three matrix products per chunk instead
-of four. Rows of the table that only pad the vocabulary are masked out.
+of four.
+
+Rows of the table that only pad the vocabulary are masked out everywhere. Ids without a token (`ModelConfig.unused_ids`)
+are masked out of `token_logprobs` and `next_logits`: sampling, evaluation and every loss after pretraining. The
+pretraining loss, `weighted_loss`, is over all rows of the vocabulary, as in the author's code: there the model learns
+that such ids do not occur.
 """
 
 from collections.abc import Callable
@@ -14,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from configs.model import ModelConfig
+from configs.model import IdRanges, ModelConfig
 from model.layers.common import Params
 from model.nautile import forward
 
-_MASKED = -1e30  # not -inf, whose product with a probability of 0 would be NaN
+MASKED = -1e30  # a logit; not -inf, whose product with a probability of 0 would be NaN
 
 
 class LossSums(NamedTuple):
@@ -39,7 +44,7 @@ def token_logprobs(
     temperature: float = 1.0,
 ) -> tuple[Array, Array]:
     """log p(target) and the entropy of the distribution at every position, in nats: float32 [B, L] each."""
-    return _token_logprobs(params["embedding"], hidden_BLD, targets_BL, config.vocabulary, chunk, temperature)
+    return _token_logprobs(params["embedding"], hidden_BLD, targets_BL, config, chunk, temperature)
 
 
 def weighted_loss(
@@ -47,7 +52,8 @@ def weighted_loss(
 ) -> LossSums:
     """Σ w·(-log p(target)) + z_loss·Σ w·(log Z)² over a batch of `tokens, targets, segments, positions, weights`.
 
-    The row sums are cross-entropy without the z-loss. Only `loss` is differentiable.
+    The distribution is over all rows of the vocabulary, whether a token has them or not. The row sums are cross-entropy
+    without the z-loss. Only `loss` is differentiable.
     """
     hidden_BLD = forward(params, config, batch["tokens"], batch["segments"], batch["positions"])
     weights_BL = batch["weights"].astype(jnp.float32)
@@ -57,12 +63,21 @@ def weighted_loss(
     return LossSums(loss, jnp.sum(row_weight_B), row_loss_B, row_weight_B)
 
 
-def masked_logits(hidden: Array, table_VD: Array, vocabulary: int) -> Array:
-    """Logits hidden · tableᵀ, float32 [..., padded V], with -1e30 in the columns that pad the vocabulary."""
+def next_logits(hidden: Array, table_VD: Array, config: ModelConfig) -> Array:
+    """The logits of the next token, as it is sampled and scored: -1e30 also for ids that no token has."""
+    return masked_logits(hidden, table_VD, config.vocabulary, config.unused_ids)
+
+
+def masked_logits(hidden: Array, table_VD: Array, vocabulary: int, unused: IdRanges = ()) -> Array:
+    """Logits hidden · tableᵀ, float32 [..., padded V], with -1e30 for `unused` and what pads the vocabulary."""
     logits = jnp.einsum("...d,vd->...v", hidden, table_VD.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    if vocabulary == table_VD.shape[0]:
+    if vocabulary == table_VD.shape[0] and not unused:
         return logits
-    return jnp.where(jnp.arange(table_VD.shape[0]) < vocabulary, logits, _MASKED)
+    ids_V = jnp.arange(table_VD.shape[0])
+    is_used_V = ids_V < vocabulary
+    for first, end in unused:
+        is_used_V &= (ids_V < first) | (ids_V >= end)
+    return jnp.where(is_used_V, logits, MASKED)
 
 
 def chunks(array_BL: Array, chunk: int) -> Array:
@@ -132,17 +147,17 @@ def _hidden_gradient(d_logits_BCV: Array, table_VD: Array, hidden_BCD: Array) ->
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _token_logprobs(
-    table_VD: Array, hidden_BLD: Array, targets_BL: Array, vocabulary: int, chunk: int, temperature: float
+    table_VD: Array, hidden_BLD: Array, targets_BL: Array, config: ModelConfig, chunk: int, temperature: float
 ) -> tuple[Array, Array]:
-    return _token_logprobs_forward(table_VD, hidden_BLD, targets_BL, vocabulary, chunk, temperature)[0]
+    return _token_logprobs_forward(table_VD, hidden_BLD, targets_BL, config, chunk, temperature)[0]
 
 
 def _token_logprobs_forward(
-    table_VD: Array, hidden_BLD: Array, targets_BL: Array, vocabulary: int, chunk: int, temperature: float
+    table_VD: Array, hidden_BLD: Array, targets_BL: Array, config: ModelConfig, chunk: int, temperature: float
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     def body(_: None, part: tuple[Array, Array]) -> tuple[None, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC = part
-        logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature
+        logits_BCV = next_logits(hidden_BCD, table_VD, config) / temperature
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
         # Entropy: log Z - Σ p z.
@@ -156,13 +171,13 @@ def _token_logprobs_forward(
 
 
 def _token_logprobs_backward(
-    vocabulary: int, chunk: int, temperature: float, residuals: tuple[Array, ...], cotangents: tuple[Array, Array]
+    config: ModelConfig, chunk: int, temperature: float, residuals: tuple[Array, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL = residuals
 
     def gradients(part: tuple[Array, ...]) -> tuple[Array, Array]:
         hidden_BCD, targets_BC, total_BC, entropy_BC, d_logprob_BC, d_entropy_BC = part
-        log_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature - total_BC[..., None]
+        log_BCV = next_logits(hidden_BCD, table_VD, config) / temperature - total_BC[..., None]
         p_BCV = jnp.exp(log_BCV)
         # d log p(target)/dz = onehot - p.
         d_logits_BCV = d_logprob_BC[..., None] * (_onehot(targets_BC, table_VD.shape[0]) - p_BCV)

@@ -1,5 +1,6 @@
 """`labels.json` of a tuned checkpoint: the task it was tuned for, and the calibration of its probabilities."""
 
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,23 @@ class LabelSet(Section):
 def write_label_set(folder: Path, labels: LabelSet) -> None:
     """Write `labels.json` into a checkpoint's folder."""
     write_json(folder / LABELS, labels.model_dump(mode="json"))
+
+
+def copy_label_set(checkpoint: Path, out: Path) -> None:
+    """Copy what makes a tuned checkpoint more than its weights, labels and head, into an export; nothing if untuned."""
+    if (labels := read_label_set(checkpoint)) is not None:
+        for name in (LABELS, HEAD) if labels.method == "head" else (LABELS,):
+            shutil.copyfile(checkpoint / name, out / name)
+
+
+def refuse_head(checkpoint: Path, format_: str) -> None:
+    """Raise `ConfigError` for a checkpoint with a classification head, which a format cannot hold."""
+    labels = read_label_set(checkpoint)
+    if labels is not None and labels.method == "head":
+        raise ConfigError(
+            f"--format {format_}: {checkpoint} is a classifier, and its head has no place in this format: it would be "
+            "the model before the tuning; use --format nautile or onnx"
+        )
 
 
 def read_label_set(folder: Path) -> LabelSet | None:

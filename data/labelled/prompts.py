@@ -54,6 +54,11 @@ def prompt_ids(tokenizer: Tokenizer, labels: LabelSet, text: str) -> list[int]:
     return beginning_ids(tokenizer, labels.instructions) + context_ids(tokenizer, text, labels.longest)
 
 
+def reasoned_ids(tokenizer: Tokenizer, context: list[int], reasoning: str, reply: str) -> tuple[list[int], list[int]]:
+    """`context_ids` and `reply_ids` of a reply with a reasoning, which ends the thinking itself."""
+    return context[:-1], [*tokenizer.encode(reasoning), tokenizer.think_end, *reply_ids(tokenizer, reply)]
+
+
 def reply_ids(tokenizer: Tokenizer, reply: str) -> list[int]:
     """Token ids of a reply after the prompt, including its end marker."""
     return encode_direct_reply(tokenizer, reply)

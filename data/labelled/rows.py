@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from common.errors import ConfigError
 from configs.tune import LabelledDataConfig
+from data.chat_template import THINK_END, THINK_START, parse_text
 from data.labelled.sentences import read_sentences
 from data.labelled.spans import entity_json, entity_row, spans_of_tags
 from data.labelled.table import READABLE, Table, read_table, require_columns, text_value
@@ -29,9 +30,9 @@ Form = Literal["label", "entities", "chat", "opinions", "text"]
 class LabelledRow:
     """A text and its training target.
 
-    `target`: the label, the reply, or the JSON of the entities; empty for the forms "text" and "opinions". Form
-    "opinions" has `options` and the `shares` of the people who chose each, which sum to 1. `source`: rows of the same
-    source stay in one split. `number`: of the row in its data, from 1.
+    `reasoning`: before a reply of form "chat". `target`: the label, the reply, or the JSON of the entities; empty
+    for the forms "text" and "opinions". Form "opinions" has `options` and the `shares` of the people who chose each,
+    which sum to 1. `source`: rows of the same source stay in one split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -40,6 +41,7 @@ class LabelledRow:
     number: int
     options: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    reasoning: str = ""
 
 
 def read_rows(
@@ -122,7 +124,33 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
         label = _label(row[config.label_column], names, config.cuts, f"{row_name}, column {config.label_column!r}")
         source = str(row[config.source_column]) if config.source_column else text
         rows.append(LabelledRow(text, label, source, number))
+    if not names:  # names that are declared are meant
+        _refuse_alike(rows, where)
     return rows
+
+
+def _refuse_alike(rows: Sequence[LabelledRow], where: str) -> None:
+    """Raise `ConfigError` for labels that differ only in case or space, and for the text `nan` among numbers."""
+    spellings: dict[str, LabelledRow] = {}
+    for row in rows:
+        first = spellings.setdefault(" ".join(row.target.casefold().split()), row)
+        if first.target != row.target:
+            raise ConfigError(
+                f"{where}: the labels {first.target!r} (row {first.number}) and {row.target!r} (row {row.number}) "
+                "differ only in case or space, and would be two classes: write them alike"
+            )
+    # Pandas writes a missing number as `nan`.
+    if "nan" in spellings and len(spellings) > 1 and all(_is_number(spelling) for spelling in spellings):
+        raise ConfigError(f"{where}: row {spellings['nan'].number}: has no label ({spellings['nan'].target!r})")
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a decimal number, NaN included."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
@@ -134,7 +162,8 @@ def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int
 
 def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
     """The label of a value: by `cuts` of a number, else one of `names`, by name or number, else the value itself."""
-    if value is None or isinstance(value, list | dict) or not str(value).strip():
+    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if is_missing or isinstance(value, list | dict) or not str(value).strip():
         raise ConfigError(f"{where}: has no label")
     if cuts:
         try:
@@ -176,7 +205,9 @@ def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: i
 def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
     """Rows of form "chat": `messages`, a list of {role, content} that ends with the assistant's reply.
 
-    The model's template has a single turn, so a system message and earlier turns are put before the last question.
+    The model's template has a single turn, so a system message and earlier turns are put before the last question. The
+    reply's reasoning is its `reasoning_content`, or stands in its content, as `<think>…</think>`; that of earlier turns
+    is left out, as the models that write it do.
     """
     require_columns(where, table.columns, ["messages"])
     rows = []
@@ -189,9 +220,27 @@ def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int
                 f"{row_name}: `messages` must be a list of {{role, content}} that ends with a user's and an "
                 "assistant's, none of them empty"
             )
-        query = "\n\n".join(message["content"] for message in messages[:-1])
-        rows.append(LabelledRow(query, messages[-1]["content"], query, number))
+        query = "\n\n".join(_reply(message, row_name)[1] for message in messages[:-1])
+        reasoning, answer = _reply(messages[-1], row_name)
+        rows.append(LabelledRow(query, answer, query, number, reasoning=reasoning))
     return rows
+
+
+def _reply(message: Mapping[str, Any], row_name: str) -> tuple[str, str]:
+    """The reasoning and the answer of a message; the reasoning is empty except for an assistant's."""
+    if message["role"] != "assistant":
+        return "", message["content"]
+    reasoning, answer = message.get("reasoning_content") or message.get("reasoning") or "", message["content"]
+    if not isinstance(reasoning, str):
+        raise ConfigError(f"{row_name}: `reasoning_content` must be a text")
+    if THINK_START.match(answer) or THINK_END.search(answer):
+        reply = parse_text(answer)
+        if not reply.answer:
+            raise ConfigError(f"{row_name}: the assistant's content is all reasoning, without an answer after its end")
+        if reasoning.strip() not in ("", reply.reasoning):
+            raise ConfigError(f"{row_name}: the reply has two reasonings, in its content and in `reasoning_content`")
+        reasoning, answer = reply.reasoning, reply.answer
+    return reasoning.strip(), answer
 
 
 def _parsed(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """Check extracted documents: valid JSON, valid by the schema, and marked strings occur in the text."""
 
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +8,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from common.text import first_line
-from data.json_schema import SPAN, Schema, with_spans
+from data.json_schema import SPAN, Schema, parse_document, pointer_to, violation, with_spans
 
 Reason = Literal["no_text", "too_long", "cut", "failed", "not_json", "schema", "span"]
 REASONS: dict[Reason, str] = {
@@ -61,7 +59,7 @@ class ReplyChecker:
     def check(self, text: str, reply: str) -> Extraction:
         """Check a complete reply to `text`."""
         try:
-            value = json.loads(reply, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
+            value = parse_document(reply)
         except (ValueError, RecursionError) as error:
             return Extraction(None, reason="not_json", detail=first_line(error)[:200])
         # The JSON parser accepts deeper documents than jsonschema, which follows a recursive schema by recursion.
@@ -72,15 +70,13 @@ class ReplyChecker:
 
     def _check_value(self, text: str, reply: str, value: Any) -> Extraction:
         """Check the parsed reply by the schema, and its marked strings against the text."""
-        violation = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
-        if violation is not None:
-            detail = f"{_pointer(violation) or '/'}: {violation.message[:200]}"
+        if (detail := violation(self._validator, value)) is not None:
             return Extraction(None, reason="schema", detail=detail)
         # Every marked string must occur in the text; an empty one has no span.
         spans = []
         # A set, because several branches of the schema may mark the same string.
         for path, words in sorted(
-            {(_pointer(mark), mark.instance) for mark in _marks(self._marker.iter_errors(value))}
+            {(pointer_to(mark), mark.instance) for mark in _marks(self._marker.iter_errors(value))}
         ):
             if words not in text:
                 return Extraction(None, reason="span", detail=f"{path}: {words[:200]!r}")
@@ -103,23 +99,3 @@ def _marks(errors: Any) -> Iterator[jsonschema.exceptions.ValidationError]:
         if error.validator == SPAN:
             yield error
         yield from _marks(error.context or ())
-
-
-def _pointer(error: jsonschema.exceptions.ValidationError) -> str:
-    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in error.absolute_path)
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(f"{digits[:20]} is too large a number")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(members := dict(pairs)) < len(pairs):
-        raise ValueError("an object has two members of the same name")
-    return members

@@ -57,9 +57,13 @@ class Extractor:
         if config.max_tokens is not None and config.max_tokens < least:
             raise ConfigError(f"extract.max_tokens {config.max_tokens}: the shortest reply takes {least} tokens")
         if room < least:
+            have, way_out = "the instructions", "shorten them"
+            if instructions == _with_schema(schema):
+                have = "the instructions, which are the whole schema where none are given,"
+                way_out = 'give short ones with --instructions "…", since the schema is enforced in any case'
             raise ConfigError(
-                f"extract: the instructions leave {max(0, room)} tokens of a context of {self._model.context}, and the "
-                f"shortest reply takes {least}; shorten `instructions` or the schema"
+                f"extract: {have} leave {max(0, room)} tokens of a context of {self._model.context}, and the shortest "
+                f"reply takes {least}; {way_out}"
             )
 
     def prompt(self, text: str) -> tuple[int, ...]:
@@ -176,6 +180,10 @@ def instructions_of(config: ExtractConfig, labels: LabelSet | None, schema: Sche
         return config.instructions
     if labels is not None and labels.form == "entities":
         return labels.instructions
+    return _with_schema(schema)
+
+
+def _with_schema(schema: Schema) -> str:
     return SCHEMA_INSTRUCTIONS.format(schema=json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
 
 

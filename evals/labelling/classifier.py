@@ -25,7 +25,7 @@ from evals.running.rows import RowFile
 CHUNK = 256  # rows
 BINS = 10  # of the histogram of probabilities
 EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # examples of each outcome, half of them the most certain; characters of a text
-WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
+WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest", "cut")), "reason": "no_text"}
 
 
 class TextClassifier:
@@ -58,10 +58,11 @@ class TextClassifier:
         self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
-        """Return a row for every text, in order: number (from 1), label, probability, abstained, likeliest, reason.
+        """Return a row for every text: number (from 1), label, probability, abstained, likeliest, cut and reason.
 
-        `label` is None if the model abstains; a row without a text has a `reason` and nothing else. Rows that the file
-        at `rows_path` already has are not computed again. Emits `progress` and the metric `classify/rows_per_second`.
+        `label` is None if the model abstains; `cut`: the text is longer than what is read of it; a row without a text
+        has a `reason` and nothing else. Rows that the file at `rows_path` already has are not computed again. Emits
+        `progress` and the metric `classify/rows_per_second`.
         """
         row_file = RowFile(rows_path)
         known_numbers = {row["number"] for row in row_file.rows}
@@ -74,8 +75,8 @@ class TextClassifier:
                     (row, text) for row, text in enumerate(texts[first : first + CHUNK], first) if text is not None
                 ]
                 rows = {
-                    row: self._answer(row, shares)
-                    for (row, _), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
+                    row: self._answer(row, text, shares)
+                    for (row, text), shares in zip(numbered_texts, self._shares(numbered_texts), strict=True)
                 }
                 # A row without a text has no answer among `rows`, and is written as such.
                 row_file.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
@@ -92,7 +93,7 @@ class TextClassifier:
         shares_NC = self._predictor.probabilities([text for _, text in numbered_texts])[:, self._columns]
         return shares_NC / shares_NC.sum(axis=1, keepdims=True)
 
-    def _answer(self, row: int, shares_C: np.ndarray) -> dict[str, Any]:
+    def _answer(self, row: int, text: str, shares_C: np.ndarray) -> dict[str, Any]:
         best = int(shares_C.argmax())
         abstained = self.threshold is not None and bool(shares_C[best] < self.threshold)
         return {
@@ -101,6 +102,7 @@ class TextClassifier:
             "probability": round(float(shares_C[best]), 6),
             "abstained": abstained,
             "likeliest": self.labels[best],
+            "cut": self._predictor.is_cut(text),
             "reason": None,
         }
 
@@ -108,7 +110,7 @@ class TextClassifier:
 def classification_summary(
     rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Counts as JSON data: rows, labelled (by label), abstained, without a text; with `gold` labels also scores.
+    """Counts as JSON data: rows, labelled (by label), abstained, without a text, cut; with `gold` labels also scores.
 
     `confidence` has histograms of the probability, for labelled rows and for those abstained from. The scores are
     `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
@@ -119,6 +121,7 @@ def classification_summary(
         "labelled": {label: label_counts[label] for label in labels},
         "abstained": sum(bool(row["abstained"]) for row in rows),
         "no_text": sum(row["reason"] is not None for row in rows),
+        "cut": sum(bool(row["cut"]) for row in rows),
         "confidence": {
             name: np.histogram([row["probability"] for row in rows if row["abstained"] is abstained], BINS, (0, 1))[
                 0
@@ -173,7 +176,12 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
     below = never if classifier.threshold is None else f"It abstains below a probability of {classifier.threshold:.3f}."
     rows = [(markdown_text(label), count) for label, count in summary["labelled"].items()]
     rows += [("(abstained)", summary["abstained"]), ("(no text)", summary["no_text"])]
-    parts = ["# Labels", f"{summary['rows']:,} rows labelled {how}. {below}", markdown_table(("label", "rows"), rows)]
+    cut = f" Of {summary['cut']:,} texts only the beginning was read: they are too long." if summary["cut"] else ""
+    parts = [
+        "# Labels",
+        f"{summary['rows']:,} rows labelled {how}. {below}{cut}",
+        markdown_table(("label", "rows"), rows),
+    ]
     if "accuracy" in summary:
         value = {
             name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name]) for name in ("accuracy", "macro_f1")

@@ -55,6 +55,11 @@ class LabelPredictor:
                 self._scorer = SharedPrefixScorer(params, self._model, rows)
         self._tokenizer = tokenizer_for(tokenizer)
 
+    def is_cut(self, text: str) -> bool:
+        """Whether a text has more tokens than are read of it."""
+        longest = self.labels.longest if self._head is None else readable(self.labels, self._model)
+        return len(self._tokenizer.encode(text.strip())) > longest
+
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Calibrated probabilities of `labels.labels`, float64 [texts, labels]."""
         if self._head is not None:
@@ -80,10 +85,14 @@ def text_features(
     return pooled_states(params, model, feature_ids(model, tokenizer, labels, texts), rows, labels.pooling, on_progress)
 
 
+def readable(labels: LabelSet, model: ModelConfig) -> int:
+    """The tokens of a text that a head reads: one place of the context is for the end-of-text token before it."""
+    return min(labels.longest, model.context - 1)
+
+
 def feature_ids(model: ModelConfig, tokenizer: Tokenizer, labels: LabelSet, texts: Sequence[str]) -> list[list[int]]:
     """The token ids from which the features of texts are computed."""
-    # One place of the context is for the end-of-text token, which begins every text.
-    longest = min(labels.longest, model.context - 1)
+    longest = readable(labels, model)
     ids = [[tokenizer.end_of_text, *tokenizer.encode(cut(tokenizer, text, longest))] for text in texts]
     return [text[: model.context] for text in ids]  # a truncated text may be tokenised into more tokens than before
 

@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from data.chat_template import parse_completion
 from data.labelled.label_set import LabelSet, write_label_set
-from data.labelled.prompts import beginning_ids, context_ids, instructions_for, reply_ids
+from data.labelled.prompts import beginning_ids, context_ids, instructions_for, reasoned_ids, reply_ids
 from data.labelled.rows import LabelledRow
 from data.shuffle import permute
 from data.tokenizer import Tokenizer, tokenizer_for
@@ -175,6 +175,9 @@ def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow
         prompt = beginning + context_ids(tokenizer, row.text, labels.longest)
         if row.options:
             examples.append(TuningRow(prompt, [reply_ids(tokenizer, option) for option in row.options], row.shares))
+        elif row.reasoning:
+            prompt, reply = reasoned_ids(tokenizer, prompt, row.reasoning, row.target)
+            examples.append(TuningRow(prompt, [reply]))
         else:
             examples.append(TuningRow(prompt, [reply_ids(tokenizer, row.target)]))
     return examples

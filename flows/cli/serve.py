@@ -39,7 +39,9 @@ def serve(
 
         from data.tokenizer import tokenizer_for
         from flows.cli.inspect import checkpoint_folder
+        from flows.operate.own_page import OwnPageOnly
         from flows.serve.http import ServedModel, application
+        from flows.serve.protocol import ApiError
         from flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from model.compile_cache import enable_compile_cache
         from model.decoding.engine import Engine
@@ -68,8 +70,15 @@ def serve(
     # number to print.
     listener = listen(host, port)
     address, port = listener.getsockname()[:2]
-    server_config = uvicorn.Config(
+    # A page of another site must not reach it: its own name may resolve to this machine, which is then the same origin.
+    guarded = OwnPageOnly(
         application(ServedModel(name, int(time.time()), tokenizer, engine, key)),
+        address,
+        port,
+        lambda status, reason: ApiError(status, reason, code="forbidden").body(),
+    )
+    server_config = uvicorn.Config(
+        guarded,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=max(1, round(grace)),

@@ -177,8 +177,10 @@ GROUP_WHICH = {
     "all wrong": "max(correct) < 1",
     "with one cut off": "bool_or(TRY_CAST(fields->>'truncated' AS BOOLEAN))",
 }
-# Steps are numbered from 1, as in the charts; a rollout has the number of updates before it.
-_STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT) + 1 AS step"
+# Steps are numbered from 1, as in the charts. In events they already are; a row of a file has the number of updates
+# before it, from 0, because a resumed stage compares it with the number of steps in its checkpoint.
+_STEPS = "TRY_CAST(value[3] AS BIGINT) + 1 AS round, TRY_CAST(value[4] AS BIGINT) AS step"
+_FILE_STEPS = _STEPS.replace(" AS step", " + 1 AS step")
 # Samples during pretraining are grouped by prompt, over all steps.
 _NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
 
@@ -193,7 +195,7 @@ def texts(source: str, order: str = "as they came", which: str = "any") -> str:
 
 def groups(source: str, order: str = "newest step first", which: str = "all groups", by_step: bool = True) -> str:
     """SQL for a page of the groups of a `source`, in order, with their `total` number; see `_GROUPS`."""
-    keys = _STEPS if by_step else _NO_STEPS
+    keys = (_FILE_STEPS if source == FILE_LINES else _STEPS) if by_step else _NO_STEPS
     return _GROUPS.format(source=source, which=GROUP_WHICH[which], order=GROUP_ORDERS[order], keys=keys)
 
 

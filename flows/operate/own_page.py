@@ -32,11 +32,18 @@ class OwnPageOnly:
 
     Programs other than browsers do not send the headers that it checks. `host` and `port`: where the server listens. On
     loopback it accepts only loopback names as `Host`, because a foreign name that resolves to this machine makes its
-    page the same origin (DNS rebinding). A request with a body must be JSON (else 415).
+    page the same origin (DNS rebinding). A request with a body must be JSON (else 415). `body_of`: the JSON of a
+    refusal, from its status and reason.
     """
 
-    def __init__(self, application: Application, host: str, port: int) -> None:
-        self.application = application
+    def __init__(
+        self,
+        application: Application,
+        host: str,
+        port: int,
+        body_of: Callable[[int, str], Any] = lambda status, reason: {"detail": reason},
+    ) -> None:
+        self.application, self.body_of = application, body_of
         self.local = is_loopback(host)
         self.origins = {f"http://{name}:{port}" for name in _LOOPBACK} if self.local else set()
         # A page that was opened by one loopback name may call the server by another; events come over WebSockets.
@@ -60,7 +67,7 @@ class OwnPageOnly:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})  # the handshake gets 403
         else:
-            await JSONResponse({"detail": refusal[1]}, refusal[0])(dict(scope), receive, send)
+            await JSONResponse(self.body_of(*refusal), refusal[0])(dict(scope), receive, send)
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the reason to refuse a request with; None if it is allowed."""

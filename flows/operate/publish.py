@@ -12,10 +12,11 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.files import sha256_of, write_text
 from data.distill.parquet import write_parquet
+from data.labelled.label_set import LabelSet, read_label_set
 from model.exports.formats import FORMATS
 from store.artifacts import Artifact, Store
 from tasks.reporting.dataset_card import dataset_card
-from tasks.reporting.model_card import Publication, Snippet, model_card
+from tasks.reporting.model_card import TASKS, Publication, Snippet, model_card
 from tasks.reporting.model_facts import distilled_documents, lineage, model_facts
 
 CARD = "README.md"
@@ -53,7 +54,7 @@ def write_model(
         publication = Publication(
             repository,
             LIBRARIES[format_],
-            model_snippets(repository, format_, onnx=onnx_bits is not None),
+            model_snippets(repository, format_, onnx=onnx_bits is not None, labels=read_label_set(folder)),
             tags=[*TAGS[format_], *(["onnx"] if onnx_bits else [])],
             license=license_,
             dataset=dataset,
@@ -85,11 +86,23 @@ def write_dataset(
     return _settle(out, build)
 
 
-def model_snippets(repository: str, format_: str, *, onnx: bool = False) -> list[Snippet]:
-    """Code snippets that load a model of this format from its repository; each is a complete program."""
+def model_snippets(
+    repository: str, format_: str, *, onnx: bool = False, labels: LabelSet | None = None
+) -> list[Snippet]:
+    """Code snippets that load a model of this format from its repository; each is a complete program.
+
+    `labels`: of a tuned checkpoint; a classifier is not asked a question.
+    """
     name = repository.partition("/")[2]
     ours = "With this project installed:"
     download = f"hf download {repository} --local-dir {name}\n"
+    if labels is not None and labels.form in TASKS:
+        folder = name if format_ == "nautile" else f"{name}-checkpoint"
+        convert = "" if format_ == "nautile" else f"nautile import {name} {folder}\n"
+        use = (
+            f"Then `nautile {'classify' if labels.form == 'label' else 'extract'} CHECKPOINT TABLE`, with the id shown:"
+        )
+        return [Snippet(f"{ours[:-1]}. {use}", "bash", f"{download}{convert}nautile store add {folder}")]
     by_format = {
         "transformers": [
             Snippet(

@@ -149,6 +149,7 @@ _ERRORS = {
     413: "The body is too large",
     415: "The content type is not application/json",
     429: "The queue is full",
+    500: "The answer does not meet its schema",
     503: "The server is stopping, or the model failed",
 }
 

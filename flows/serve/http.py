@@ -1,7 +1,8 @@
 """The HTTP API of `nautile serve`: OpenAI's routes over one decoding engine.
 
-Everything here runs in one event loop. When a client disconnects, its samples are cancelled. Request bodies must have
-the content type JSON, so that web pages cannot post to a loopback server without a CORS preflight.
+Everything here runs in one event loop, and what takes long in threads, so that `/health` answers at once whatever the
+others ask. When a client disconnects, its samples are cancelled. Request bodies must have the content type JSON, so
+that web pages cannot post to a loopback server without a CORS preflight.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ from model.decoding.engine import Engine
 from model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
+MOST_MEMBERS = 64  # of an object of a request, but for a schema's and metadata's; each wrong one is an error in memory
 _BODY_ERRORS = (400, 401, 413, 415)  # error statuses of all requests with a body
 
 
@@ -79,6 +81,11 @@ class SizedRequest(Request):
                 message = f"the body is larger than {MAX_BODY_BYTES} bytes: send several requests"
                 raise ApiError(413, message, headers={"Connection": "close"})
             yield part
+
+    async def json(self) -> Any:
+        """The parsed body. Raises `ApiError` 400 for an object of over `MOST_MEMBERS` members."""
+        body = await self.body()
+        return await asyncio.to_thread(_parsed, body)
 
 
 class GuardedRoute(APIRoute):
@@ -155,17 +162,20 @@ def application(served: ServedModel) -> FastAPI:
     async def completions(connection: Request, request: CompletionRequest) -> Response:
         name = _served_name(request.model, served)
         bridge.check_samples(len(request.prompts) * (request.n or 1))
-        response = CompletionResponse(request, tokenizer, engine.config.context, name)
+        response = await asyncio.to_thread(CompletionResponse, request, tokenizer, engine.config.context, name)
         return await _respond(connection, request, response, bridge, metrics)
 
     @api.post(
-        "/v1/chat/completions", responses=documented(bodies.ChatCompletion, *_BODY_ERRORS, 404, 429, 503, streams=True)
+        "/v1/chat/completions",
+        responses=documented(bodies.ChatCompletion, *_BODY_ERRORS, 404, 429, 500, 503, streams=True),
     )
     async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
         name = _served_name(request.model, served)
         bridge.check_samples(request.n or 1)
         constraint = await asyncio.to_thread(constraint_for, tokenizer, request.response_format)
-        response = ChatCompletionResponse(request, tokenizer, engine.config.context, name, constraint)
+        response = await asyncio.to_thread(
+            ChatCompletionResponse, request, tokenizer, engine.config.context, name, constraint
+        )
         return await _respond(connection, request, response, bridge, metrics)
 
     # vLLM's routes, with which evaluation harnesses use the tokenizer.
@@ -182,14 +192,19 @@ def application(served: ServedModel) -> FastAPI:
         # A prompt that is exactly the name of a special token gives its id, as harnesses expect. In a longer prompt the
         # name is ordinary text.
         special = tokenizer.specials.get(request.prompt)
-        ids = tokenizer.encode(request.prompt) if special is None else [special]
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.config.context})
+        ids = await asyncio.to_thread(tokenizer.encode, request.prompt) if special is None else [special]
+        content = {"tokens": ids, "count": len(ids), "max_model_len": engine.config.context}
+        return await asyncio.to_thread(JSONResponse, content)
 
     @api.post("/detokenize", responses=documented(bodies.DetokenizeResponse, *_BODY_ERRORS, 404))
     async def detokenize(request: DetokenizeRequest) -> Response:
         _served_name(request.model, served)
-        text = b"".join(bytes_of(tokenizer, token) for token in request.tokens).decode("utf-8", "replace")
-        return JSONResponse({"prompt": text})
+
+        def decoded() -> Response:
+            text = b"".join(bytes_of(tokenizer, token) for token in request.tokens).decode("utf-8", "replace")
+            return JSONResponse({"prompt": text})
+
+        return await asyncio.to_thread(decoded)
 
     app = guarded_app(api, served.key, lifespan)
     app.openapi = lambda: described(app)  # type: ignore[method-assign]
@@ -238,12 +253,13 @@ async def _respond(
 
 
 async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
-    """Collect the events of all samples until they are finished. Raises `ApiError` 503 if the engine fails."""
+    """Collect the events of all samples until they are finished. Raises `ApiError` if the engine or an answer fails."""
     while not response.finished:
         index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
             raise ApiError(503, event.message, code="unavailable")
-        _add_event(response, events, index, event)
+        if _add_event(response, events, index, event) is not None:
+            await _check(response, index)
 
 
 async def _stream(response: ResponseBuilder, events: RequestEvents, include_usage: bool) -> AsyncIterator[bytes]:
@@ -259,11 +275,24 @@ async def _stream(response: ResponseBuilder, events: RequestEvents, include_usag
         # The index of the first new token, for the log-probabilities of this chunk: `_add_event` appends to the ids.
         first = len(response.choices[index].ids)
         added = _add_event(response, events, index, event)
-        if added is not None and (chunk := response.chunk(index, event, added, first)):
+        if added is None:
+            continue
+        try:
+            await _check(response, index)
+        except ApiError as error:
+            yield _server_sent(error.body())
+            return
+        if chunk := response.chunk(index, event, added, first):
             yield _server_sent(chunk)
     if include_usage:
         yield _server_sent(response.usage_chunk())
     yield b"data: [DONE]\n\n"
+
+
+async def _check(response: ResponseBuilder, index: int) -> None:
+    """Raise `ApiError` 500 if a sample is finished and breaks the schema of its answer."""
+    if response.choices[index].finish_reason == "stop" and (fault := await asyncio.to_thread(response.fault, index)):
+        raise ApiError(500, f"the answer does not meet the response_format: {fault}", code="invalid_answer")
 
 
 def _add_event(
@@ -299,6 +328,23 @@ async def _unless_disconnected(connection: Request, work: Awaitable[None]) -> bo
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ApiError):
                 await task
+
+
+def _parsed(body: bytes) -> Any:
+    """The value of a JSON body, none of whose objects has too many members. Raises `ApiError` and json's errors."""
+    value = json.loads(body)
+    waiting: list[Any] = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if len(part) > MOST_MEMBERS:
+                raise ApiError(
+                    400, f"the body: an object has {len(part)} members, and at most {MOST_MEMBERS} are known"
+                )
+            waiting += [inner for name, inner in part.items() if name not in ("schema", "metadata")]
+        elif isinstance(part, list):
+            waiting += [inner for inner in part if isinstance(inner, dict | list)]
+    return value
 
 
 def _served_name(name: str | None, served: ServedModel) -> str:

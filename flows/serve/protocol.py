@@ -6,13 +6,18 @@ Unknown and unsupported fields are errors that name the field, because a client 
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_STOPS = 16  # OpenAI allows 4; each costs a search per token here
-_UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias", "best_of")
+_UNSUPPORTED = {
+    *("frequency_penalty", "presence_penalty", "logit_bias", "best_of", "suffix", "store", "modalities", "audio"),
+    *("tools", "tool_choice", "functions", "function_call", "prediction", "web_search_options", "reasoning_effort"),
+    "verbosity",
+}
+_ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 # Messages for union types, where pydantic reports only the error of the first member.
 _UNIONS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
@@ -21,6 +26,9 @@ _UNIONS = {
 }
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
+_Item = TypeVar("_Item")
+# A list that is refused for its first wrong item: a body of 4 MiB has a million, each with an error of a kilobyte.
+_Every = Annotated[list[_Item], Field(fail_fast=True)]
 
 
 class ApiError(HTTPException):
@@ -40,7 +48,11 @@ class ApiError(HTTPException):
     def body(self) -> dict[str, Any]:
         types = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         kind = types.get(self.status_code, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        # A message may quote a name from the request, which JSON lets hold half a surrogate pair, and UTF-8 does not.
+        message, param = (
+            text and text.encode("utf-8", "replace").decode("utf-8") for text in (self.message, self.param)
+        )
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
 
 def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:
@@ -73,12 +85,15 @@ class _Body(BaseModel):
 
 class StreamOptions(_Body):
     include_usage: bool = False
+    include_obfuscation: bool | None = None  # pads OpenAI's chunks against observers of their sizes; no effect here
 
 
 class SamplingRequest(_Body):
-    """Fields of both completion routes. `user` and `metadata` are accepted and have no effect.
+    """Fields of both completion routes.
 
-    `model`: the served model or nothing; other names are an error.
+    `model`: the served model or nothing; other names are an error. Fields of OpenAI's clients are accepted where they
+    have no effect here: `user`, `metadata`, identifiers, the vendor's tiers, and others with the value that asks for
+    nothing.
     """
 
     model: str | None = None
@@ -93,9 +108,14 @@ class SamplingRequest(_Body):
     stream_options: StreamOptions | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: _ServiceTier | None = None
+    store: Literal[False] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -109,11 +129,12 @@ class SamplingRequest(_Body):
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`: continue texts or token ids without a chat template."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | _Every[str] | _Every[TokenId] | _Every[_Every[TokenId]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -138,7 +159,7 @@ class TextPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user"]
-    content: str | list[TextPart]
+    content: str | _Every[TextPart]
     name: str | None = None
 
     @property
@@ -171,12 +192,23 @@ class ResponseFormat(_Body):
 class ChatCompletionRequest(SamplingRequest):
     """`POST /v1/chat/completions`: one question, because the model is trained on single turns."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[_Every[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none"] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
 
     @model_validator(mode="after")
     def _single_turn(self) -> "ChatCompletionRequest":
@@ -209,5 +241,5 @@ class TokenizeRequest(_Body):
 class DetokenizeRequest(_Body):
     """`POST /detokenize`, as in vLLM."""
 
-    tokens: list[TokenId]
+    tokens: _Every[TokenId]
     model: str | None = None

@@ -91,6 +91,10 @@ class ResponseBuilder(ABC):
         completion = sum(len(choice.ids) for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
+    def fault(self, index: int) -> str | None:
+        """How a finished choice breaks what the request demands of it; None if it does not."""
+        return None
+
     def opening_chunks(self) -> list[dict[str, Any]]:
         """The chunks at the beginning of a stream."""
         return []
@@ -155,8 +159,18 @@ class ResponseBuilder(ABC):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocabulary: int, field_name: str) -> None:
-    """Raise `ApiError` 400, with the field, for prompts that do not fit the model's context or vocabulary."""
+def refuse_long_text(text: str, context: int, tokenizer: Tokenizer, field_name: str) -> None:
+    """Raise `ApiError` 400 for a text that cannot fit the context, without encoding it: 4 MB take six seconds."""
+    least = -(-len(text.encode("utf-8", "replace")) // tokenizer.longest)
+    if least > context:
+        message = f"{field_name}: at least {least} tokens do not fit into the model's context of {context}"
+        raise ApiError(400, message, field_name, "context_length_exceeded")
+
+
+def check_prompts(
+    prompts: list[list[int]], max_tokens: int, context: int, tokenizer: Tokenizer, field_name: str
+) -> None:
+    """Raise `ApiError` 400, with the field, for prompts over the context or with an id that no token has."""
     for index, prompt in enumerate(prompts):
         where = f"{field_name}[{index}]" if len(prompts) > 1 else field_name
         too_long = "context_length_exceeded"
@@ -169,8 +183,9 @@ def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocab
                 f"{context}: set it to at most {context - len(prompt)}"
             )
             raise ApiError(400, message, "max_tokens", too_long)
-        if max(prompt) >= vocabulary:
-            raise ApiError(400, f"{where}: the id {max(prompt)} is not in the vocabulary of {vocabulary}", field_name)
+        if (unused := tokenizer.first_unused(prompt)) is not None:
+            message = f"{where}: no token of the vocabulary of {tokenizer.vocabulary} has the id {unused}"
+            raise ApiError(400, message, field_name)
 
 
 class ChatCompletionResponse(ResponseBuilder):
@@ -186,16 +201,25 @@ class ChatCompletionResponse(ResponseBuilder):
         model: str,
         constraint: Constraint | None = None,
     ) -> None:
+        refuse_long_text(request.query, context, tokenizer, "messages")
         prompt = encode_prompt(tokenizer, request.query)
         limit = request.max_tokens or request.max_completion_tokens
         # At least one token must fit; without a limit the reply may fill the context.
-        check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
+        check_prompts([prompt], limit or 1, context, tokenizer, "messages")
         super().__init__(request, tokenizer, [prompt], model)
+        self._constraint = constraint
         limit = limit or context - len(prompt)
         for decode_request in self._decode_requests(limit, False, request.top_logprobs or 0):
             if constraint is not None:
                 decode_request = constrained_request(constraint, decode_request)
             self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops, chat=True)))
+
+    def fault(self, index: int) -> str | None:
+        choice = self.choices[index]
+        # An answer that was cut, at the limit or at a stop string, is no whole document.
+        if self._constraint is None or choice.finish_reason != "stop" or choice.stream.stopped:
+            return None
+        return self._constraint.fault(choice.answer)
 
     def usage(self) -> dict[str, Any]:
         reasoning = sum(choice.stream.parts.count("thinking") for choice in self.choices)
@@ -249,9 +273,12 @@ class CompletionResponse(ResponseBuilder):
     prefix = "cmpl"
 
     def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int, model: str) -> None:
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                refuse_long_text(prompt, context, tokenizer, "prompt")
         prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
         max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        check_lengths(prompts, max_tokens, context, tokenizer.vocabulary, "prompt")
+        check_prompts(prompts, max_tokens, context, tokenizer, "prompt")
         super().__init__(request, tokenizer, prompts, model)
         self._echo = bool(request.echo)
         # The engine rejects a request that neither generates nor scores. With `max_tokens` 0 the prompt is therefore

@@ -36,7 +36,7 @@ from model.decoding.cache import (
 from model.decoding.sampling import Sampling, draw, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.sca import SCAState
-from model.loss import masked_logits
+from model.loss import next_logits
 from model.sharding import everywhere, split_rows
 
 FIRST_GROWTH = 128  # tokens of a completion at which the ring of columns first grows
@@ -308,7 +308,7 @@ def _one_token(
     weights: DecodeWeights, state: LaneState, config: ModelConfig, sampling: Sampling
 ) -> tuple[LaneState, Array, Array]:
     """Sample the next token of every slot from its hidden state, and run it through the model."""
-    logits_BV = masked_logits(state.hidden_BD, weights.embedding, config.vocabulary)
+    logits_BV = next_logits(state.hidden_BD, weights.embedding, config)
     uniform_B = jnp.take_along_axis(state.uniforms_BN, state.index_B[:, None], axis=1, mode="clip")[:, 0]
     ids_B = draw(logits_BV, uniform_B, sampling)
     thinking_B, forced_B = state.thinking_B, state.forced_B

@@ -16,6 +16,7 @@ from jax import Array
 
 from common.errors import ConfigError
 
+HOTTEST = 1e6  # temperature: every token is as likely long before it; far above, so would be the masked ones
 _BLOCK = 128  # probabilities per block in `_invert`
 
 
@@ -37,8 +38,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ConfigError(f"sampling.max_tokens must be 1 or more, not {self.max_tokens}")
-        if self.temperature < 0:
-            raise ConfigError(f"sampling.temperature must be 0 or more, not {self.temperature}")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise ConfigError(f"sampling.temperature must be from 0 to {HOTTEST:g}, not {self.temperature}")
         if self.top_k < 0:
             raise ConfigError(f"sampling.top_k must be 0 (all) or more, not {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -31,7 +31,7 @@ from model.decoding.scoring import refuse_unscorable
 from model.layers.attention import attention
 from model.layers.common import Params, compute_dtype
 from model.layers.sca import sca
-from model.loss import masked_logits, token_logprobs
+from model.loss import next_logits, token_logprobs
 from model.nautile import embed
 
 SHORTEST_RUN = 4  # smallest bucket, of the tokens of a run and of the distinct first tokens of a context
@@ -246,7 +246,7 @@ def _run(
 @partial(jax.jit, static_argnames="config")
 def _first_logprobs(params: Params, config: ModelConfig, hidden_UD: Array, targets_UC: Array) -> Array:
     """log p of each target [U, C] as the next token after hidden states [U, D]."""
-    logits_UV = masked_logits(hidden_UD, params["embedding"], config.vocabulary)
+    logits_UV = next_logits(hidden_UD, params["embedding"], config)
     chosen_UC = jnp.take_along_axis(logits_UV, targets_UC, axis=1)
     return chosen_UC - jax.nn.logsumexp(logits_UV, axis=1, keepdims=True)
 

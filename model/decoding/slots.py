@@ -23,7 +23,7 @@ from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, empty
 from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
 from model.layers.common import Params, compute_dtype
-from model.loss import chunks, join_chunks, masked_logits
+from model.loss import chunks, join_chunks, next_logits
 
 MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
 MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token
@@ -218,7 +218,7 @@ def advance(
     def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
         step, slots, output = carry
         # Idle slots compute too, because the program has one shape; their tokens are not counted.
-        logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
+        logits_BV = next_logits(slots.hidden_BD, weights.embedding, config)
         if allowed_BW is not None:
             logits_BV = only_allowed(logits_BV, allowed_BW)
         tokens, after = draw_tokens(slots, logits_BV, config, stops, think_end)
@@ -286,7 +286,7 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
 
     def score(part: tuple[Array, Array]) -> PrefillScores:
         hidden_BCD, targets_BC = part
-        logits_BCV = masked_logits(hidden_BCD, params["embedding"], config.vocabulary)
+        logits_BCV = next_logits(hidden_BCD, params["embedding"], config)
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
         values_BCN, ids_BCN = likeliest(logits_BCV, min(MAX_PROMPT_ALTERNATIVES, config.vocabulary))

@@ -75,8 +75,11 @@ class SpanGrammar:
         kinds = schema.get("type")
         if keywords == {"$ref"} and schema["$ref"].startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
             return self._ref(schema["$ref"])
-        if keywords == {"anyOf"}:
-            return self._choice([self._node(part, f"{path}/anyOf/{i}") for i, part in enumerate(schema["anyOf"])])
+        # Of `oneOf` exactly one alternative may hold: a document that meets several is left to the caller's check.
+        if len(keywords) == 1 and (name := next(iter(keywords))) in ("anyOf", "oneOf"):
+            return self._choice([self._node(part, f"{path}/{name}/{i}") for i, part in enumerate(schema[name])])
+        if keywords == {"allOf"} and len(schema["allOf"]) == 1:
+            return self._node(schema["allOf"][0], f"{path}/allOf/0")
         # A marked string with a list of values: those that are in the text are possible.
         if "enum" in keywords and schema.get(SPAN) is True:
             possible = [value for value in schema["enum"] if not isinstance(value, str) or value in self._text]

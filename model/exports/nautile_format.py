@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.files import write_text
 from data.chat_template import encode_prompt
+from data.labelled.label_set import copy_label_set
 from data.tokenizer import tokenizer_for
 from model.exports.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
 from model.weights.files import load_weights, refuse_occupied, save_weights
@@ -17,7 +18,8 @@ def export_nautile(checkpoint: Path, out: Path) -> list[Path]:
     """Export a checkpoint folder: `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
 
     `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` has the special tokens and the prompt
-    template that the model was trained on, with `{query}` for the question. Returns the files. Raises ConfigError if
+    template that the model was trained on, with `{query}` for the question. The labels and the head of a tuned
+    checkpoint are copied. Returns the files. Raises ConfigError if
     `out` is not empty or the checkpoint cannot be read.
     """
     refuse_occupied(out)
@@ -35,5 +37,6 @@ def export_nautile(checkpoint: Path, out: Path) -> list[Path]:
         "fingerprint": tokenizer.fingerprint,
     }
     write_text(out / TOKENIZER_CONFIG, json.dumps(settings, ensure_ascii=False, indent=1))
+    copy_label_set(checkpoint, out)
     save_weights(out, params, model, tokenizer_config)
     return sorted(out.iterdir())

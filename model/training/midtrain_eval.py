@@ -63,7 +63,7 @@ class MidtrainSampler:
     """Emits `sample` events with greedy continuations of validation documents. Compiles at the first `show`."""
 
     def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
-        self._model, self._loader, self._emit = model, loader, emit
+        self._model, self._loader, self._emit = model.with_tokenizer(tokenizer), loader, emit
         self._tokenizer = tokenizer_for(tokenizer)
         self._generator: Generator | None = None
         self._openings: list[Opening] = []

@@ -14,11 +14,12 @@ import numpy as np
 
 from common.errors import ConfigError
 from configs.model import ModelConfig, TokenizerConfig
+from data.labelled.label_set import copy_label_set
 from model.layers.common import Params
 from model.weights.author_config import read_author_config
 from model.weights.author_files import TensorFile, check_digests, tensor_files
 from model.weights.author_layout import author_shapes, from_author
-from model.weights.files import CONFIG, refuse_occupied, save_weights
+from model.weights.files import CONFIG, refuse_not_finite, refuse_occupied, save_weights
 
 ROPE = ("cos_emb", "sin_emb")  # the author's RoPE tables [positions, head dim / 2]
 LARGEST_CONTEXT = 1 << 17  # rows of such a table: a few bytes of an archive can unpack to any amount of zeros
@@ -45,7 +46,7 @@ def load_author_weights(
     context, sca_epsilon (of the SCA layers' first norm): take precedence over both.
 
     Raises ConfigError with the first difference if a tensor is missing or unknown or a shape does not fit, if the
-    context is unknown, and if two sources differ on it.
+    context is unknown, if two sources differ on it, and if a number is not finite.
     """
     tokenizer = tokenizer or TokenizerConfig()
     model = model or ModelConfig(vocabulary=tokenizer.vocabulary)
@@ -74,8 +75,9 @@ def load_author_weights(
     )
     model = ModelConfig.model_validate({**model.model_dump(), **changes})
     tensors = {name: file.read(stored) for name, (file, stored) in names.items()}
+    refuse_not_finite(tensors, f"{path}: cannot be imported", "the file is damaged, or its training diverged")
     _check_redundant(path, tensors, model)
-    return from_author(tensors, model), model, tokenizer
+    return from_author(tensors, model), model.with_tokenizer(tokenizer), tokenizer
 
 
 def import_weights(
@@ -90,6 +92,7 @@ def import_weights(
     """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`."""
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer, context=context, sca_epsilon=sca_epsilon)
+    copy_label_set(path if path.is_dir() else path.parent, out)
     save_weights(out, params, model, tokenizer)
     return sorted(out.iterdir())
 

@@ -37,14 +37,7 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     Raises `ConfigError`, before writing anything, if a weight is not finite: no run may start from such weights.
     """
     arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep=".").items()}
-    not_finite = {name: array.size - int(np.isfinite(array).sum()) for name, array in arrays.items()}
-    not_finite = {name: count for name, count in not_finite.items() if count}
-    if not_finite:
-        name, count = next(iter(not_finite.items()))
-        raise ConfigError(
-            f"{folder}: these weights are not written: {count} of the {arrays[name].size} numbers of `{name}` are not "
-            f"finite, and {len(not_finite)} of {len(arrays)} parameters have such numbers; use an earlier checkpoint"
-        )
+    refuse_not_finite(arrays, f"{folder}: these weights are not written", "use an earlier checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
@@ -57,6 +50,18 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     write_text(folder / CONFIG, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
+def refuse_not_finite(arrays: Mapping[str, np.ndarray], what: str, way_out: str) -> None:
+    """Raise `ConfigError` if an array has a number that is not finite. `what` and `way_out`: around the reason."""
+    counts = {name: array.size - int(np.isfinite(array).sum()) for name, array in arrays.items()}
+    counts = {name: count for name, count in counts.items() if count}
+    if counts:
+        name, count = next(iter(counts.items()))
+        raise ConfigError(
+            f"{what}: {count} of the {arrays[name].size} numbers of `{name}` are not finite, and {len(counts)} of "
+            f"{len(arrays)} parameters have such numbers; {way_out}"
+        )
+
+
 def refuse_occupied(out: Path) -> None:
     """Raise ConfigError unless `out` is a new or an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -67,7 +72,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """Read a checkpoint: float32 parameters as nested dicts, and the configurations of model and tokenizer.
 
     Raises `ConfigError` naming the file and the first difference: a missing, unreadable or truncated file, another
-    format version, a missing or an unknown parameter, or another shape or type.
+    format version, a missing or an unknown parameter, another shape or type, or numbers that are not finite.
     """
     model, tokenizer = read_config(folder / CONFIG)
     path = folder / WEIGHTS
@@ -81,11 +86,13 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
         check_regular(path)
         with safe_open(path, framework="numpy") as tensors:
             _compare(path, expected, tensors)
-            loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}
+            arrays = {name: tensors.get_tensor(name) for name in expected}
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path}: cannot be read as weights ({first_line(error)}); make the checkpoint again"
         ) from None
+    refuse_not_finite(arrays, f"{path}: cannot be used", "use another checkpoint")
+    loaded = {name: jnp.asarray(array) for name, array in arrays.items()}
     return unflatten_dict(loaded, sep="."), model, tokenizer
 
 
@@ -106,7 +113,8 @@ def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
         for name, value in model:
             if isinstance(value, int) and value > LARGEST:
                 raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
-        return model, TokenizerConfig.model_validate(table["tokenizer"])
+        tokenizer = TokenizerConfig.model_validate(table["tokenizer"])
+        return model.with_tokenizer(tokenizer), tokenizer
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None
     except ValidationError as error:

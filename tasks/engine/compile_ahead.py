@@ -45,7 +45,8 @@ def main(path: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # end at once: a Python handler would wait for the compilation
     only_idle_time()
     keep_compiled(Path(request.store))
-    model, tokenizer = ModelConfig.model_validate(request.model), TokenizerConfig.model_validate(request.tokenizer)
+    tokenizer = TokenizerConfig.model_validate(request.tokenizer)
+    model = ModelConfig.model_validate(request.model).with_tokenizer(tokenizer)  # as of a checkpoint that was loaded
     for stage, section, staging in request.steps:
         # Its staging folder exists, so the stage is at work: compiling the same beside it would only take its cores.
         if os.path.exists(staging):

@@ -19,6 +19,7 @@ from tasks.reporting.model_facts import own_scores
 Facts = dict[str, Any]
 
 UNKNOWN_LICENSE = "unknown"  # an identifier of the Hub
+TASKS = {"label": "text-classification", "entities": "token-classification"}  # of the Hub, by the form of the tuning
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,11 @@ def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
     ]
 
 
+def task_of(facts: Facts) -> str:
+    """The Hub's name of what the model does."""
+    return TASKS.get((facts.get("labels") or {}).get("form", ""), "text-generation")
+
+
 def _front_matter(facts: Facts, publication: Publication, language_codes: list[str]) -> dict[str, Any]:
     # The Hub links these names to the pages of the data sets.
     hubs = [row["hub"] for row in (*facts["sources"], *facts["problems"]) if row["hub"]]
@@ -200,7 +206,7 @@ def _front_matter(facts: Facts, publication: Publication, language_codes: list[s
             "license": publication.license or UNKNOWN_LICENSE,
             "language": language_codes,
             "library_name": publication.library,
-            "pipeline_tag": "text-generation",
+            "pipeline_tag": task_of(facts),
             "tags": tags,
             "datasets": datasets,
             "model-index": _model_index(facts, publication),

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.files import read_json
 from configs.model import ModelConfig
+from data.labelled.label_set import read_label_set
 from data.tokens.source_reading import READING
 from evals.scoring.scores import Scores
 from evals.tables.ladder import ladder
@@ -29,6 +30,7 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
         "model": saved.get("model"),
         "tokenizer": saved.get("tokenizer"),
         "parameters": sum(parameter_counts(ModelConfig.model_validate(saved["model"])).values()),
+        "labels": None if (labels := read_label_set(folder)) is None else labels.model_dump(mode="json"),
         "artifact": None,
         "label": None,
         "missing": [],

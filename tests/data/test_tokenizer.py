@@ -84,7 +84,7 @@ def test_decoding_names_specials_or_leaves_them_out_and_refuses_strangers(tokeni
     ids = [*tokenizer.encode("hi"), tokenizer.im_end]
     assert tokenizer.decode(ids) == "hi<|im_end|>"
     assert tokenizer.decode(ids, specials=False) == "hi"
-    with pytest.raises(ValueError, match="305 is not in a vocabulary of 305"):
+    with pytest.raises(ValueError, match="no token of a vocabulary of 305 has the id 305"):
         tokenizer.decode([305])
     with pytest.raises(ValueError, match="100256"):
         tokenizer_for(TokenizerConfig()).decode([100_256])
@@ -116,3 +116,26 @@ def test_the_network_is_not_touched_when_the_package_is_there(tmp_path):
     env = {"TIKTOKEN_CACHE_DIR": str(tmp_path), "PATH": "", "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=60)
     assert not list(tmp_path.iterdir())
+
+
+@given(ranks=st.sampled_from([256, 300, 2000, 100_256]), padding=st.integers(-3, 200))
+def test_ids_without_a_token_are_those_that_cannot_be_decoded(ranks, padding):
+    """Behind the last id, and in the whole tokenizer the gaps between its special tokens."""
+    config = TokenizerConfig(ranks=ranks)
+    rows = config.vocabulary + padding
+    unused = {number for first, end in config.unused_ids(rows) for number in range(first, end)}
+    tok = tokenizer_for(config)
+    for number in range(ranks - 1, rows):
+        assert (tok.first_unused([0, number]) == number) == (number in unused)
+        if number in unused:
+            with pytest.raises(
+                ValueError, match=f"no token of a vocabulary of {config.vocabulary} has the id {number}"
+            ):
+                tok.decode([number])
+        else:
+            tok.decode([number])
+    assert unused <= set(range(ranks, rows))
+
+
+def test_the_published_model_has_39_rows_without_a_token():
+    assert TokenizerConfig().unused_ids(100_300) == ((100_256, 100_257), (100_258, 100_277), (100_281, 100_300))

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
 from common.files import write_text
 from configs.load import load
+from data.labelled.label_set import LabelSet, write_label_set
 from store.artifacts import Store
 from tasks.reporting.dataset_card import dataset_card
 from tasks.reporting.model_card import Publication, Snippet, model_card
@@ -193,3 +195,24 @@ def test_a_cost_that_the_ledger_does_not_have_is_not_zero(copied, folder):
     page = words(model_card(model_facts(store, store.get(outputs["self_distill"]["checkpoint"]), folder), PUBLICATION))
     assert "Stages asked endpoints, but no request is in the catalog: what they cost is not known." in page
     assert "The cost is not recorded." in page
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "sentence"),
+    [
+        (None, "text-generation", "reasons before it answers"),
+        (LabelSet(form="chat", method="full"), "text-generation", "reasons before it answers"),
+        (LabelSet(form="label", method="head", labels=("good", "<b>`x`")), "text-classification", "are not calibrated"),
+        (LabelSet(form="label", method="head", labels=("a", "b"), temperature=2), "text-classification",
+         "are calibrated on validation rows"),
+        (LabelSet(form="entities", method="lora", labels=("place",)), "token-classification", "extracting entities"),
+    ],
+)  # fmt: skip
+def test_the_card_of_a_tuned_checkpoint_names_its_task(copied, folder, tmp_path, labels, task, sentence):
+    store, _ = copied
+    tuned = Path(shutil.copytree(folder, tmp_path / "tuned"))
+    if labels is not None:
+        write_label_set(tuned, labels)
+    page = model_card(model_facts(store, None, tuned), PUBLICATION)
+    assert f"pipeline_tag: {task}\n" in page
+    assert sentence in page

@@ -169,3 +169,15 @@ def test_the_command_writes_the_table_with_the_labels(nautile, untuned, table, t
     assert list(rows[0]) == ["text", "given_label", "row", "label", "probability", "abstained", "likeliest", "refused"]
     assert sum(row["label"] == row["given_label"] for row in rows) == round(12 * facts["accuracy"]["value"])
     assert rows[5]["refused"] == "no_text"
+
+
+def test_a_text_of_which_only_the_beginning_was_read_is_marked(tuned, tmp_path):
+    """Longer than the tuning's texts; spaces around a text do not count."""
+    longest = LabelPredictor(tuned, 4).labels.longest
+    texts = ["oak", "o" * (longest - 1), " " * 300 + "oak", "tree " * 300]
+    done = job(tuned, write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts]), tmp_path / "a")
+    classify.work(done)
+    rows, summary = results(done)
+    assert [row["cut"] for row in rows] == [False, False, False, True]
+    assert summary["cut"] == 1
+    assert "Of 1 texts only the beginning was read" in (done.output("labelled") / "card.md").read_text()

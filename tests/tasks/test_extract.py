@@ -170,3 +170,13 @@ def test_the_command_writes_the_table_with_the_documents(nautile, checkpoint, ta
     assert code == 0, err
     assert json.loads(again) == facts
     assert out_file.is_file()
+
+
+@pytest.mark.slow
+def test_a_schema_that_fills_the_context_names_the_way_out(checkpoint, table):
+    """It is the default prompt; as a constraint it holds with any."""
+    wide = {**SCHEMA, "description": "what is in the text " * 20}
+    config = ExtractConfig(texts={"reader": "jsonl", "path": str(table)}, json_schema=json.dumps(wide))
+    with pytest.raises(ConfigError, match=r"the whole schema .* leave 0 tokens of a context of 128.* --instructions"):
+        Extractor(checkpoint, config, wide)
+    Extractor(checkpoint, config.model_copy(update={"instructions": "pets"}), wide)

@@ -161,7 +161,7 @@ def classify(
         raise ConfigError(f"--labels: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
-        columns = {name: name for name in ("label", "probability", "abstained", "likeliest")}
+        columns = {name: name for name in ("label", "probability", "abstained", "likeliest", "cut")}
         _write_out(out, texts, digest, result.path / ROWS, {"number": "row", **columns, "reason": "refused"})
 
     def lines(facts: dict[str, Any]) -> list[str]:
@@ -171,6 +171,7 @@ def classify(
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
+            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts["cut"] else []),
             *(uncalibrated if facts["zero_shot"] else []),
         ]
 

@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_json, sha256_of, write_text
 from configs.model import ModelConfig
 from data.chat_template import encode_prompt
-from data.labelled.label_set import HEAD, LABELS, read_label_set
+from data.labelled.label_set import copy_label_set, read_label_set
 from model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
 from model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
 from model.weights.files import CONFIG, FORMAT, refuse_occupied
@@ -58,8 +58,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         write_weights(weights, params, model)
     onnx.save(prompt_graph(weights, model, INT8_ACTIVATIONS, has_head), out / PROMPT)
     onnx.save(step_graph(weights, model, INT8_ACTIVATIONS), out / STEP)
-    for name in (LABELS, HEAD) if has_head else (LABELS,) if labels else ():
-        shutil.copyfile(checkpoint / name, out / name)
+    copy_label_set(checkpoint, out)
     write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
     weights_sha256 = sha256_of(out / WEIGHTS)
     settings = {

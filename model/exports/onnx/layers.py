@@ -17,9 +17,10 @@ import numpy as np
 from configs.model import ModelConfig
 from model.exports.onnx.graph import CONTRIB, Graph
 from model.exports.onnx.signature import CHUNK, SUMS
-from model.exports.onnx.weights import heads_at_once
+from model.exports.onnx.weights import UNUSED, heads_at_once
 from model.layers.mixing.parts import TINY
 from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width
+from model.loss import MASKED
 
 
 class SCAValues(NamedTuple):
@@ -117,13 +118,17 @@ class Layers:
         return graph.cut(wide, 0, inputs, -1) if inputs % block else wide
 
     def logits(self, x: str, into: str) -> str:
-        """x · tableᵀ over the vocabulary: [B, P, D] to [B, P, V]."""
-        graph = self.graph
+        """x · tableᵀ over the vocabulary: [B, P, D] to [B, P, V]. Ids that no token has get -1e30."""
+        graph, unmasked = self.graph, None if self.config.unused_ids else into
         if graph.weights.bits != 32:
-            return graph.op("Identity", self.linear(x, "embedding"), into=into)
-        product = graph.op("Gemm", graph.reshape(x, -1, self.config.width), graph.weight("embedding"), transB=1)
-        shape = graph.op("Concat", graph.op("Shape", x, end=2), graph.indices(self.config.vocabulary), axis=0)
-        return graph.op("Reshape", product, shape, into=into)
+            logits = graph.op("Identity", self.linear(x, "embedding"), into=unmasked)
+        else:
+            product = graph.op("Gemm", graph.reshape(x, -1, self.config.width), graph.weight("embedding"), transB=1)
+            shape = graph.op("Concat", graph.op("Shape", x, end=2), graph.indices(self.config.vocabulary), axis=0)
+            logits = graph.op("Reshape", product, shape, into=unmasked)
+        if unmasked:
+            return logits
+        return graph.op("Where", graph.weight(UNUSED), graph.constant(MASKED), logits, into=into)
 
     def attention(
         self, stream: Stream, name: str, past: tuple[str, str], lengths: tuple[str, str], into: tuple[str, str]

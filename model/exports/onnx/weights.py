@@ -17,6 +17,7 @@ TABLE_BITS = READOUT_BITS = 8
 # projections, which contain the queries, lose most, so their blocks are finer.
 BLOCKS = {32: 0, 8: 256, 4: 128}
 FINE_BLOCK = 64
+UNUSED = "unused"  # name of the mask of ids that no token has; absent where every id has one
 LEAST_TAP = 1e-12  # replaces a last tap of 0, by which other taps are divided
 
 
@@ -34,6 +35,11 @@ def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None
         file.add_matrix("embedding", table_VD.T, TABLE_BITS, BLOCKS[TABLE_BITS])
         rows, inputs, _, block = file.matrices["embedding"]
         file.add_view("embedding.rows", "embedding.levels", (rows, -(-inputs // block) * block))
+    if config.unused_ids:
+        is_unused_V = np.zeros(config.vocabulary, bool)
+        for first, end in config.unused_ids:
+            is_unused_V[first:end] = True
+        file.add(UNUSED, is_unused_V)
     if "A" in config.pattern:
         _rope_tables(file, config)
         file.add("ones", np.ones(config.attention_head_dim, np.float32))

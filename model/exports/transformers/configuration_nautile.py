@@ -8,12 +8,13 @@ from transformers import PretrainedConfig
 class NautileConfig(PretrainedConfig):
     """The sizes of a model of `num_layers` layers, which repeat `pattern`: S is an SCA layer, A one of attention.
 
-    `vocab_size` includes the padding id 0. `maxlen` is the longest sequence in tokens; with `decay = "window"` it also
+    `vocab_size` includes the padding id 0. `unused_ids` are the ids that no token has, as pairs (first, end): they are
+    never predicted. `maxlen` is the longest sequence in tokens; with `decay = "window"` it also
     changes the results. Raises ValueError where the sizes do not fit each other.
     """
 
     model_type = "nautile"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
@@ -47,6 +48,7 @@ class NautileConfig(PretrainedConfig):
         qk_norm: bool = True,
         sca_norm_epsilon: float = 1e-5,
         norm_epsilon: float = 1e-6,
+        unused_ids: list[list[int]] | None = None,
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -72,6 +74,7 @@ class NautileConfig(PretrainedConfig):
         self.qk_norm = qk_norm
         self.sca_norm_epsilon = sca_norm_epsilon
         self.norm_epsilon = norm_epsilon
+        self.unused_ids = unused_ids or []  # edit it after new tokens were given some of them
         self.use_cache = use_cache
         checks = {
             "pattern is not a text of the letters S and A": not pattern or set(pattern) - {"S", "A"},

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from common.files import write_text
 from configs.model import ModelConfig, TokenizerConfig
+from data.labelled.label_set import copy_label_set, refuse_head
 from data.tokenizer import Tokenizer
 from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from model.weights.author_config import author_fields
@@ -22,7 +23,7 @@ from model.weights.author_layout import to_author
 from model.weights.digests import write_digests
 from model.weights.files import CONFIG, refuse_occupied
 
-CODE = ("configuration_nautile.py", "modeling_nautile.py")
+CODE = ("cache_nautile.py", "configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
 
 # The chat and think template (data/chat_template.py). A marker spelled in a message is broken up into plain text. As in
@@ -64,10 +65,11 @@ CHAT_TEMPLATE = """\
 def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     """Export a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json is written last.
 
-    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, and if its model has
-    fewer rows than its tokenizer has ids.
+    Returns the files. Raises ConfigError if `out` is not empty, if the checkpoint cannot be read, if it has a
+    classification head, and if its model has fewer rows than its tokenizer has ids.
     """
     refuse_occupied(out)
+    refuse_head(checkpoint, "transformers")
     params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
     # Written after the weights, and the digests last: a folder without digests is an export that was interrupted.
     contents = {
@@ -77,6 +79,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         TOKENIZER_CONFIG: {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.context,
+            "model_input_names": ["input_ids", "attention_mask"],
             "padding_side": "left",
             "eos_token": "<|im_end|>",
             "pad_token": PAD,
@@ -92,6 +95,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, content in contents.items():
         write_text(out / name, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    copy_label_set(checkpoint, out)
     write_digests(out)
     return sorted(out.iterdir())
 
@@ -104,6 +108,7 @@ def _config(model: ModelConfig, tokenizer_config: TokenizerConfig, tokenizer: To
         "model_type": "nautile",
         "dtype": "float32",
         **author_fields(model, tokenizer_config),
+        "unused_ids": [[first + 1, end + 1] for first, end in model.unused_ids],
         "pad_token_id": 0,
         "eos_token_id": tokenizer.im_end + 1,
         "tie_word_embeddings": True,

@@ -7,14 +7,15 @@ reads them with a query:
     o_t = Σ_m ω_m (S_t / Z_t)_m · conj(q_t)_m / √H
 
 A prompt is computed in chunks of positions, and each generated token in one step from the cache. Parameters have the
-names and layouts of the paper author's code. Token id 0 is padding and is never predicted.
+names and layouts of the paper author's code. Token id 0 is padding; it and the ids that no token has are never
+predicted, and are left out of the loss.
 
 Letters of shapes in names (`x_BLD` is [B, L, D]): B batch, L length, D width, C columns of the input projection, K
 memory heads, Q query heads of the memory, H head dimension, M spectral samples, J = H·M, V = 2J + 1 (real part of S,
 imaginary part, Z), N chunks, T convolution taps, S columns of the cache, G key-value heads.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,67 +24,14 @@ from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from .cache_nautile import CACHE, NautileCache, Pair, RowLayout, given_cache, refuse_unknown
 from .configuration_nautile import NautileConfig
 
-Pair = tuple[Tensor, Tensor]
 THETA_LOW, THETA_HIGH = 0.001, 3.0
 WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
 TINY = torch.finfo(torch.float32).tiny
 SPAN = 32  # chunks computed at a time, which bounds the memory of a long prompt
-
-
-class RowLayout(NamedTuple):
-    """The document and position of each token. Documents are numbered along a row; 0 is padding.
-
-    A token at position 0 begins a new document, so a row may hold several (packed), or padding on the left.
-    """
-
-    positions_BL: Tensor  # counted from 0 in each document
-    documents_BL: Tensor
-    current_BL: Tensor  # as documents_BL, but padding has the document of the last token before it
-    previous_B1: Tensor  # the document of the last token before these columns
-    single: bool  # in every row these columns are one document, without padding and with an empty cache
-
-
-class NautileCache:
-    """The generation cache: the sums and last convolution inputs of each SCA layer, keys and values of each attention
-    layer. Only keys and values grow with the length.
-    """
-
-    is_compileable = False
-
-    def __init__(self) -> None:
-        self.layers: dict[int, Pair] = {}
-        self.documents_BS: Tensor | None = None
-        self.next_position_B: Tensor | None = None
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of columns so far, including padding."""
-        return 0 if self.documents_BS is None else self.documents_BS.shape[1]
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Always -1: there is no limit."""
-        return -1
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Select rows of the batch, in this order."""
-        self.layers = {index: (a[indices], b[indices]) for index, (a, b) in self.layers.items()}
-        if self.documents_BS is not None and self.next_position_B is not None:
-            self.documents_BS = self.documents_BS[indices]
-            self.next_position_B = self.next_position_B[indices]
-
-    reorder_cache = batch_select_indices  # the name that beam search calls
-
-    def advance(self, layout: RowLayout) -> None:
-        """Append the columns of `layout`. Call it before the layers, which update their own states."""
-        documents_BL = layout.documents_BL
-        # The next position follows the last token of the row's current document, if it has tokens in these columns.
-        same_BL = (documents_BL > 0) & (documents_BL == layout.current_BL[:, -1:])
-        next_B = torch.where(same_BL, layout.positions_BL + 1, 0).max(dim=1).values
-        if self.documents_BS is not None and self.next_position_B is not None:
-            documents_BL = torch.cat([self.documents_BS, documents_BL], dim=1)
-            next_B = torch.where(same_BL.any(dim=1), next_B, self.next_position_B)
-        self.documents_BS, self.next_position_B = documents_BL, next_B
+IGNORED = -100  # the label that the loss leaves out
 
 
 def rms_norm(x: Tensor, scale: Tensor | None, epsilon: float) -> Tensor:
@@ -396,7 +344,7 @@ class NautilePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["SCABlock", "AttentionBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     _is_stateful = True  # the sums cannot be rolled back by some tokens, which assisted generation would need
 
@@ -470,39 +418,39 @@ class NautileModel(NautilePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        cache: NautileCache | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPast | tuple:
         """The hidden states [B, L, D] after the last layer.
 
         `attention_mask` [B, columns so far] is 0 at padding; `position_ids` [B, L] restart at 0 in packed documents.
-        Raises ValueError for `output_attentions`, for a cache of another class, and for a mask of another shape.
+        `cache`: its name from 5.24 on, before `past_key_values`. Raises ValueError for `output_attentions`, for a cache
+        of another class, and for a mask of another shape; TypeError for an unknown argument.
         """
+        refuse_unknown(kwargs)
         if output_attentions:
             raise ValueError("output_attentions: SDPA returns no attention weights, and SCA layers have none")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds")
         x_BLD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        if not isinstance(past_key_values, NautileCache | None):
-            raise ValueError(
-                f"past_key_values is a {type(past_key_values).__name__}, which cannot hold the sums of SCA "
-                "layers; pass None, or the past_key_values that an earlier call returned"
-            )
+        cache = given_cache(cache, past_key_values)
+        recomputes = self.blocks[0].gradient_checkpointing and self.training
+        if cache is not None and recomputes:
+            raise ValueError("gradient checkpointing runs the layers twice, and a cache would be filled twice")
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        if use_cache and past_key_values is None and not (self.blocks[0].gradient_checkpointing and self.training):
-            past_key_values = NautileCache()
-        layout = self.layout(x_BLD, attention_mask, position_ids, past_key_values)
-        if past_key_values is not None:
-            past_key_values.advance(layout)
+        if use_cache and cache is None and not recomputes:
+            cache = NautileCache()
+        layout = self.layout(x_BLD, attention_mask, position_ids, cache)
+        if cache is not None:
+            cache.advance(layout)
         angles = rope(layout.positions_BL, self.config.head_dim, self.config.rope_base)
         states = [x_BLD]
         for block in self.blocks:
-            x_BLD = block(x_BLD, layout, angles, past_key_values=past_key_values)
+            x_BLD = block(x_BLD, layout, angles, past_key_values=cache)
             states.append(x_BLD)
-        return BaseModelOutputWithPast(
-            last_hidden_state=x_BLD,
-            past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-        )
+        hidden_states = tuple(states) if output_hidden_states else None
+        result = BaseModelOutputWithPast(last_hidden_state=x_BLD, hidden_states=hidden_states, **{CACHE: cache})
+        return result if return_dict is None or return_dict else result.to_tuple()
 
     def layout(
         self, x_BLD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: NautileCache | None
@@ -566,6 +514,14 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
+    def never_predicted(self, size: int, device: torch.device) -> Tensor:
+        """Which ids are never predicted, bool [ids]: padding, and those that no token has."""
+        ids_V = torch.arange(size, device=device)
+        never_V = ids_V == (-1 if self.config.pad_token_id is None else self.config.pad_token_id)
+        for first, end in self.config.unused_ids:
+            never_V = never_V | ((ids_V >= first) & (ids_V < end))
+        return never_V
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -579,21 +535,27 @@ class NautileForCausalLM(NautilePreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
+        cache: NautileCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
-        """Logits [B, L, ids] of the last `logits_to_keep` columns (0: all), and with `labels` the loss."""
+        """Logits [B, L, ids] of the last `logits_to_keep` columns (0: all), and with `labels` the loss.
+
+        The other arguments and the errors are those of `NautileModel.forward`.
+        """
+        refuse_unknown(kwargs)
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
+            input_ids, attention_mask, position_ids, given_cache(cache, past_key_values), inputs_embeds, use_cache,
             output_hidden_states, output_attentions,
         )  # fmt: skip
         logits = self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
-        if self.config.pad_token_id is not None:
-            padding = torch.arange(logits.shape[-1], device=logits.device) == self.config.pad_token_id
-            logits = logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+        never_V = self.never_predicted(logits.shape[-1], logits.device)
+        logits = logits.masked_fill(never_V, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
+            # A target that is never predicted would make the loss infinite.
+            labels = labels.masked_fill((labels >= 0) & never_V[labels.clamp(min=0)], IGNORED)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         result = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: getattr(outputs, CACHE)}
         )
         return result if return_dict is None or return_dict else result.to_tuple()

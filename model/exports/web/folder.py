@@ -16,6 +16,7 @@ from pathlib import Path
 from common.errors import ConfigError, Retryable
 from common.files import write_text
 from data.chat_template import encode_prompt
+from data.labelled.label_set import refuse_head
 from data.tokenizer import Tokenizer, tokenizer_for
 from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
 from model.weights.digests import read_digests, write_digests
@@ -35,6 +36,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     cannot download it.
     """
     refuse_occupied(out)
+    refuse_head(checkpoint, "web")
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / "onnx"
         export_onnx(checkpoint, exported, bits)

@@ -1,12 +1,22 @@
 """Prompts in parts have the ids of whole prompts, so that a tuned model meets in use what it was tuned on."""
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
-from data.chat_template import encode_prompt, parse_completion
+from data.chat_template import encode_prompt, encode_turns, parse_completion
 from data.labelled.label_set import LABELS, LabelSet, read_label_set, write_label_set
-from data.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
+from data.labelled.prompts import (
+    beginning_ids,
+    context_ids,
+    cut,
+    instructions_for,
+    prompt_ids,
+    reasoned_ids,
+    reply_ids,
+    with_examples,
+)
 from data.tokenizer import tokenizer_for
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=512))
@@ -41,3 +51,13 @@ def test_a_label_set_is_read_as_it_was_written(tmp_path):
     (tmp_path / LABELS).write_text('{"form": "label", "method": "head", "labels": ["only"]}')
     with pytest.raises(ConfigError, match=r"labels.json: .*at least two `labels`"):
         read_label_set(tmp_path)
+
+
+def test_a_reply_with_its_reasoning_is_a_turn_of_the_chat_template():
+    """As in pretraining: the prompt ends where the thinking begins."""
+    context = beginning_ids(TOKENIZER, "") + context_ids(TOKENIZER, "2 + 2", 50)
+    prompt, reply = reasoned_ids(TOKENIZER, context, "two and two", "4")
+    whole, _, [prompt_length] = encode_turns(TOKENIZER, [("2 + 2", "two and two", "4")])
+    assert prompt + reply == np.concatenate(whole).tolist()
+    assert len(prompt) == prompt_length
+    assert prompt == encode_prompt(TOKENIZER, "2 + 2")

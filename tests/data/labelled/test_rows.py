@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
@@ -37,6 +39,7 @@ def test_labels_by_name_by_number_and_by_cuts(tmp_path):
         ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
         ({"text": "b"}, {}, "row 2, column 'label': has no label"),
         ({"text": "b", "label": " "}, {}, "row 2, column 'label': has no label"),
+        ({"text": "b", "label": "X"}, {}, r"'x' \(row 1\) and 'X' \(row 2\) differ only in case or space"),
         ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
         ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is not a number"),
         ({"text": "b", "label": "x"}, {"label_column": "intent"}, "no column 'intent'; there are text, label"),
@@ -54,6 +57,76 @@ def test_a_number_that_is_none_is_in_no_class(tmp_path):
     fields = {"path": str(path), "label_column": "score", "cuts": [0.5], "label_names": ["low", "high"]}
     with pytest.raises(ConfigError, match="row 2, column 'score': has no label"):
         read_rows(LabelledDataConfig.model_validate(fields), "label", tmp_path)
+
+
+def test_a_missing_number_in_a_column_of_numbers_is_no_label(tmp_path):
+    """As pandas writes a column of which some values are missing."""
+    table = pa.table({"text": ["a", "b", "c"], "label": [1.0, None, 2.0]})
+    for labels in (table["label"], pa.array([1.0, float("nan"), 2.0])):
+        pq.write_table(table.set_column(1, "label", labels), tmp_path / "rows.parquet")
+        config = LabelledDataConfig.model_validate({"path": str(tmp_path / "rows.parquet")})
+        with pytest.raises(ConfigError, match="row 2, column 'label': has no label"):
+            read_rows(config, "label", tmp_path)
+
+
+def test_nan_among_numbers_is_no_label_and_among_words_a_word(tmp_path):
+    path = tmp_path / "rows.csv"
+    for labels, message in ((("1.0", "nan", "2.0"), "row 2: has no label"), (("naan", "nan", "naan"), "")):
+        path.write_text("text,label\n" + "".join(f"text {label},{label}\n" for label in labels), encoding="utf-8")
+        config = LabelledDataConfig.model_validate({"path": str(path)})
+        if message:
+            with pytest.raises(ConfigError, match=message):
+                read_rows(config, "label", tmp_path)
+        else:
+            assert [row.target for row in read_rows(config, "label", tmp_path)] == list(labels)
+
+
+def test_labels_with_other_spaces_inside_are_one_too_many(tmp_path):
+    records = [{"text": "a", "label": "very good"}, {"text": "b", "label": "Very  good"}]
+    with pytest.raises(ConfigError, match="differ only in case or space, and would be two classes"):
+        rows_of(tmp_path, records)
+
+
+ASKED = {"role": "user", "content": "How much is 2 + 3?"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "parts"),
+    [
+        ({"content": "5"}, ("", "5")),
+        ({"content": "<think>2 + 3 = 5.</think>5"}, ("2 + 3 = 5.", "5")),
+        ({"content": "2 + 3 = 5.</think>\n\n5"}, ("2 + 3 = 5.", "5")),
+        ({"content": "<think></think>5"}, ("", "5")),
+        ({"content": "5", "reasoning_content": "2 + 3 = 5."}, ("2 + 3 = 5.", "5")),
+        ({"content": "5", "reasoning_content": None}, ("", "5")),
+        ({"content": "5", "reasoning": " so "}, ("so", "5")),
+        ({"content": "<think>so</think>5", "reasoning_content": "so"}, ("so", "5")),
+        ({"content": "<think>so</think>5", "reasoning_content": "else"}, "two reasonings"),
+        ({"content": "<think>2 + 3 = 5."}, "all reasoning, without an answer"),
+        ({"content": "<think>so</think> "}, "all reasoning, without an answer"),
+        ({"content": "5", "reasoning_content": ["so"]}, "must be a text"),
+    ],
+)
+def test_the_reasoning_of_a_reply_is_not_its_answer(tmp_path, reply, parts):
+    records = [{"messages": [ASKED, {"role": "assistant", **reply}]}]
+    if isinstance(parts, str):
+        with pytest.raises(ConfigError, match=f"row 1: .*{parts}"):
+            rows_of(tmp_path, records, "chat")
+        return
+    [row] = rows_of(tmp_path, records, "chat")
+    assert (row.reasoning, row.target) == parts
+
+
+def test_the_reasoning_of_an_earlier_turn_is_left_out(tmp_path):
+    earlier = {"role": "assistant", "content": "<think>so</think>5"}
+    messages = [
+        ASKED,
+        earlier,
+        {"role": "user", "content": "<think> is a tag"},
+        {"role": "assistant", "content": "Yes"},
+    ]
+    [row] = rows_of(tmp_path, [{"messages": messages}], "chat")
+    assert row.text == "How much is 2 + 3?\n\n5\n\n<think> is a tag"
 
 
 def test_entities_of_spans_and_of_tags(tmp_path):

@@ -38,7 +38,7 @@ def measured(tmp_path_factory):
         emit("metric", name="reward", step=step, value=100.0 if step == 12_345 else 1.0)
     for index in range(60):
         text = f"{HOSTILE} number {index}<|think_end|>\n{index}"
-        emit("sample", set="rollouts", index=index, step=index // 10, reward=index / 60, question="?", text=text)
+        emit("sample", set="rollouts", index=index, step=index // 10 + 1, reward=index / 60, question="?", text=text)
     emit.close()
     catalog = Catalog(store)
     catalog.ingest()
@@ -191,6 +191,22 @@ def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(m
     for order in queries.GROUP_ORDERS:
         for which in queries.GROUP_WHICH:
             groups(order=order, which=which)
+
+
+@pytest.mark.slow
+def test_a_click_on_a_step_opens_its_rollouts_from_events_and_from_the_file(measured, tmp_path):
+    """Events count steps from 1, as the charts do, and the rows of the artifact's file from 0."""
+    rows = [{"step": step, "question": "?", "text": f"of update {step + 1}", "reward": 0.5} for step in range(3)]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of_file = [queries.file_pattern(path), queries.FILE_ROWS]
+    for source, parameters, word in (
+        (queries.SAMPLES, [["e1"], "rollouts"], "number 10<"),
+        (queries.FILE_LINES, of_file, "of update 2"),
+    ):
+        [group] = measured.query(queries.groups(source), [*parameters, "2", "2", "", "", 4, 0])
+        assert group["step"] == 2
+        assert word in json.loads(group["members"][-1])["text"]
 
 
 def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():

@@ -50,6 +50,13 @@ def test_it_listens_on_loopback_only(server):
     assert listening(server.process.pid) == {"127.0.0.1"}
 
 
+def test_it_answers_to_names_of_this_machine_only(server):
+    """A page whose name suddenly resolves to 127.0.0.1 is the same origin to a browser (DNS rebinding)."""
+    for path in ("/metrics", "/v1/models"):
+        assert httpx.get(f"{server.root}{path}", headers={"Host": "evil.example"}).status_code == 403
+        assert httpx.get(f"{server.root}{path}", headers={"Host": f"localhost:{server.port}"}).status_code == 200
+
+
 @pytest.mark.parametrize(("temperature", "seed"), [(0, 0), (0.7, 11)])
 def test_a_chat_reply_equals_the_generators(client, generated, temperature, seed):
     """The first sample has the seed of the first question to `nautile chat`."""
@@ -206,7 +213,7 @@ def test_a_client_that_disconnects_before_the_response_frees_its_slots(server):
             f"{CONTEXT + 1} tokens do not fit into the model's context of",
         ),
         ("completions", {"max_tokens": CONTEXT}, 400, f"set it to at most {CONTEXT - 2}"),
-        ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in the vocabulary of 261"),
+        ("completions", {"prompt": [5, 999]}, 400, "no token of the vocabulary of 261 has the id 999"),
         ("completions", {"n": 65}, 400, "65 samples exceed the queue of 64"),
         ("completions", {"temperature": -1}, 400, "temperature"),
         ("chat/completions", {"prompt": None}, 400, "messages"),

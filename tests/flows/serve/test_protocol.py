@@ -9,8 +9,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.serve import http
 from flows.serve.http import GuardedRoute, guarded_app
-from flows.serve.protocol import ChatCompletionRequest, CompletionRequest
+from flows.serve.protocol import ChatCompletionRequest, CompletionRequest, invalid_request
 
 PLAIN = {"model": "m", "prompt": "x"}
 USER = {"role": "user", "content": "why?"}
@@ -102,13 +103,51 @@ def test_a_wrong_completion_request_is_refused_by_its_field(wrong, field):
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "mean the same"),
         ({"top_logprobs": 3}, "top_logprobs", "needs `logprobs`"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
-        ({"tools": []}, "tools", "unknown field"),
+        ({"tools": [{}]}, "tools", "not supported"),
+        ({"tool_choice": "auto"}, "tool_choice", "not supported"),
+        ({"store": True}, "store", "not supported"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "not supported"),
+        ({"tool": []}, "tool", "unknown field"),
     ],
 )
 def test_a_wrong_chat_request_is_refused_by_its_field(wrong, field, message):
     error = refusal("/chat", {**CHAT, **wrong})
     assert error["param"] == field
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"store": False}, {"tools": []}, {"tool_choice": "none"}, {"service_tier": "auto"}, {"safety_identifier": "a"},
+        {"prompt_cache_key": "a"}, {"parallel_tool_calls": None}, {"parallel_tool_calls": True}, {"functions": []},
+        {"modalities": ["text"]}, {"user": "a"}, {"stream_options": {"include_obfuscation": False}},
+        {"metadata": dict.fromkeys(map(str, range(99)), "a")},
+        *({name: None} for name in ("tools", "tool_choice", "store", "audio", "prediction", "verbosity", "logit_bias")),
+    ],
+)  # fmt: skip
+def test_fields_that_ask_for_nothing_are_accepted(harmless):
+    assert post("/chat", {**CHAT, **harmless}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body", "message"),
+    [
+        ("/plain", {**PLAIN, "prompt": [None] * 300_000}, "prompt: must be a text"),
+        ("/plain", {**PLAIN, "prompt": [[None] * 300_000]}, "prompt: must be a text"),
+        ("/chat", {**CHAT, "messages": [{}] * 300_000}, "messages.0.role"),
+        ("/chat", {**CHAT, "messages": [{"role": "user", "content": [3] * 300_000}]}, "messages.0.content"),
+        ("/chat", {**CHAT, **{f"x{number}": 1 for number in range(100_000)}}, "an object has 100002 members"),
+        ("/chat", {**CHAT, "messages": [{**USER, **{f"x{number}": 1 for number in range(99)}}]}, "has 101 members"),
+        ("/chat", {**CHAT, "logit_bias": dict.fromkeys(map(str, range(99)), "x")}, "has 99 members"),
+    ],
+)
+def test_a_million_wrong_items_give_one_error(path, request_body, message, monkeypatch):
+    """Each would be a kilobyte of memory, and all of them seconds without another answer."""
+    reported = []
+    monkeypatch.setattr(http, "invalid_request", lambda errors: reported.append(len(errors)) or invalid_request(errors))
+    assert message in refusal(path, request_body)["message"]
+    assert sum(reported) <= 8
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"3"])
@@ -143,3 +182,17 @@ def test_system_messages_come_before_the_question():
     parts = [{"type": "text", "text": "wh"}, {"type": "text", "text": "y?"}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     assert post("/chat", {**CHAT, "messages": messages}).json() == {"query": "Be brief.\n\nwhy?"}
+
+
+@pytest.mark.parametrize(
+    ("path", "request_body"),
+    [
+        ("/plain", {**PLAIN, "\ud800": 1}),
+        ("/plain", {**PLAIN, "model": "\ud800", "n": 0}),
+        ("/chat", {**CHAT, "messages": [{"role": "\ud800", "content": "x"}]}),
+        ("/chat", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "\ud800"}}}),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_like_any_other_name(path, request_body):
+    """JSON can spell it, and the answer in UTF-8 cannot."""
+    assert refusal(path, request_body)["message"]

@@ -2,18 +2,19 @@
 the batch are as they would be alone."""
 
 import json
+import math
 from queue import SimpleQueue
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
-from data.json_schema import shortest_document
+from data.json_schema import bounded_validator, inclusive_bounds, shortest_document
 from data.tokenizer import tokenizer_for
 from model.decoding import slots
 from model.decoding.constrained import Constraint, MaskFailed, mask_words
@@ -117,6 +118,8 @@ def test_every_finished_reply_is_a_document_of_its_schema(schema, seed):
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "a part of it allows nothing"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater than maximum \(3\)"),
         ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, "Unsatisfiable schema"),
+        ({"const": 123456789012345678901234567890}, "the integer 123456789012345678901234567890 has more digits"),
+        ({"minimum": 10**400}, "has more digits than can be enforced"),
         ({"not": {}}, r'Unimplemented keys: \["not"\]'),
         ({"$ref": "https://example.invalid/s.json"}, "does not fetch"),
         ({"$ref": "#/nowhere"}, "does not exist"),
@@ -256,3 +259,130 @@ def test_log_probabilities_are_those_under_the_mask(decode, model):
 def test_a_reply_that_cannot_fit_is_refused_before_it_is_queued(decode):
     with pytest.raises(ConfigError, match="max_tokens 8: a reply that meets the schema takes"):
         decode(DecodeRequest((5,), 8, constraint=Constraint(TOKENIZER, PERSON)))
+
+
+def numbers(draw, schema, count):
+    """Documents of a schema of a number, drawn at random from what the masks allow."""
+    constraint, rng = Constraint(TOKENIZER, schema), np.random.default_rng(draw)
+    words = np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32)
+    for _ in range(count):
+        mask = constraint.begin()
+        mask.accept(TOKENIZER.think_end)
+        ids = [TOKENIZER.think_end]
+        while ids[-1] not in ENDS:
+            mask.write(words)
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: TOKENIZER.vocabulary])
+            ends = [end for end in ENDS if end in allowed]
+            # End early half of the time: the bound itself has few digits.
+            ids.append(ends[0] if ends and rng.random() < 0.5 else int(rng.choice(allowed)))
+            mask.accept(ids[-1])
+        yield constraint, document(ids)
+
+
+BOUNDS = st.one_of(st.integers(-300, 300), st.floats(-3, 3).map(lambda value: round(value, 2)), st.just(0))
+
+
+@settings(max_examples=40)
+@given(
+    low=BOUNDS, width=st.sampled_from([0.01, 0.5, 1, 3, 250]), kind=st.sampled_from(["number", "integer"]),
+    keys=st.tuples(st.sampled_from(["minimum", "exclusiveMinimum"]), st.sampled_from(["maximum", "exclusiveMaximum"])),
+    draw=st.integers(0, 2**32),
+)  # fmt: skip
+def test_exclusive_bounds_exclude_the_bound(low, width, kind, keys, draw):
+    high = round(low + width, 4)
+    least = math.floor(low) + 1 if keys[0] == "exclusiveMinimum" else math.ceil(low)
+    most = math.ceil(high) - 1 if keys[1] == "exclusiveMaximum" else math.floor(high)
+    assume(kind == "number" or least <= most)
+    for constraint, value in numbers(draw, {"type": kind, keys[0]: low, keys[1]: high}, 6):
+        constraint.validator.validate(value)
+        assert constraint.fault(json.dumps(value)) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside"),
+    [
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, {"minimum": 1e-6, "maximum": 0.4999999}),
+        ({"type": "integer", "exclusiveMinimum": 0}, {"type": "integer", "minimum": 1}),
+        ({"type": "integer", "exclusiveMaximum": -1.5}, {"type": "integer", "maximum": -2}),
+        ({"type": ["integer", "null"], "exclusiveMinimum": 0.5}, {"type": ["integer", "null"], "minimum": 1}),
+        ({"minimum": 3, "exclusiveMinimum": 1}, {"minimum": 3}),
+        ({"minimum": 1, "exclusiveMinimum": 1}, {"minimum": 1.000001}),
+        ({"minimum": 3, "exclusiveMinimum": True, "type": "integer"}, {"minimum": 4, "type": "integer"}),
+        ({"exclusiveMinimum": 10**400}, {"minimum": 10**400 + 1}),
+        ({"properties": {"exclusiveMinimum": {"exclusiveMinimum": 0}}},
+         {"properties": {"exclusiveMinimum": {"minimum": 1e-6}}}),
+        ({"const": {"exclusiveMinimum": 0}}, {"const": {"exclusiveMinimum": 0}}),
+    ],
+)  # fmt: skip
+def test_an_exclusive_bound_becomes_the_next_number_inside(schema, inside):
+    assert inclusive_bounds(schema) == inside
+
+
+def test_bounds_that_leave_next_to_no_room_are_kept_apart():
+    narrow = inclusive_bounds({"exclusiveMinimum": 0, "exclusiveMaximum": 1e-9})
+    assert 0 < narrow["minimum"] < narrow["maximum"] < 1e-9
+    adjacent = inclusive_bounds({"exclusiveMinimum": 1.0, "maximum": math.nextafter(1.0, 2)})
+    assert adjacent == {"minimum": math.nextafter(1.0, 2), "maximum": math.nextafter(1.0, 2)}
+
+
+def test_the_fewest_tokens_are_counted_in_tokens():
+    """A face is one character, and in this vocabulary four tokens."""
+    assert Constraint(TOKENIZER, {"enum": ["🙂", "a"]}).least_tokens == 6
+
+
+def test_a_faulty_answer_is_told_in_bounded_time():
+    """Whatever its schema: no regular expression is run, and alternatives of alternatives are cut off."""
+    name = {"type": "string", "pattern": "^(a+)+$"}
+    constraint = Constraint(TOKENIZER, {"type": "object", "properties": {"n": name}, "required": ["n"]})
+    assert constraint.fault('{"n": "' + "a" * 60 + '!"}') is None  # the grammar's part
+    assert "'n' is a required property" in constraint.fault("{}")
+    assert "is not of type 'object'" in constraint.fault("3")
+    assert constraint.fault('{"n": "a", "n": "b"}') == "an object has two members of the same name"
+    levels = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    endless = Constraint(TOKENIZER, {"$ref": "#/$defs/d0", "$defs": {**levels, "d40": {"type": "integer"}}})
+    assert endless.fault("1") is None
+    assert "steps to check" in endless.fault('"x"')
+    either = {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}
+    assert bounded_validator(either, "s").is_valid("a")
+    assert not bounded_validator(either, "s").is_valid(1)
+
+
+def test_a_schema_that_is_too_large_is_refused_before_anything_is_decoded():
+    many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(5_000)}}
+    with pytest.raises(ConfigError, match=r"S: .*(at most 120000 can be enforced|cannot be enforced while decoding)"):
+        Constraint(TOKENIZER, many, "S")
+
+
+@pytest.mark.parametrize(
+    ("schema", "longest"),
+    [
+        ({"type": "number"}, 40),
+        ({"type": "integer"}, 36),
+        ({"type": "number", "minimum": 0, "maximum": 1}, 40),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}, 82),
+        ({"const": 10**40}, 41),
+    ],
+)
+def test_a_number_ends_after_some_digits(schema, longest):
+    """Whatever the model likes: here a digit, wherever one is allowed. Where the schema demands more, more come."""
+    constraint = Constraint(TOKENIZER, schema)
+    mask, text = constraint.begin(), ""
+    mask.accept(TOKENIZER.think_end)
+    words = np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32)
+    while len(text) < 200:
+        mask.write(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: TOKENIZER.vocabulary])
+        liked = [token for token in allowed if token < 256 and TOKENIZER.decode([token]) in "3.e"]
+        token = int(liked[-1] if liked else allowed[0])
+        if token in ENDS:
+            break
+        mask.accept(token)
+        text += TOKENIZER.decode([token])
+    assert len(text.strip()) <= longest
+    constraint.validator.validate(json.loads(text))
+
+
+def test_digits_in_a_string_are_not_counted():
+    schema = {"type": "string", "pattern": '^[0-9]{50}"[0-9]{50}$'}
+    _, text = next(numbers(0, schema, 1))
+    assert len(text) == 101

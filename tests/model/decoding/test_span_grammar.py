@@ -111,7 +111,7 @@ def test_strings_under_other_keywords_are_named_because_they_are_only_checked():
         "type": "object",
         "properties": {
             "code": {"type": "string", "pattern": "^[a-z]+$", "x-span": True},
-            "a/b": {"allOf": [NAME]},
+            "a/b": {"allOf": [NAME, {"minLength": 1}]},
             "map": {"type": "object", "additionalProperties": NAME},
         },
     }
@@ -121,6 +121,20 @@ def test_strings_under_other_keywords_are_named_because_they_are_only_checked():
     plain = Constraint(TOKENIZER, {"type": "object"})
     assert plain.within("x") is plain
     assert schema_validator(schema, "s")
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "anyOf", "allOf"])
+def test_strings_in_alternatives_are_parts_of_the_text(keyword):
+    """Also where exactly one alternative may hold, and behind a single condition."""
+    name = {"type": "string", "minLength": 2, "x-span": True}
+    alternatives = [name] if keyword == "allOf" else [name, {"type": "array", "items": name, "minItems": 1}]
+    schema = {"type": "object", "properties": {"of": {keyword: alternatives}}, "required": ["of"]}
+    constraint = Constraint(TOKENIZER, schema)
+    assert constraint.unconstrained == ()
+    checker = ReplyChecker(constraint.validator, schema, "marked")
+    held = constraint.within(TEXT)
+    replies = [reply for seed in range(20) if (reply := written(held, seed)) is not None]
+    assert {checker.check(TEXT, reply).reason for reply in replies} == {None}
 
 
 def test_a_long_text_costs_no_more_for_each_token():

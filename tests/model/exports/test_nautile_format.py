@@ -1,6 +1,7 @@
 """Export and reloading: the same bits, and a tokenizer file with which `tokenizers` gives the same ids as we do."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
+from data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
 from data.tokenizer import tokenizer_for
+from model.exports.formats import FORMATS
 from model.exports.nautile_format import export_nautile
 from model.exports.tokenizer_files import byte_letters, tokenizer_json
 from model.nautile import initialise
+from model.tuning.head import Head, save_head
+from model.weights.author_import import import_weights
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
@@ -101,3 +106,38 @@ def test_every_byte_has_its_own_printable_letter():
     assert letters[ord(" ")] == "Ġ"
     assert letters[ord("a")] == "a"
     assert np.all([not letter.isspace() for letter in letters])
+
+
+@pytest.fixture
+def classifier(checkpoint, tmp_path):
+    """The checkpoint with a head for two labels."""
+    folder = tmp_path / "classifier"
+    shutil.copytree(checkpoint, folder)
+    write_label_set(folder, LabelSet(form="label", method="head", labels=("yes", "no")))
+    save_head(folder / HEAD, Head(np.ones((32, 2), np.float32), np.zeros(2, np.float32)))
+    return folder
+
+
+def test_a_classifier_keeps_its_labels_and_its_head(classifier, tmp_path):
+    names = {path.name for path in export_nautile(classifier, tmp_path / "out")}
+    assert {LABELS, HEAD} <= names
+    assert read_label_set(tmp_path / "out") == read_label_set(classifier)
+    assert (tmp_path / "out" / HEAD).read_bytes() == (classifier / HEAD).read_bytes()
+
+
+@pytest.mark.parametrize("format_", ["transformers", "web"])
+def test_a_format_without_a_place_for_the_head_refuses_it(classifier, tmp_path, format_):
+    """It would be the model before the tuning, with nothing to show for it."""
+    with pytest.raises(ConfigError, match=rf"--format {format_}: .* is a classifier.*use --format nautile or onnx"):
+        FORMATS[format_](classifier, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_of_a_model_that_writes_them_go_there_and_back(classifier, tmp_path):
+    """Tuned as a whole or with LoRA, the weights hold the tuning, and the labels say how to ask."""
+    (classifier / HEAD).unlink()
+    tuned = LabelSet(form="label", method="lora", labels=("yes", "no"), instructions="Is it?", temperature=1.5)
+    write_label_set(classifier, tuned)
+    FORMATS["transformers"](classifier, tmp_path / "exported")
+    import_weights(tmp_path / "exported", tmp_path / "back", tiny_config(), TOKENIZER)
+    assert read_label_set(tmp_path / "back") == tuned

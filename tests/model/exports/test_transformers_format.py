@@ -25,6 +25,7 @@ from tests.model.conftest import tiny_config
 TOKENIZER = TokenizerConfig(ranks=256)
 CONFIG = tiny_config(vocabulary=TOKENIZER.vocabulary, pattern="SSA")
 NAMES = [
+    "cache_nautile.py",
     "config.json",
     "configuration_nautile.py",
     "digests.json",
@@ -92,6 +93,15 @@ def test_the_authors_ratio_is_written_where_it_says_all(tmp_path):
         export_transformers(checkpoint, tmp_path / f"{pattern} exported")
         fields = json.loads((tmp_path / f"{pattern} exported" / "config.json").read_text())
         assert (fields["num_layers"], fields.get("seqcond_ratio")) == (2 * len(pattern), ratio)
+
+
+def test_ids_without_a_token_are_named_and_survive_the_way_back(tmp_path):
+    """In the author's counting; the code in the export masks them."""
+    checkpoint = save_random(tmp_path / "checkpoint", tiny_config(vocabulary=TOKENIZER.vocabulary + 9))
+    export_transformers(checkpoint, tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["unused_ids"] == [[262, 271]]
+    import_weights(tmp_path / "exported", tmp_path / "back", tiny_config(), TOKENIZER)
+    assert load_weights(tmp_path / "back")[1].unused_ids == ((261, 270),)
 
 
 def test_padding_has_the_id_0_and_a_row_of_zeros(exported, checkpoint):

@@ -1,6 +1,7 @@
 """The export for transformers in real torch and transformers, against our own arithmetic.
 
-Our side writes arrays; `tests/support/processes/torch_run.py` compares in the environment that `make torch` makes.
+Our side writes arrays; `tests/support/processes/torch_run.py` compares in the environment that `make torch` makes, with
+the newest version 5 of transformers there is a pin for and with the oldest.
 """
 
 import json
@@ -24,7 +25,7 @@ from evals.running.likelihood import CheckpointScorer
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.exports.transformers.export import export_transformers
-from model.loss import masked_logits, weighted_loss
+from model.loss import next_logits, token_logprobs
 from model.nautile import forward, shapes
 from model.weights.author_import import import_weights, load_author_weights
 from model.weights.author_layout import to_author
@@ -33,6 +34,7 @@ from tests.model.conftest import packed_rows, tiny_config
 from tests.support.stages.toy_cli import ROOT
 
 PYTHON = Path(os.environ.get("TORCH_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
+OLDEST = PYTHON.parent.parent / "oldest"  # a folder for PYTHONPATH
 TOKENIZER = TokenizerConfig(ranks=256)
 CONTEXT = 1024
 VARIANTS = {
@@ -44,6 +46,7 @@ VARIANTS = {
     "paper": tiny_config(
         vocabulary=TOKENIZER.vocabulary, context=CONTEXT, blocks=1, pattern="ASSA", grid="free", integration="free",
     ),
+    "padded": tiny_config(vocabulary=TOKENIZER.vocabulary + 20, context=CONTEXT, blocks=1).with_tokenizer(TOKENIZER),
 }  # fmt: skip
 ITEMS = 16
 
@@ -55,16 +58,17 @@ pytestmark = [
 ]
 
 
-def in_torch(*arguments, folder):
-    """Run python of that environment, offline, with one thread."""
+def in_torch(*arguments, folder, path=()):
+    """Run python of that environment, offline, with one thread. `path`: folders before its own packages."""
     offline = {
         "HF_HOME": str(folder / "home"),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
+    environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *path)))}
     done = subprocess.run(
-        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": str(ROOT)}, timeout=500,
+        [PYTHON, *arguments], cwd=folder, env=environment, timeout=500,
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -72,7 +76,7 @@ def in_torch(*arguments, folder):
 
 def logits_of(config, params, tokens, segments, positions):
     hidden = jax.jit(forward, static_argnums=1)(params, config, tokens, segments, positions)
-    return np.asarray(masked_logits(hidden, params["embedding"], config.vocabulary)[..., : config.vocabulary])
+    return np.asarray(next_logits(hidden, params["embedding"], config)[..., : config.vocabulary])
 
 
 def reference(folder, config):
@@ -97,7 +101,12 @@ def reference(folder, config):
     rows = (batch["tokens"], batch["segments"], batch["positions"])
     arrays |= dict(zip(("tokens", "segments", "positions"), rows, strict=True))
     arrays["row_logits"] = logits_of(config, params, *rows)
-    sums, slope = jax.jit(jax.value_and_grad(lambda params: weighted_loss(params, config, batch)[0]))(params)
+
+    def loss(params):
+        logprobs_BL, _ = token_logprobs(params, config, forward(params, config, *rows), batch["targets"])
+        return -jnp.sum(logprobs_BL * batch["weights"])
+
+    sums, slope = jax.jit(jax.value_and_grad(loss))(params)
     weight = float(batch["weights"].sum())
     arrays["loss"] = sums / weight
     slope = jax.tree.map(lambda leaf: leaf / weight, slope)
@@ -116,7 +125,7 @@ def items():
 
 
 @pytest.fixture(scope="module")
-def results(root, items):
+def references(root, items):
     for name, config in VARIANTS.items():
         folder = root / name
         folder.mkdir()
@@ -133,34 +142,57 @@ def results(root, items):
         for item in items
     ]
     (root / "items.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    in_torch("-m", "tests.support.processes.torch_run", root, folder=root)
-    return json.loads((root / "results.json").read_text())
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(references):
+    in_torch("-m", "tests.support.processes.torch_run", references, "newest", folder=references)
+    return json.loads((references / "newest.json").read_text())
+
+
+@pytest.fixture(scope="module", params=["newest", "oldest"])
+def of_version(request, references):
+    """The results of both versions, for what depends on transformers itself."""
+    if request.param == "newest":
+        return request.getfixturevalue("results")
+    in_torch("-m", "tests.support.processes.torch_run", references, "oldest", folder=references, path=[OLDEST])
+    return json.loads((references / "oldest.json").read_text())
+
+
+def test_the_pinned_versions_run(of_version):
+    name = {"newest": "requirements-torch.txt", "oldest": "requirements-torch-oldest.txt"}[of_version["asked"]]
+    assert f"transformers=={of_version['version']}\n" in (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_ours(results, name):
+def test_logits_are_ours(of_version, name):
     """Alone at every length, packed with others and padded, at once or from the cache."""
-    forward = results[name]["forward"]
+    forward = of_version[name]["forward"]
     assert forward["deviation"] > 0.5
     assert len(forward["lengths"]) == 9
     assert max(forward["lengths"].values()) < 1e-4
     assert max(forward[part] for part in ("rows", "cached_long", "cached_packed")) < 1e-4
     assert forward["bfloat16"] < 0.1 * forward["deviation"] + 0.1
+    assert len(forward["refused"]) == 3
+    assert "past_key_value" in forward["refused"][0]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("way", ["plain", "checkpointed"])
-def test_the_gradient_of_every_parameter_is_ours(results, name, way):
-    errors = results[name]["gradients"]
+def test_the_gradient_of_every_parameter_is_ours(of_version, name, way):
+    errors = of_version[name]["gradients"]
     assert errors[f"loss_{way}"] < 1e-5
     assert max(errors[way].values()) < 1e-4
+    assert errors["loss_padded"] < 1e-5
 
 
-def test_generation(results):
-    generation = results["relative"]["generation"]
+def test_generation(of_version):
+    generation = of_version["relative"]["generation"]
     assert generation["left"]
     assert (generation["greedy"], generation["of"]) == (128, 128)
     assert generation["without_cache"]
+    assert generation["continued"]
     assert generation["sampled"] == [True, False]
     assert not generation["padding_sampled"]
     assert generation["beams"] == [2, 38]

@@ -9,9 +9,13 @@ from common.errors import ConfigError
 from model.decoding.engine import Engine
 from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import Sampling
+from model.exports.onnx.folder import export_onnx
 from model.runtimes.load import load_runtime
+from model.weights.files import save_weights
+from tests.model.conftest import tiny_config
 from tests.model.decoding.test_engine import Client
-from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
+from tests.model.decoding.test_unused_ids import preferring_unused
+from tests.model.exports.onnx.conftest import TOKENIZER, exports, weights  # noqa: F401 - fixtures
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6] * 40, [3, 1, 4, 1, 5], [7]]
 SEEDS = [(0, index) for index in range(len(PROMPTS))]
@@ -70,3 +74,25 @@ def test_what_is_no_export_is_refused(exports, runtimes):  # noqa: F811
         load_runtime("torch", exports[32])
     with pytest.raises(ConfigError, match="over the model's context"):
         runtimes[1].sampler(SAMPLING, 1, 250)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [32, 8, 4])
+def test_ids_without_a_token_get_no_probability(tmp_path, bits):
+    """The graphs themselves mask them, so that other programs cannot draw them either; the model prefers them."""
+    model = tiny_config(vocabulary=TOKENIZER.vocabulary + 20, width=64, context=64, blocks=1)
+    params = preferring_unused(model.with_tokenizer(TOKENIZER))
+    save_weights(tmp_path / "checkpoint", params, model, TOKENIZER)
+    export_onnx(tmp_path / "checkpoint", tmp_path / "export", bits)
+    runtime = load_runtime("onnx", tmp_path / "export")
+    logits_RWV, _ = runtime.read_prompts(np.array([[1, 2, 3]]), np.array([3]), np.array([[0, 1, 2]]))
+    assert np.all(logits_RWV[..., TOKENIZER.vocabulary :] == np.float32(-1e30))
+    assert np.all(logits_RWV[..., : TOKENIZER.vocabulary] > -1e4)
+    for temperature in (0, 1):
+        sampling = replace(SAMPLING, temperature=temperature)
+        samples = runtime.sampler(sampling, 3, 40)(PROMPTS, SEEDS)
+        assert max(sample.ids.max() for sample in samples) < TOKENIZER.vocabulary
+        if bits == 32:
+            expected = load_runtime("jax", tmp_path / "checkpoint").sampler(sampling, 3, 40)(PROMPTS, SEEDS)
+            for ours, theirs in zip(expected, samples, strict=True):
+                np.testing.assert_array_equal(theirs.ids, ours.ids)

@@ -310,3 +310,14 @@ def silu(x):
 
 def softplus(x):
     return np.logaddexp(x, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_not_imported(tensors, tmp_path, value):
+    """The tensor is named as the file has it."""
+    name = next(name for name in tensors if name.endswith("ff_in.bias"))
+    damaged = tensors[name].copy()
+    damaged[2] = value
+    np.savez(tmp_path / "theirs.npz", **{**tensors, name: damaged})
+    with pytest.raises(ConfigError, match=rf"cannot be imported: 1 of the 80 numbers of `{name}` are not finite"):
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=16)

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
@@ -46,3 +47,14 @@ def test_a_number_that_the_weights_do_not_have_is_refused(of_format_1, number):
 def test_another_format_is_refused(of_format_1):
     with pytest.raises(ConfigError, match="format 3, and this version reads formats 1 and 2"):
         load_weights(of_format_1(2, format_=3))
+
+
+def test_a_checkpoint_with_numbers_that_are_not_finite_is_not_loaded(tmp_path):
+    """It would answer every question with the same id."""
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes(tiny_config()))
+    save_weights(tmp_path, params, tiny_config(), TokenizerConfig(ranks=256))
+    arrays = load_file(tmp_path / "weights.safetensors")
+    arrays["embedding"][3, 0] = np.nan
+    save_file(arrays, tmp_path / "weights.safetensors")
+    with pytest.raises(ConfigError, match=r"weights\.safetensors: cannot be used: 1 of the \d+ numbers of `embedding`"):
+        load_weights(tmp_path)

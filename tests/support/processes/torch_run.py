@@ -1,9 +1,10 @@
 """What `torch` and `transformers` make of an export, computed in their own environment (`make torch`).
 
-    python -m tests.support.processes.torch_run FOLDER
+    python -m tests.support.processes.torch_run FOLDER newest | oldest
 
 FOLDER holds, for each variant, an export in NAME/export and our side's arrays in NAME/reference.npz; and items.jsonl
-for lm-eval. Writes results.json: largest differences, and what each check returned. Imports nothing of the project.
+for lm-eval. Writes newest.json or oldest.json: largest differences, and what each check returned. The oldest version of
+`transformers` runs the model alone, without the newest peft and lm-eval. Imports nothing of the project.
 """
 
 import itertools
@@ -22,6 +23,7 @@ from tests.support.processes.harness_run import evaluate
 
 LENGTHS = (1, 2, 3, 31, 32, 33, 100, 511, 1024)
 STEPS = 10
+NEVER = -1e29
 
 
 def load(folder, **options):
@@ -29,8 +31,8 @@ def load(folder, **options):
 
 
 def furthest(ours, theirs):
-    """The largest difference."""
-    return float((torch.as_tensor(ours) - theirs).abs().max())
+    """The largest difference; logits of what is never predicted, -1e30 and less, count as equal."""
+    return float((torch.as_tensor(ours).clamp(min=NEVER) - theirs.clamp(min=NEVER)).abs().max())
 
 
 @torch.no_grad()
@@ -47,9 +49,9 @@ def forward(folder, reference):
     expected = torch.tensor(reference["row_logits"])
     results = {"lengths": lengths, "rows": furthest(expected[mask], packed[mask][:, 1:])}
     # From a cache: a prompt, more of the prompt, then single tokens; also where documents and padding mix.
-    for name, tokens, options in (
-        ("long", ids[:, :96], {}),
-        ("packed", rows, {"attention_mask": mask.long(), "position_ids": positions}),
+    for name, tokens, options, argument in (
+        ("long", ids[:, :96], {}, "past_key_values"),
+        ("packed", rows, {"attention_mask": mask.long(), "position_ids": positions}, "cache"),
     ):
         whole, cache, parts = model(tokens, **options).logits, None, []
         edges = [0, 20, 45, *range(46, tokens.shape[1] + 1)]
@@ -58,16 +60,26 @@ def forward(folder, reference):
                 key: value[:, :end] if key == "attention_mask" else value[:, start:end]
                 for key, value in options.items()
             }
-            output = model(tokens[:, start:end], past_key_values=cache, use_cache=True, **own)
+            output = model(tokens[:, start:end], use_cache=True, **{argument: cache}, **own)
             cache = output.past_key_values
             parts.append(output.logits)
         seen = options.get("attention_mask", torch.ones_like(tokens)).bool()
         results[f"cached_{name}"] = furthest(whole[seen], torch.cat(parts, dim=1)[seen])
+    results["refused"] = []
+    for options, kind in (
+        ({"past_key_value": cache}, TypeError),
+        ({"cache": cache, "past_key_values": cache}, ValueError),
+        ({"cache": transformers.DynamicCache()}, ValueError),
+    ):
+        try:
+            model(ids[:, :3], **options)
+        except kind as error:
+            results["refused"].append(str(error))
     half = load(folder, dtype=torch.bfloat16).eval()
     results["bfloat16"] = furthest(
         expected[mask], half(rows, attention_mask=mask.long(), position_ids=positions).logits[mask][:, 1:].float()
     )
-    results["deviation"] = float(expected[mask].std())
+    results["deviation"] = float(expected[mask][expected[mask] > NEVER].std())
     return results
 
 
@@ -88,6 +100,10 @@ def gradients(folder, reference):
         assert set(own) == set(expected)
         results[name] = {key: furthest(expected[key], value) for key, value in own.items()}
         results[f"loss_{name}"] = abs(float(output.loss) - float(reference["loss"]))
+    # Padding among the labels, as where they are a copy of the ids, is no target.
+    labels[labels == -100] = model.config.pad_token_id
+    padded = model(rows, attention_mask=(segments > 0).long(), position_ids=positions, labels=labels)
+    results["loss_padded"] = abs(float(padded.loss) - float(reference["loss"]))
     return results
 
 
@@ -107,6 +123,12 @@ def generation(folder, reference):
     }
     plain = model.generate(**batch, max_new_tokens=16, do_sample=False, use_cache=False)[:, width:]
     results["without_cache"] = bool((plain == greedy[:, :16]).all())
+    first = model.generate(**batch, max_new_tokens=9, do_sample=False, return_dict_in_generate=True)
+    more = {"attention_mask": torch.cat([batch["attention_mask"], torch.ones(2, 9, dtype=torch.long)], dim=1)}
+    again = model.generate(
+        first.sequences, past_key_values=first.past_key_values, max_new_tokens=20, do_sample=False, **more
+    )
+    results["continued"] = bool((again[:, width:] == greedy[:, :29]).all())
     samples = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
@@ -190,11 +212,11 @@ def harness(folder, items):
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
+    root, version = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    results = {}
+    results = {"asked": version, "version": transformers.__version__}
     for folder in sorted(path.parent for path in root.glob("*/reference.npz")):
         with np.load(folder / "reference.npz") as reference:
             reference = {
@@ -203,10 +225,10 @@ def main() -> None:
             results[folder.name] = {"forward": forward(folder, reference), "gradients": gradients(folder, reference)}
             if "greedy" in reference:
                 results[folder.name]["generation"] = generation(folder, reference)
-    first = root / "relative"
-    results["training"] = training(first, root / "training")
-    results["harness"] = harness(first, root / "items.jsonl")
-    (root / "results.json").write_text(json.dumps(results))
+    if version == "newest":
+        results["training"] = training(root / "relative", root / "training")
+        results["harness"] = harness(root / "relative", root / "items.jsonl")
+    (root / f"{version}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
