@@ -16,11 +16,11 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
-from configs.forms import WORKERS_OWN
+from configs.forms import WORKERS_SECTIONS
 from configs.operation import OPERATED
 from configs.schema import RunConfig
 
-_SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_OWN)
+_SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)
 
 ConfigName = Annotated[str, Field(min_length=1)]
 Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\s*=")]]
