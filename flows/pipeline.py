@@ -30,6 +30,7 @@ from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
 from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_name
 from flows.operate import approval, concurrency
+from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
 from flows.plans import recorded
 from flows.run_state import FIRST_UNFINISHED
@@ -87,6 +88,7 @@ def pipeline(
     )
 
 
+@sent_before_the_end()
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
     """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters."""
     run_id, prepared = str(flow_run.id), prepared_run.get()
@@ -217,9 +219,7 @@ class _StepRunner:
         del self.running[step.label]
         try:
             outputs = future.result()
-            question = approval.question_at_budget(
-                self.store, self.config, step, outputs, self.run_id, self.prepared.argument
-            )
+            question = approval.question_at_budget(self.store, self.config, step, outputs, self.prepared.argument)
         except Exception as error:
             log.error("step %s failed: %s", step.label, error)
             self.failures[step.label] = error
@@ -235,6 +235,7 @@ class _StepRunner:
             approval.ask(self.store, self.run_id, f"budget:{step.label}", step.label, question, patience, force)
         except Exception as error:  # not approved: the whole run stops
             raise StageFailed({**self.failures, step.label: error}) from error
+        approval.go_on_with(self.store, outputs, self.run_id)
         self._record(step, outputs)
 
     def _record(self, step: Step, outputs: dict[str, str]) -> None:

@@ -32,6 +32,7 @@ from flows.nightly.earlier import (
     find_earlier,
 )
 from flows.operate import approval, concurrency
+from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
 from flows.plans import recorded
 from flows.selection import PreparedRun, Selection, is_in_store
@@ -66,12 +67,14 @@ def evaluation(
         name: What the run is called. Without it, it keeps the name that it has.
     """
     run_id = str(flow_run.id)
-    try:
-        run_config, _ = load_form(config, overrides)
-    except ConfigError as error:
-        return refused(error)
-    with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
-        return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
+    with sent_before_the_end():
+        try:
+            run_config, _ = load_form(config, overrides)
+        except ConfigError as error:
+            return refused(error)
+        retry = f"prefect flow-run retry {run_id}"
+        with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry):
+            return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
 
 
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
