@@ -45,7 +45,12 @@ def run_name() -> str:
 
 
 def refused(error: Exception) -> State[Any]:
-    """The failed state of a run with invalid parameters: only the message, without the stack trace of an exception.
+    """The failed state of a run with invalid parameters: only the message (`failed_state`)."""
+    return failed_state(f"The form cannot be followed: {error}")
+
+
+def failed_state(message: str) -> State[Any]:
+    """The state of a run that a flow returns instead of raising: only the message, without stack traces.
 
     In the process of a deployment's run Prefect raises `FailedRun` for this state; the filter keeps its stack trace out
     of the log.
@@ -55,4 +60,4 @@ def refused(error: Exception) -> State[Any]:
         return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
     logging.getLogger("prefect.flow_runs").addFilter(is_not_failed_run)
-    return Failed(message=f"The form cannot be followed: {error}")
+    return Failed(message=message)

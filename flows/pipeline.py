@@ -28,7 +28,7 @@ from configs.schema import RunConfig
 from flows.cli.terminal import config_words
 from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
-from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, StageName, failed_state, refused, run_name
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
@@ -38,6 +38,7 @@ from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
+from tasks.engine.failure import advice, reason
 from tasks.engine.prefect_page import run_page
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
@@ -90,7 +91,25 @@ def pipeline(
 
 @sent_before_the_end()
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters."""
+    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters.
+
+    The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
+    Prefect catches that, and shows its stack trace twice.
+    """
+    try:
+        return _run(argument, overrides, selection)
+    except StageFailed as failure:
+        if not deployment.id:
+            raise
+        log.error("the run failed", exc_info=failure)
+        return failed_state(
+            "\n".join(
+                f"stage {label} failed: {reason(error)}\n{advice(error)}" for label, error in failure.failures.items()
+            )
+        )
+
+
+def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
     run_id, prepared = str(flow_run.id), prepared_run.get()
     if prepared is None:
         try:
@@ -115,7 +134,8 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
                 run = prepare_run(config, selection, store, config_words(argument, overrides), base)
                 check_ray_hosts(store, config.launch, run)
             except ConfigError as error:
-                notifier.failed("", error, resume(""))
+                # Without a command: a retry has the same form.
+                notifier.failed("", error, "")
                 return refused(error)
         _link_dashboard(run_id)
         # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end

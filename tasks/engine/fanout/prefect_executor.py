@@ -23,6 +23,7 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
+from common.text import first_line
 from configs.operation import LaunchConfig
 from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy
 from tasks.engine.fanout import own_disk
@@ -35,6 +36,18 @@ MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 
 # By task run: a policy counts the failures of one item over its tries.
 _policies: dict[UUID, RetryPolicy] = defaultdict(lambda: RetryPolicy(ITEM_BACKOFF))
+
+
+def _name_no_limit(record: logging.LogRecord) -> bool:
+    """Take Prefect's number of retries, which has no meaning here, and the error's log out of its message about one."""
+    if str(record.msg).startswith("Task run failed with %s: %r - Retry %s/%s") and isinstance(record.args, tuple):
+        kind, error, number = record.args[:3]
+        text = first_line(error) if isinstance(error, BaseException) else str(error)
+        record.msg, record.args = "Task run failed with %s: %s - retry %s follows", (kind, text, number)
+    return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_name_no_limit)
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
