@@ -23,7 +23,8 @@ MOST_SEARCHED = 10_000  # newest runs that are searched for a name
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {
-    "done": "made", "reused": "made", "cancelled": "interrupted", "silent": "running", "coming": "not made", "not started": "not made",
+    "done": "made", "reused": "made", "cancelled": "interrupted", "silent": "running", "coming": "not made",
+    "not started": "not made",
 }  # fmt: skip
 
 
