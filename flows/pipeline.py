@@ -19,6 +19,7 @@ from prefect.artifacts import create_link_artifact
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
 from common.errors import ConfigError
@@ -34,7 +35,7 @@ from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
 from flows.plans import recorded
 from flows.run_state import FIRST_UNFINISHED
-from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
+from flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
@@ -137,6 +138,8 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
                 # Without a command: a retry has the same form.
                 notifier.failed("", error, "")
                 return refused(error)
+            for line in outdated_lines(store, run):
+                get_run_logger().warning(line)
         _link_dashboard(run_id)
         # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
         # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
