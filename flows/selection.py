@@ -137,9 +137,10 @@ def outdated_lines(store: Store, run: PreparedRun) -> list[str]:
     lines = []
     for step in run.steps if not run.selection.force else ():
         if producers := _newer_inputs(store, step):
+            again = f"`nautile run {run.argument} --from {step.label} --force` makes them again"
             lines.append(
-                f"{step.label} is reused, but {', '.join(producers)} was made again since: it and what was made from it "
-                f"describe an earlier version. `nautile run {run.argument} --from {step.label} --force` makes them again"
+                f"{step.label} is reused, but {', '.join(producers)} was made again since: it and what was made from "
+                f"it describe an earlier version. {again}"
             )
     return lines
 
