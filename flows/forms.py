@@ -5,6 +5,7 @@ depends on the configuration is checked when the run starts: the run then fails 
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +17,12 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
+from common.processes import die_with_parent
 from configs.forms import WORKERS_SECTIONS
 from configs.operation import OPERATED
 from configs.schema import RunConfig
 
+SERVED_BY = "NAUTILE_SERVED_BY"  # the process that serves the deployments, set for the flow runs that it starts
 _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)
 
 ConfigName = Annotated[str, Field(min_length=1)]
@@ -27,6 +30,15 @@ Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\
 # Both default to an empty string: Prefect shows a nullable field with an additional switch between text and null.
 StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(OPERATED)})(:\S+)?)?$")]
 RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
+
+
+def end_with_server() -> None:
+    """End this process of a flow run if the process of `nautile deploy` that started it is killed.
+
+    Nobody could cancel the run any more: another such process does not know this one.
+    """
+    if os.environ.get(SERVED_BY) == str(os.getppid()):
+        die_with_parent(os.getppid())
 
 
 def run_name() -> str:

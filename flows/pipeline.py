@@ -29,7 +29,7 @@ from configs.schema import RunConfig
 from flows.cli.terminal import config_words
 from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
-from flows.forms import ConfigName, Overrides, RunName, StageName, failed_state, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, refused, run_name
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
@@ -97,6 +97,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
     The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
     Prefect catches that, and shows its stack trace twice.
     """
+    end_with_server()
     try:
         return _run(argument, overrides, selection)
     except StageFailed as failure:

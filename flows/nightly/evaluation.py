@@ -22,7 +22,7 @@ from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
 from flows.dag import Need, Step, evaluate_section
-from flows.forms import ConfigName, Overrides, RunName, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, end_with_server, refused, run_name
 from flows.nightly.alert import publish, raise_regression
 from flows.nightly.earlier import (
     EarlierComparison,
@@ -67,6 +67,7 @@ def evaluation(
         name: What the run is called. Without it, it keeps the name that it has.
     """
     run_id = str(flow_run.id)
+    end_with_server()
     with sent_before_the_end():
         try:
             run_config, _ = load_form(config, overrides)

@@ -32,6 +32,7 @@ from configs.load import load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.dag import pipeline_steps
+from flows.forms import SERVED_BY
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
 from flows.operate import automations, concurrency, serving
@@ -80,7 +81,8 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
-    os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
+    # The processes of flow runs inherit both.
+    os.environ[WORKER], os.environ[SERVED_BY] = _served_text(config, argument), str(os.getpid())
     asyncio.run(
         _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
     )

@@ -162,7 +162,7 @@ async def tend(runner: Runner) -> None:
         looks += 1
         try:
             await _find_cancelled(runner)
-            if looks % SETTLE_EVERY == 0:
+            if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
                 await asyncio.to_thread(_settle)
         except Exception as error:  # the server is away, or restarts
             log.debug("looking after the runs failed, and is tried again: %s", error)

@@ -132,7 +132,7 @@ def test_steps_that_describe_weights_which_were_made_again_are_named(dag, made, 
         execution="again", outputs=("checkpoint",), run="r2", label="pretrain", supersede=True,
     )  # fmt: skip
     lines = outdated_lines(store, run)
-    assert {line.partition(" ")[0] for line in lines} == ({"align", "evaluate:pretrain"} if text else set())
+    assert {line.partition(" ")[0] for line in lines} == ({"align", "evaluate:pretrain", "report"} if text else set())
     assert all("pretrain was made again since" in line for line in lines)
     assert all(f"`nautile run toy.toml --from {line.partition(' ')[0]} --force`" in line for line in lines)
     forced = PreparedRun("toy.toml", Selection(first="pretrain", force=True), list(dag), set())
