@@ -46,7 +46,7 @@ from tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
-SHOW_EVERY_S = 5.0
+SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 RENEW_S = 15.0
 SLOT_TRY_S = 3.0

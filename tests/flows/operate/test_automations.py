@@ -1,5 +1,6 @@
 """When the automation ends a run whose heartbeats stopped: after a real silence, and in no state without a process."""
 
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,9 +14,11 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from common.processes import free_port
 from flows.operate import automations
 from flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
 from tests.support.servers.prefect_calls import fetch, request
+from tests.support.servers.prefect_server import start_server
 
 WITH_PROCESS = (StateType.RUNNING, StateType.CANCELLING)
 
@@ -114,3 +117,31 @@ def test_the_heartbeat_of_a_short_run_comes_before_its_end(prefect_url):
         until(lambda: received("prefect.flow-run.Completed")),
     )
     assert max(beats) <= end
+
+
+@pytest.mark.slow
+def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_home, tmp_path):
+    home, port = tmp_path / "home", free_port()
+    shutil.copytree(prefect_home, home)
+    url = f"http://127.0.0.1:{port}/api"
+    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "1"}
+    server = start_server(home, port, settings)
+    try:
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            client.create_automation(silent_runs(within=timedelta(seconds=10)))
+        working, silent = str(uuid4()), str(uuid4())
+        begun = datetime.now(UTC)
+        request(f"{url}/events", [event("prefect.flow-run.heartbeat", working, begun)]).raise_for_status()
+        until(lambda: events(url, "prefect.flow-run.heartbeat"))
+        server.kill()
+        server.wait()
+        time.sleep(max(0.0, 12 - (datetime.now(UTC) - begun).total_seconds()))
+        server = start_server(home, port, settings)
+        # One that falls silent from now on is noticed, so that the automation works.
+        request(f"{url}/events", [event("prefect.flow-run.heartbeat", silent, datetime.now(UTC))]).raise_for_status()
+        fired = until(lambda: events(url, "prefect.automation.triggered"))
+        labels = [entry["payload"]["triggering_labels"]["prefect.resource.id"] for entry in fired]
+        assert labels == [f"prefect.flow-run.{silent}"]
+    finally:
+        server.terminate()
+        server.wait(60)
