@@ -1,6 +1,7 @@
 """When the automation ends a run whose heartbeats stopped: after a real silence, and in no state without a process."""
 
 import shutil
+import sqlite3
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
 from tests.support.servers.prefect_calls import fetch, request
 from tests.support.servers.prefect_server import start_server
 
+OLD = "2026-01-01 00:00"
 WITH_PROCESS = (StateType.RUNNING, StateType.CANCELLING)
 
 
@@ -128,17 +130,23 @@ def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_hom
     server = start_server(home, port, settings)
     try:
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
-            client.create_automation(silent_runs(within=timedelta(seconds=10)))
+            client.create_automation(silent_runs())
         working, silent = str(uuid4()), str(uuid4())
-        begun = datetime.now(UTC)
-        request(f"{url}/events", [event("prefect.flow-run.heartbeat", working, begun)]).raise_for_status()
-        until(lambda: events(url, "prefect.flow-run.heartbeat"))
+        request(f"{url}/events", [event("prefect.flow-run.heartbeat", working, datetime.now(UTC))]).raise_for_status()
+        database = sqlite3.connect(home / "prefect.db", timeout=60)
+        until(lambda: database.execute("SELECT count(*) FROM automation_bucket").fetchone()[0])
         server.kill()
         server.wait()
-        time.sleep(max(0.0, 12 - (datetime.now(UTC) - begun).total_seconds()))
+        # While it was away, hours have passed.
+        with database:
+            database.execute(
+                'UPDATE automation_bucket SET start = ?, "end" = ?', (f"{OLD}:00.000000", f"{OLD}:30.000000")
+            )
+        database.close()
         server = start_server(home, port, settings)
         # One that falls silent from now on is noticed, so that the automation works.
-        request(f"{url}/events", [event("prefect.flow-run.heartbeat", silent, datetime.now(UTC))]).raise_for_status()
+        old_beat = event("prefect.flow-run.heartbeat", silent, datetime.now(UTC) - timedelta(hours=1))
+        request(f"{url}/events", [old_beat]).raise_for_status()
         fired = until(lambda: events(url, "prefect.automation.triggered"))
         labels = [entry["payload"]["triggering_labels"]["prefect.resource.id"] for entry in fired]
         assert labels == [f"prefect.flow-run.{silent}"]
