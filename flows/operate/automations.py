@@ -118,13 +118,17 @@ _SIDES = ("after", "before")
 
 
 async def declare(client: PrefectClient, automation: AutomationCore) -> None:
-    """Create the automation, or update the one with its name. Duplicates of the name are removed."""
+    """Create the automation, or update the one with its name, which stays off if the operator has switched it off.
+
+    Duplicates of the name are removed.
+    """
     known = await client.read_automations_by_name(automation.name)
     # Two `nautile deploy` that start side by side may each create one; every duplicate would end the same run again.
     for extra in known[1:]:
         await client.delete_automation(extra.id)
     if known:
-        await client.update_automation(known[0].id, automation)
+        enabled = known[0].enabled
+        await client.update_automation(known[0].id, automation.model_copy(update={"enabled": enabled}))
     else:
         await client.create_automation(automation)
     logger.info("automation %r is declared", automation.name)

@@ -78,7 +78,7 @@ def times_of(schedules: Sequence[DeploymentScheduleCreate | DeploymentSchedule])
 
 
 async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: list[Any] | None) -> None:
-    """Let a deployment that is registered again keep its schedules, and whether it is paused.
+    """Let a deployment that is registered again keep its schedules, and what is paused or switched off.
 
     `before`: the schedules that were declared for it last (`times_of`); None if that is not known. If the configuration
     has others now, these replace them, and stay paused if those were.
@@ -93,6 +93,9 @@ async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: l
     except ObjectNotFound:
         return
     entry.paused = known.paused
+    for trigger in entry.triggers:  # it is made again, and stays off if the operator has switched it off
+        automations = await client.read_automations_by_name(trigger.name or "")
+        trigger.enabled = all(automation.enabled for automation in automations)
     times, existing = times_of(own), list(known.schedules)
     unchanged = times == before if before is not None else all(time in times_of(existing) for time in times)
     if not unchanged:
