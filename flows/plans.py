@@ -87,6 +87,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
 
 def record_interrupted(store: Store, run_id: str) -> None:
     """Record that the process of a run was killed, if its newest start is recorded as running."""
+    Catalog(store).ingest(patience=5.0)
     newest = next(iter(Catalog(store).query(_NEWEST, [run_id], patience=5.0)), None)
     if newest is not None and newest["state"] == "running":
         # JSON columns come back as text, and times without their zone.
