@@ -29,6 +29,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments.runner import RunnerDeployment
+from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
 from prefect.states import Cancelled
@@ -94,8 +95,9 @@ async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: l
         return
     entry.paused = known.paused
     for trigger in entry.triggers:  # it is made again, and stays off if the operator has switched it off
-        automations = await client.read_automations_by_name(trigger.name or "")
-        trigger.enabled = all(automation.enabled for automation in automations)
+        if isinstance(trigger, DeploymentEventTrigger) and trigger.name:
+            automations = await client.read_automations_by_name(trigger.name)
+            trigger.enabled = all(automation.enabled for automation in automations)
     times, existing = times_of(own), list(known.schedules)
     unchanged = times == before if before is not None else all(time in times_of(existing) for time in times)
     if not unchanged:

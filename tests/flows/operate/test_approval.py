@@ -22,6 +22,7 @@ from common.errors import ConfigError
 from configs.operation import OperationConfig
 from flows.dag import build_dag
 from flows.operate import approval
+from flows.operate import questions as questions_module
 from flows.operate.approval import before_step, expected_cost, go_on_with, question_at_budget, was_approved
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
@@ -234,6 +235,26 @@ def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again
         assert [waiting_note["run"] for waiting_note in waiting(store)] == ["r1"]
     assert waiting(store) == []
     assert not path.exists()
+
+
+def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(tmp_path, monkeypatch):
+    """Reading such a store lists the note, and asks nobody."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    run = str(uuid4())
+    note = {"run": run, "label": "align", "message": "?", "since": now(), "host": "x", "pid": None}
+    (store.root / NOTES).mkdir()
+    (store.root / NOTES / f"{run}.json").write_text(json.dumps(note | {"api": "http://elsewhere.example/api"}))
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nautile:secret")
+
+    def refused(*_, **__):
+        pytest.fail("a request was sent")
+
+    monkeypatch.setattr(questions_module, "call", refused)
+    monkeypatch.setattr(questions_module, "ask_server", refused)
+    assert [entry["run"] for entry in waiting(store)] == [run]
+    with pytest.raises(ConfigError, match="waits on the server http://elsewhere.example/api: set PREFECT_API_URL"):
+        approve(store, run[:8], None)
 
 
 class LockedServer(FakeServer):
