@@ -253,7 +253,7 @@ def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(tmp_path,
     monkeypatch.setattr(questions_module, "call", refused)
     monkeypatch.setattr(questions_module, "ask_server", refused)
     assert [entry["run"] for entry in waiting(store)] == [run]
-    with pytest.raises(ConfigError, match="waits on the server http://elsewhere.example/api: set PREFECT_API_URL"):
+    with pytest.raises(ConfigError, match=r"waits on the server http://elsewhere\.example/api: set PREFECT_API_URL"):
         approve(store, run[:8], None)
 
 
