@@ -34,6 +34,17 @@ Operational = Annotated[Value, NotInKey()]
 """Type of a field that is not hashed into keys: `concurrency: Operational[PositiveInt]`. All others are semantic."""
 
 
+class WorkersOwn:
+    """Marks a field that belongs to the machine that does the work: a form may not set it (`configs.forms`)."""
+
+
+Worker = Annotated[Value, WorkersOwn()]
+"""Type of a gate, a budget, an address, a local path, or a choice of who is sent what: `path: Worker[str] = ""`.
+
+Runs that are started through Prefect's server have its value from the worker's configuration, with all that is in it.
+"""
+
+
 def canonical(value: Any) -> str:
     """The canonical JSON text of a `Section` or of JSON data, which keys and fingerprints hash."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, TrainOn, refuse_removed
+from configs.base import Operational, Section, Seed, Share, TrainOn, Worker, refuse_removed
 from configs.endpoint import refuse_secrets
 
 
@@ -36,7 +36,7 @@ class EmbeddingConfig(Section):
 class IndexConfig(Section):
     """The vector index of the exemplars. "auto": exact search below `exact_below` vectors, else IVF-PQ."""
 
-    embedding: EmbeddingConfig = EmbeddingConfig()
+    embedding: Worker[EmbeddingConfig] = EmbeddingConfig()
     kind: Literal["auto", "exact", "ivf_pq"] = "auto"
     exact_below: PositiveInt = 200_000  # vectors
     lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
@@ -65,7 +65,7 @@ class PromptSetConfig(Section):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     source: Literal["wikipedia", "jsonl", "hub"]
-    path: str = ""  # Hub id, or a glob of files
+    path: Worker[str] = ""  # Hub id, or a glob of files
     subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; no set of the Hub is read without one
@@ -95,7 +95,7 @@ class PromptSetConfig(Section):
 class TeacherConfig(Section):
     """A teacher (paper §3.3): a prompt goes to the first teacher whose `up_to` is at least the prompt's difficulty."""
 
-    endpoint: str
+    endpoint: Worker[str]
     up_to: Share = 1.0  # difficulty, 0 to 1
     template: str = ""  # prompt template; empty: "compact" for the embedded model, "full" for others
 
@@ -106,7 +106,7 @@ class ProbeConfig(Section):
     If an endpoint of the probe is then chosen as the teacher, its first reply becomes the document.
     """
 
-    endpoints: tuple[str, ...] = Field(min_length=1)
+    endpoints: Worker[tuple[str, ...]] = Field(min_length=1)
     samples: PositiveInt = 1  # answers of each endpoint
     weight: Share = 0.5  # of the probe in the difficulty; the remaining weight is the estimate from the prompt
 
@@ -131,8 +131,8 @@ class DistillConfig(Section):
     probe: ProbeConfig | None = None
     max_tokens: PositiveInt = 160  # of a reply
     temperature: NonNegativeFloat = 0.0
-    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit; 0: none
-    budget_tokens: Operational[NonNegativeInt] = 0  # a hard limit of prompts and replies together; 0: none
+    budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit; 0: none
+    budget_tokens: Operational[Worker[NonNegativeInt]] = 0  # a hard limit of prompts and replies together; 0: none
     max_rejected_share: Operational[Share] = 1.0  # of the replies; a larger share fails the stage
     overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also be in its exemplars; more counts as copying
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds

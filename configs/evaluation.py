@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Share, refuse_removed
+from configs.base import Operational, Section, Share, Worker, refuse_removed
 from configs.training import ProblemsConfig
 
 # Stand-ins that generate any number of items; the other benchmarks have a fixed number.
@@ -19,14 +19,14 @@ class BenchmarkChoice(Section):
     name: str  # in evals/benchmarks/catalogue.py
     items: PositiveInt | None = None  # only the first so many; None: all
     revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
-    path: str = ""  # a local file instead of the Hub
+    path: Worker[str] = ""  # a local file instead of the Hub
     bad_rows_share: Operational[Share] = 0.001  # share of invalid records to tolerate: they are skipped and reported
 
 
 class ModelUnderTest(Section):
     """A model of one of `[endpoints]`, evaluated like our checkpoints."""
 
-    endpoint: str
+    endpoint: Worker[str]
     column: PaperColumn = ""  # column of the paper's Table 2 to show beside the results; empty: none
 
 
@@ -46,7 +46,7 @@ class EvaluateConfig(Section):
     prompt_length: PositiveInt = 512  # tokens
     batch: Operational[PositiveInt] = 32  # items that a checkpoint answers together
     temperature: NonNegativeFloat = 0.0  # 0: greedy decoding
-    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit for each of `models`; 0: none
+    budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit for each of `models`; 0: none
 
     @model_validator(mode="before")
     @classmethod

@@ -1,25 +1,28 @@
 """Restrictions on runs that are started through Prefect's server, by a form or by anyone who can reach the server.
 
 A form names a configuration that its worker knows, and overrides in the syntax of `--set`. The run has the permissions
-and the environment of the worker. So overrides may change neither how processes are started (`[launch]`) nor where a
-collector's key is sent (`[telemetry]`). They may name an environment variable only if the named configuration, the
-worker's or a shipped one names it too, with the same address. `nautile deploy` passes the configuration that it serves
-to the worker in the environment variable NAUTILE_WORKER, so that its name means the same on another machine.
+and the environment of the worker. So overrides may not change a field that belongs to the worker (its type is
+`Worker`): gates, budgets, how processes are started, endpoints and who is asked, local paths, and where metrics go.
+`nautile deploy` passes the configuration that it serves to the worker in the environment variable NAUTILE_WORKER, so
+that its name means the same on another machine. The gates and budgets of that configuration also hold for the runs of
+other configurations that a form names.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
-from configs.base import Section
+from configs.base import Section, WorkersOwn
+from configs.operation import OPERATED, OperationConfig
+from configs.schema import RunConfig
 
 WORKER = "NAUTILE_WORKER"
-WORKERS_OWN = ("launch", "telemetry")  # sections that overrides may not change
-_REMEDY = "it comes from the configuration that `nautile deploy` serves"
+_BUDGETS = {"distill": ("budget_dollars", "budget_tokens"), "evaluate": ("budget_dollars",)}
 
 
 class ServedConfig(Section):
@@ -28,14 +31,6 @@ class ServedConfig(Section):
     name: str
     table: dict[str, Any]
     base: dict[str, Any]
-
-
-class Variable(NamedTuple):
-    """An environment variable that a configuration names, and where its value is sent."""
-
-    name: str
-    kind: str = ""  # kind of the endpoint; empty: the variable contains the address itself
-    origin: str = ""  # scheme, host and port of the endpoint; empty: the vendor's default
 
 
 def served_here() -> ServedConfig | None:
@@ -47,39 +42,81 @@ def served_here() -> ServedConfig | None:
         raise ConfigError(f"{WORKER} is not a value that `nautile deploy` sets: {error.errors()[0]['msg']}") from None
 
 
-def refuse_in_form(before: Mapping[str, Any], after: Mapping[str, Any], known: Iterable[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` with the path of the first field that overrides may not set to its value.
+def is_workers(field: FieldInfo) -> bool:
+    """Whether a field belongs to the worker."""
+    return any(isinstance(marker, WorkersOwn) for marker in field.metadata)
 
-    `before`, `after`: the table of the named configuration without and with the overrides. `known`: further tables
-    whose environment variables are allowed; they are read only if needed.
+
+WORKERS_SECTIONS = tuple(name for name, field in RunConfig.model_fields.items() if is_workers(field))
+"""The sections of which a form may change nothing."""
+
+
+def refuse_in_form(before: Section, after: Section) -> None:
+    """Raise `ConfigError` with the path of the first field of the worker's that overrides have changed.
+
+    `before`, `after`: the named configuration without and with the overrides.
     """
-    for section in WORKERS_OWN:
-        if after.get(section, {}) != before.get(section, {}):
-            raise ConfigError(f"overrides: {section}: a form may not set it: {_REMEDY}")
-    allowed = {variable for _, variable in _variables(before, "")}
-    for path, variable in _variables(after, ""):
-        if variable not in allowed:
-            allowed |= {known_variable for table in known for _, known_variable in _variables(table, "")}
-        if variable not in allowed:
-            where = f" with the address {variable.origin or 'of its vendor'}" if variable.kind else ""
-            raise ConfigError(
-                f"overrides: {path}: a form may not name the environment variable {variable.name!r}{where}: {_REMEDY}"
-            )
+    if path := _changed_path(before, after, ""):
+        raise ConfigError(not_in_forms(path))
 
 
-def _variables(value: Any, path: str) -> Iterator[tuple[str, Variable]]:
-    """(path, variable) of each field that names an environment variable."""
-    if isinstance(value, Mapping):
-        for name, field in value.items():
-            place = f"{path}.{name}" if path else name
-            if name == "key_variable" and field:
-                parts = urlsplit(str(value.get("url", "")))
-                origin = f"{parts.scheme}://{parts.netloc}".lower() if parts.netloc else ""
-                yield place, Variable(str(field), str(value.get("kind", "openai")), origin)
-            elif name == "notify" and field:
-                yield place, Variable(str(field))
-            else:
-                yield from _variables(field, place)
-    elif isinstance(value, (list, tuple)):
-        for number, entry in enumerate(value):
-            yield from _variables(entry, f"{path}.{number}")
+def not_in_forms(path: str) -> str:
+    """The message about a field that a form may not set."""
+    return f"overrides: {path}: a form may not set it: it comes from the configuration that `nautile deploy` serves"
+
+
+def with_gates_of(config: RunConfig, served: RunConfig) -> RunConfig:
+    """`config` with every approval of both configurations, and with the lower of their budgets."""
+    stages = {}
+    for stage in OPERATED:
+        own, other = config.operation.of(stage), served.operation.of(stage)
+        gates = {"approve": own.approve or other.approve}
+        stages[stage] = own.model_copy(update=gates | ({"at_budget": "pause"} if other.at_budget == "pause" else {}))
+    operation: OperationConfig = config.operation.model_copy(update=stages)
+    sections: dict[str, Any] = {"operation": operation}
+    for name, fields in _BUDGETS.items():
+        own_section, other_section = getattr(config, name), getattr(served, name)
+        if own_section is None or other_section is None:
+            continue
+        # Zero is no limit.
+        limits = {field: [getattr(section, field) for section in (own_section, other_section)] for field in fields}
+        lower = {field: min(filter(None, values), default=values[0]) for field, values in limits.items()}
+        sections[name] = own_section.model_copy(update=lower)
+    return config.model_copy(update=sections)
+
+
+def _changed_path(before: Any, after: Any, path: str) -> str:
+    """The path of the first field of the worker's in `after` that is not as in `before`; empty if there is none.
+
+    An entry of a list may have moved, or be new: its fields of the worker's must then be those of another entry of the
+    same list, or have their defaults, which name nothing.
+    """
+    if isinstance(after, Section):
+        for name, field in type(after).model_fields.items():
+            value, place = getattr(after, name), f"{path}.{name}" if path else name
+            known = getattr(before, name) if isinstance(before, type(after)) else _default(field)
+            if is_workers(field):
+                if value != known:
+                    return place
+            elif changed := _changed_path(known, value, place):
+                return changed
+    elif isinstance(after, Mapping):
+        for name, value in after.items():
+            known = before.get(name) if isinstance(before, Mapping) else None
+            if changed := _changed_path(known, value, f"{path}.{name}"):
+                return changed
+    elif isinstance(after, (list, tuple)):
+        entries = list(before) if isinstance(before, (list, tuple)) else []
+        for number, value in enumerate(after):
+            # First the entry at the same place, which the message is about.
+            known_entries = [*entries[number : number + 1], *entries, None]
+            places = [_changed_path(known, value, f"{path}.{number}") for known in known_entries]
+            if all(places):
+                return places[0]
+    return ""
+
+
+def _default(field: FieldInfo) -> Any:
+    """The default of a field; of one that must be set, a value that equals no other."""
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return object() if value is PydanticUndefined else value

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn
+from configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn, Worker
 
 ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 
@@ -59,7 +59,7 @@ class SourceConfig(Section):
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     reader: Literal["hub", "parquet", "jsonl", "wikipedia", "reasoning"]  # the last two work offline
     form: Literal["web", "synth"]  # "web": plain text; "synth": exercises with query, reasoning and answer
-    path: str = ""  # Hub id, or a glob of local files; unused by the offline readers
+    path: Worker[str] = ""  # Hub id, or a glob of local files; unused by the offline readers
     subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
@@ -69,7 +69,8 @@ class SourceConfig(Section):
     # the data seed of the run. A number keeps the text as it is over seeds, as the exemplars of a distillation need it.
     seed: Seed | None = None
     validation_share: Share = 0.01  # share of the documents for validation, not trained on
-    exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
+    # Records sampled for retrieval, stratified by exercise. Teachers see them, so that their number is the worker's.
+    exemplars: Worker[NonNegativeInt] = 0
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker has one file in memory
     # Form "synth": train on all targets, or on those of the replies alone. Only pretraining reads it, so that it is in
     # the key of `pretrain` and not of `ingest` (flows/dag.py): another value ingests nothing again.

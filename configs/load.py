@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_text
 from common.text import did_you_mean, visible
 from configs.base import Section
-from configs.forms import refuse_in_form, served_here
+from configs.forms import WORKERS_SECTIONS, not_in_forms, refuse_in_form, served_here, with_gates_of
 from configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -87,28 +87,28 @@ def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunC
     of `load`. Raises `ConfigError` with the fields of form and configuration, also for what `configs.forms` refuses.
     """
     served = served_here()
+    is_served = served is not None and served.name == name
     try:
-        if served and served.name == name:
-            before, base = served.table, RunConfig.model_validate(served.base or served.table)
+        if served and is_served:
+            table, base = served.table, RunConfig.model_validate(served.base or served.table)
         else:
-            before, base = _read(locate(name)), load_base(name)
-        RunConfig.model_validate(before)
+            table, base = _read(locate(name)), load_base(name)
+        before = RunConfig.model_validate(table)
     except (ConfigError, ValidationError) as error:
         reason = error if isinstance(error, ConfigError) else f"{name}: {_first_error(error, RunConfig)}"
         raise ConfigError(f"config: {reason}") from None
-
-    def trusted_tables() -> Iterator[dict[str, Any]]:
-        """The table that this worker serves and those of the shipped configurations, which are read one at a time."""
-        if served:
-            yield served.table
-        yield from (_read(path) for path in shipped_files())
-
-    after = changed(before, overrides, "overrides:")
-    refuse_in_form(before, after, trusted_tables())
     try:
-        return RunConfig.model_validate(after), base
+        after = RunConfig.model_validate(changed(table, overrides, "overrides:"))
     except ValidationError as error:
-        raise ConfigError(f"overrides: {_first_error(error, RunConfig)}") from None
+        section = str(next(iter(error.errors()[0]["loc"]), ""))
+        problem = (
+            not_in_forms(section) if section in WORKERS_SECTIONS else f"overrides: {_first_error(error, RunConfig)}"
+        )
+        raise ConfigError(problem) from None
+    refuse_in_form(before, after)
+    if served and not is_served:
+        after = with_gates_of(after, RunConfig.model_validate(served.table))
+    return after, base
 
 
 def shipped_files(sweeps: bool = False) -> list[Path]:

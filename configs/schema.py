@@ -9,7 +9,7 @@ from typing import cast
 
 from pydantic import Field, model_validator
 
-from configs.base import Operational, Section, Seed, SeedName, TrainOn
+from configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -54,13 +54,13 @@ class RunConfig(Section):
     seeds: SeedsConfig = SeedsConfig()
     tokenizer: TokenizerConfig
     model: ModelConfig
-    launch: Operational[LaunchConfig] = LaunchConfig()
-    telemetry: Operational[TelemetryConfig] = TelemetryConfig()
-    operation: Operational[OperationConfig] = OperationConfig()
-    resources: Operational[ResourcesConfig] = ResourcesConfig()
-    deploy: Operational[dict[Deployed, DeployConfig]] = {}
+    launch: Operational[Worker[LaunchConfig]] = LaunchConfig()
+    telemetry: Operational[Worker[TelemetryConfig]] = TelemetryConfig()
+    operation: Operational[Worker[OperationConfig]] = OperationConfig()
+    resources: Operational[Worker[ResourcesConfig]] = ResourcesConfig()
+    deploy: Operational[Worker[dict[Deployed, DeployConfig]]] = {}
     schedule: Operational[ScheduleConfig] = ScheduleConfig()
-    endpoints: dict[str, EndpointConfig] = {}
+    endpoints: Worker[dict[str, EndpointConfig]] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()
     distill: DistillConfig
@@ -70,7 +70,7 @@ class RunConfig(Section):
     self_distill: SelfDistillConfig
     evaluate: EvaluateConfig
     report: ReportConfig = ReportConfig()
-    retention: Operational[RetentionConfig] = RetentionConfig()
+    retention: Operational[Worker[RetentionConfig]] = RetentionConfig()
 
     @property
     def effective_seeds(self) -> dict[SeedName, int]:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
+from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
 from configs.distill import PromptSetConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
@@ -87,7 +87,7 @@ class ProblemSource(Section):
     ] = "reasoning"
     tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": the generators
     revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
-    path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
+    path: Worker[str] = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
     prompt_set: PromptSetConfig | None = None  # source "prompts": as in `distill.prompt_sets`, without weight and count
     license: Operational[str] = ""  # of the problems, for the model cards
 
@@ -181,7 +181,7 @@ class PolicyConfig(Section):
 class JudgeConfig(Section):
     """The judge: its endpoint and rubric, and the weights of the reward (paper §4.2)."""
 
-    endpoint: str
+    endpoint: Worker[str]
     rubric: str = "nautile-judge-3"  # version of the rubric's prompt
     reason_weight: Share = 0.30  # of the score for the reasoning
     answer_weight: Share = 0.55  # of the score for the answer
@@ -193,7 +193,7 @@ class JudgeConfig(Section):
     mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
-    compare: tuple[str, ...] = ()  # further endpoints to calibrate for comparison, only for the report
+    compare: Worker[tuple[str, ...]] = ()  # further endpoints to calibrate for comparison, only for the report
     compare_items: NonNegativeInt = 24  # answers of known quality for each of them, half of them wrong
     hostile_items: NonNegativeInt = 80  # answers with a prompt injection: 40 forms, around right and wrong answers
 

@@ -5,6 +5,7 @@ depends on the configuration is checked when the run starts: the run then fails 
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,17 +17,28 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
-from configs.forms import WORKERS_OWN
+from common.processes import die_with_parent
+from configs.forms import WORKERS_SECTIONS
 from configs.operation import OPERATED
 from configs.schema import RunConfig
 
-_SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_OWN)
+SERVED_BY = "NAUTILE_SERVED_BY"  # the process that serves the deployments, set for the flow runs that it starts
+_SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)
 
 ConfigName = Annotated[str, Field(min_length=1)]
 Overrides = Sequence[Annotated[str, Field(pattern=rf"^({_SECTIONS})(\.[^=\s]+)?\s*=")]]
 # Both default to an empty string: Prefect shows a nullable field with an additional switch between text and null.
 StageName = Annotated[str, Field(pattern=rf"^(({'|'.join(OPERATED)})(:\S+)?)?$")]
 RunName = Annotated[str, Field(max_length=100, pattern=r"^(\S(.*\S)?)?$")]
+
+
+def end_with_server() -> None:
+    """End this process of a flow run if the process of `nautile deploy` that started it is killed.
+
+    Nobody could cancel the run any more: another such process does not know this one.
+    """
+    if os.environ.get(SERVED_BY) == str(os.getppid()):
+        die_with_parent(os.getppid())
 
 
 def run_name() -> str:
@@ -45,7 +57,12 @@ def run_name() -> str:
 
 
 def refused(error: Exception) -> State[Any]:
-    """The failed state of a run with invalid parameters: only the message, without the stack trace of an exception.
+    """The failed state of a run with invalid parameters: only the message (`failed_state`)."""
+    return failed_state(f"The form cannot be followed: {error}")
+
+
+def failed_state(message: str) -> State[Any]:
+    """The state of a run that a flow returns instead of raising: only the message, without stack traces.
 
     In the process of a deployment's run Prefect raises `FailedRun` for this state; the filter keeps its stack trace out
     of the log.
@@ -55,4 +72,4 @@ def refused(error: Exception) -> State[Any]:
         return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
     logging.getLogger("prefect.flow_runs").addFilter(is_not_failed_run)
-    return Failed(message=f"The form cannot be followed: {error}")
+    return Failed(message=message)

@@ -19,6 +19,7 @@ from prefect.artifacts import create_link_artifact
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
 from common.errors import ConfigError
@@ -28,15 +29,17 @@ from configs.schema import RunConfig
 from flows.cli.terminal import config_words
 from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
-from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, refused, run_name
 from flows.operate import approval, concurrency
+from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
 from flows.plans import recorded
 from flows.run_state import FIRST_UNFINISHED
-from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
+from flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
+from tasks.engine.failure import advice, reason
 from tasks.engine.prefect_page import run_page
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
@@ -87,8 +90,28 @@ def pipeline(
     )
 
 
+@sent_before_the_end()
 def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
-    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters."""
+    """The body of `pipeline` and of the stage flows. A run prepared by `nautile run` replaces the parameters.
+
+    The run of a deployment ends in a state with a message about each failed step, instead of an exception: nobody but
+    Prefect catches that, and shows its stack trace twice.
+    """
+    end_with_server()
+    try:
+        return _run(argument, overrides, selection)
+    except StageFailed as failure:
+        if not deployment.id:
+            raise
+        log.error("the run failed", exc_info=failure)
+        return failed_state(
+            "\n".join(
+                f"stage {label} failed: {reason(error)}\n{advice(error)}" for label, error in failure.failures.items()
+            )
+        )
+
+
+def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
     run_id, prepared = str(flow_run.id), prepared_run.get()
     if prepared is None:
         try:
@@ -113,8 +136,11 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
                 run = prepare_run(config, selection, store, config_words(argument, overrides), base)
                 check_ray_hosts(store, config.launch, run)
             except ConfigError as error:
-                notifier.failed("", error, resume(""))
+                # Without a command: a retry has the same form.
+                notifier.failed("", error, "")
                 return refused(error)
+            for line in outdated_lines(store, run):
+                get_run_logger().warning(line)
         _link_dashboard(run_id)
         # The order of entering: lock the run (from now on a kill is detectable), record its plan, make cancelling end
         # the child processes, compile ahead. They are left in reverse: nothing runs any more when the end is recorded.
@@ -217,9 +243,7 @@ class _StepRunner:
         del self.running[step.label]
         try:
             outputs = future.result()
-            question = approval.question_at_budget(
-                self.store, self.config, step, outputs, self.run_id, self.prepared.argument
-            )
+            question = approval.question_at_budget(self.store, self.config, step, outputs, self.prepared.argument)
         except Exception as error:
             log.error("step %s failed: %s", step.label, error)
             self.failures[step.label] = error
@@ -235,6 +259,7 @@ class _StepRunner:
             approval.ask(self.store, self.run_id, f"budget:{step.label}", step.label, question, patience, force)
         except Exception as error:  # not approved: the whole run stops
             raise StageFailed({**self.failures, step.label: error}) from error
+        approval.go_on_with(self.store, outputs, self.run_id)
         self._record(step, outputs)
 
     def _record(self, step: Step, outputs: dict[str, str]) -> None:

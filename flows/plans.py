@@ -4,14 +4,19 @@ Attempts are recorded only when they begin, so they do not show how many steps w
 steps is alive. Each retry or resume of a run adds a new row.
 """
 
+import json
 import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
-from prefect.exceptions import Pause
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import Pause, PrefectException, TerminationSignal
 
 from common.errors import ConfigError, Retryable
 from common.files import writing
@@ -24,6 +29,8 @@ from store.mirror import MirroredStore
 from tasks.engine.attempt_log import AT_END, write_row
 
 log = logging.getLogger(__name__)
+
+_NEWEST = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
 
 
 def planned_steps(run: PreparedRun) -> list[dict[str, Any]]:
@@ -71,11 +78,46 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
     except Exception as error:
         _close(store, row, state="failed", error=str(error))
         raise
-    except BaseException:
+    except BaseException as error:
         # Ctrl-C, SIGTERM, or Prefect's cancellation: none of them is an `Exception`.
-        _close(store, row, state="cancelled")
+        _close(store, row, state="cancelled" if _was_cancelled(run_id, error) else "interrupted")
         raise
     _close(store, row, state="done")
+
+
+def record_interrupted(store: Store, run_id: str) -> None:
+    """Record that the process of a run was killed, if its newest start is recorded as running."""
+    Catalog(store).ingest(patience=5.0)
+    newest = next(iter(Catalog(store).query(_NEWEST, [run_id], patience=5.0)), None)
+    if newest is not None and newest["state"] == "running":
+        # JSON columns come back as text, and times without their zone.
+        fields = {name: _JSON.get(name, _plain)(value) for name, value in newest.items() if name != "time"}
+        with writing(store.root):
+            write_row(store, "plan", fields | {"state": "interrupted", "ended": now()})
+
+
+def _plain(value: Any) -> Any:
+    return value.replace(tzinfo=UTC).isoformat() if isinstance(value, datetime) else value
+
+
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if value else value
+
+
+_JSON = dict.fromkeys(("steps", "settings", "changes"), _parsed)
+
+
+def _was_cancelled(run_id: str, error: BaseException) -> bool:
+    """Whether somebody has cancelled the run: by Ctrl-C, or on the server. A process may also be ended without that."""
+    if not isinstance(error, TerminationSignal):
+        return True
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(run_id)).state
+    except (httpx.HTTPError, PrefectException, ValueError) as problem:
+        log.warning("whether run %s was cancelled is not known: %s", run_id, problem)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
 def _close(store: Store, row: dict[str, Any], **fields: Any) -> None:

@@ -26,7 +26,7 @@ from flows.operate import prefect_server
 from flows.operate.services import join_server, url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
-from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, prepare_run
+from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine import prefect_page
@@ -94,6 +94,8 @@ def run(
     if prepared.changes:
         out.print(Text(f"changes {describe_changes(prepared.changes)}"), soft_wrap=True)
     print_forecast(out, prepared, store)
+    for line in outdated_lines(store, prepared):
+        out.print(Text(line, style="yellow"), soft_wrap=True)
     for line in missing_webhook(config.operation):
         out.print(Text(line), soft_wrap=True)
     log_file = prefect_server.configure_prefect(store)

@@ -8,7 +8,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from configs.changes import Change
@@ -23,6 +23,9 @@ from tasks.engine.staging import read_retry_note
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
+# A run of another machine of which nothing was heard for so long is not called running any more. No shorter: a machine
+# sends its events when a step ends, and a training may take a day. Nor is it called dead: nothing here shows that.
+SILENT = timedelta(hours=48)
 
 # Stands for a step in the resume command of a forced run. The command is recorded as the run starts, because a run that
 # is killed cannot record where it was; `RUNS` puts in the step.
@@ -99,7 +102,7 @@ STORED_KEYS = "SELECT DISTINCT key FROM artifacts WHERE superseded = 0 AND list_
 class StepState:
     """The state of a step of a run.
 
-    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, or "not started" (the run
+    `state`: coming, running, waiting, done, reused, failed, cancelled, interrupted, silent, or "not started" (the run
     ended before it). `row`: the last attempt of `STEPS`, empty before the first. Times are in seconds, None while
     unknown.
     """
@@ -127,7 +130,7 @@ class StepState:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run: running, waiting (for an approval), done, failed, cancelled or interrupted."""
+    """The state of a run: running, waiting (for an approval), done, failed, cancelled, interrupted or silent."""
 
     run: str
     config: str
@@ -194,10 +197,18 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return next((state for column, state in attempts if row[column]), "done")
     if row["state"] == "suspended":
         return "cancelled"  # it was suspended for an approval, and its question is gone
-    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock.
-    if row["state"] == "running" and row["host"] == host() and not store.run_lock(row["run"]).held_elsewhere():
-        return "interrupted"
-    return str(row["state"])
+    if row["state"] != "running":
+        return str(row["state"])
+    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. The file shows
+    # that the process was one of this folder: another machine, or another folder for the same remote, has its own.
+    lock = store.run_lock(row["run"])
+    if row["host"] == host() and (store.url is None or lock.path.exists()):
+        return "running" if lock.held_elsewhere() else "interrupted"
+    if lock.held_elsewhere():
+        return "running"
+    last_news: datetime | None = row["ended"]  # of a run that has no end, the time of its last event
+    quiet = datetime.now(UTC).replace(tzinfo=None) - last_news if last_news else SILENT
+    return "running" if quiet < SILENT else "silent"
 
 
 def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
@@ -298,6 +309,8 @@ def _attempt_state(
     if row["state"] != "running":
         return str(row["state"]), {"row": row, "elapsed_s": None if row["reused"] else row["seconds"]}
     # The row says running, and nobody is left who could: its process was killed together with the run.
+    if run_state == "silent":
+        return "silent", {"row": row}
     if run_state in ("interrupted", "cancelled", "failed"):
         return "interrupted", {"row": row}
     # A running step: its progress is in live.json, which its process rewrites every few seconds.

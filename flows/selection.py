@@ -129,6 +129,44 @@ def is_in_store(store: Store, step: Step) -> bool:
         return False  # damaged: the step will run again
 
 
+def outdated_lines(store: Store, run: PreparedRun) -> list[str]:
+    """A line for each step that the run reuses although a step that it reads was made again since, by `--force`.
+
+    Its artifacts are valid, but describe weights or texts that are no longer live, as do all that were made from them.
+    """
+    lines = []
+    for step in run.steps if not run.selection.force else ():
+        if producers := _newer_inputs(store, step):
+            again = f"`nautile run {run.argument} --from {step.label} --force` makes them again"
+            lines.append(
+                f"{step.label} is reused, but {', '.join(producers)} was made again since: it and what was made from "
+                f"it describe an earlier version. {again}"
+            )
+    return lines
+
+
+def _newer_inputs(store: Store, step: Step) -> list[str]:
+    """The steps whose live outputs are not those that the stored outputs of `step` were made from."""
+    try:
+        made = [store.find(kind, step.key) for kind in step.outputs]
+        if not made or not made[0] or not all(made):
+            return []  # it will run
+        executions = made[0].manifest["input_executions"]
+        producers = []
+        for name, need in step.needs.items():
+            kind, _, key = step.inputs[name].partition("/")
+            live = store.find(kind, key)
+            if live is None or executions.get(name, live.execution) == live.execution:
+                continue
+            versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == key)
+            before = next((old for old in versions if old and old.execution == executions[name]), None)
+            if before is None or before.manifest["files"] != live.manifest["files"]:  # else it is the same again
+                producers.append(need.producer)
+        return list(dict.fromkeys(producers))
+    except ConfigError:
+        return []  # damaged: it will run again
+
+
 def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     """Labels of the steps in `selection`. Raises `ConfigError` for a name that matches no step."""
     if selection.only and (selection.first or selection.last):

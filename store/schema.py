@@ -137,7 +137,7 @@ PLANS = CatalogTable(
     """
     id VARCHAR,  -- of one start of a run: a run that is retried or resumed starts again
     run VARCHAR, config VARCHAR, name VARCHAR,
-    state VARCHAR,  -- running, done, failed, cancelled, suspended (it waits for an answer, without a process)
+    state VARCHAR,  -- running, done, failed, cancelled, interrupted, suspended (it waits for an answer)
     steps JSON,  -- in order: label, stage, key, after (the labels whose outputs it reads)
     settings JSON,  -- the whole configuration
     changes JSON,  -- what it changes in its base configuration: field, before, after

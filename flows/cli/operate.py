@@ -150,10 +150,15 @@ def up(
 
 
 def down() -> None:
-    """Stop the services that `nautile up` started, and nothing else."""
+    """Stop the services that `nautile up` started and the runs of their forms, and nothing else."""
     from flows.operate import services
 
-    for service in services.down(the_store()):
+    def report(run: str) -> None:
+        console_for().print(
+            f"stopping run {run[:8]}; its finished work is kept, and Retry continues it", soft_wrap=True
+        )
+
+    for service in services.down(the_store(), report):
         console_for().print(f"stopped {service.name} (process {service.pid})")
 
 
@@ -167,10 +172,10 @@ def reconcile(as_json: Json = False) -> None:
     if store.root.exists():
         prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
-            # Only a lost run needs Prefect, whose embedded server takes seconds to start. Lock files and staging
-            # folders do not.
+            # The server that runs may have lost slots. Only a lost run needs one that has to be started, which takes
+            # seconds.
+            join_server(store)
             if store.lost_runs():  # Prefect still shows these as running, so its server is needed
-                join_server(store)
                 stack.enter_context(console_for(stderr=True).status("connecting to Prefect"))
                 stack.enter_context(prefect_server.prefect_api())
             # Imports Prefect, which reads its settings at import: `configure_prefect` and `prefect_api` set them.

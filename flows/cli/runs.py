@@ -23,7 +23,8 @@ MOST_SEARCHED = 10_000  # newest runs that are searched for a name
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {
-    "done": "made", "reused": "made", "cancelled": "interrupted", "coming": "not made", "not started": "not made",
+    "done": "made", "reused": "made", "cancelled": "interrupted", "silent": "running", "coming": "not made",
+    "not started": "not made",
 }  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     parts: list[RenderableType] = [Text("\n".join(lines)), Text(), table]
     if run["question"]:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
-    elif run["state"] in ("failed", "cancelled", "interrupted"):
+    elif run["state"] in ("failed", "cancelled", "interrupted", "silent"):
         parts += [Text(), Text("Finished work is kept.")]
         if run["resume"]:  # never wrapped, so that it can be copied
             parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))

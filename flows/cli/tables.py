@@ -26,6 +26,7 @@ STATES = {
     "coming": "dim",
     "not started": "dim",
     "interrupted": "yellow",
+    "silent": "yellow",
     "failed": "bold red",
     "not made": "dim",
 }

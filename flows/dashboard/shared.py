@@ -44,6 +44,7 @@ LOOKS = {
     "failed": ("✗", "failed", "#a40e26", "#fde7e9"),
     "cancelled": ("■", "cancelled", "#57434a", "#efe6ea"),
     "interrupted": ("■", "interrupted", "#57434a", "#efe6ea"),
+    "silent": ("?", "nothing heard", "#57434a", "#efe6ea"),
     "coming": ("○", "to come", "#5c6370", "#f6f7f8"),
     "not started": ("○", "not started", "#5c6370", "#f6f7f8"),
 }

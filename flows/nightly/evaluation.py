@@ -11,10 +11,10 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.files import write_json, write_text
 from configs.keys import with_local_files
 from configs.load import load_form
@@ -22,7 +22,7 @@ from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
 from flows.dag import Need, Step, evaluate_section
-from flows.forms import ConfigName, Overrides, RunName, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, refused, run_name
 from flows.nightly.alert import publish, raise_regression
 from flows.nightly.earlier import (
     EarlierComparison,
@@ -32,6 +32,7 @@ from flows.nightly.earlier import (
     find_earlier,
 )
 from flows.operate import approval, concurrency
+from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
 from flows.plans import recorded
 from flows.selection import PreparedRun, Selection, is_in_store
@@ -40,6 +41,8 @@ from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
 from store.mirror import MirroredStore, open_store
 from tasks.engine.child_process import cancelling
+from tasks.engine.errors import StageCrash
+from tasks.engine.failure import advice, reason
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tasks.evaluate import evaluate
@@ -66,12 +69,21 @@ def evaluation(
         name: What the run is called. Without it, it keeps the name that it has.
     """
     run_id = str(flow_run.id)
-    try:
-        run_config, _ = load_form(config, overrides)
-    except ConfigError as error:
-        return refused(error)
-    with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
-        return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
+    end_with_server()
+    with sent_before_the_end():
+        try:
+            run_config, _ = load_form(config, overrides)
+        except ConfigError as error:
+            return refused(error)
+        retry = f"prefect flow-run retry {run_id}"
+        try:
+            with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry):
+                return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
+        except (ConfigError, Retryable, StageCrash) as error:
+            if not deployment.id:
+                raise
+            logger.error("the evaluation failed", exc_info=error)
+            return failed_state(f"{reason(error)}\n{advice(error)}")
 
 
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
@@ -165,7 +177,8 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
             retry = f"prefect flow-run retry {run_id}"
             stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
         approval.before_step(store, config, step, False, run_id)
-        return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
+        # In another thread, as the pipeline's steps, so that a cancelled one can end as such.
+        return store.get(as_prefect_task(evaluate).submit(section, inputs, context).result()["evaluation"])
 
 
 def _find_comparison(store: Store, key: str, new: Artifact, earlier: EarlierEvaluations) -> Artifact | None:

@@ -15,6 +15,7 @@ from common.text import fenced, visible
 from evals.scoring.comparison import comparison_table
 from evals.tables.results import to_markdown
 from flows.cli.many.compare import compare_evaluations
+from flows.operate.automations import sent_before_the_end
 from store.mirror import open_store
 
 MAX_SAMPLES, MAX_CHARACTERS = 10, 600  # what a page in Prefect shows comfortably; the command shows the rest
@@ -23,14 +24,15 @@ MAX_SAMPLES, MAX_CHARACTERS = 10, 600  # what a page in Prefect shows comfortabl
 @flow(name="regression", flow_run_name="regression of {after}", retries=0, log_prints=False)
 def regression(after: str, before: str) -> State[dict[str, Any]]:
     """Show the samples that are right in evaluation `before` and wrong in `after`, and the commands that show more."""
-    comparison = compare_evaluations(open_store(), before, after, "strict", "generate")
-    changed = comparison["changed"]
-    lost = [sample for sample in changed if sample["change"] == "lost"]
-    create_markdown_artifact(
-        regression_report(comparison, lost, before, after),
-        key="regression",
-        description=visible(f"{after} after {before}", 200),
-    )
+    with sent_before_the_end():
+        comparison = compare_evaluations(open_store(), before, after, "strict", "generate")
+        changed = comparison["changed"]
+        lost = [sample for sample in changed if sample["change"] == "lost"]
+        create_markdown_artifact(
+            regression_report(comparison, lost, before, after),
+            key="regression",
+            description=visible(f"{after} after {before}", 200),
+        )
     message = f"{len(lost):,} samples were lost from {before} to {after}, {len(changed) - len(lost):,} gained."
     return Completed(message=message, data={"lost": len(lost), "changed": len(changed)})
 

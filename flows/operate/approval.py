@@ -6,6 +6,10 @@ expected cost: the limits of the configuration, and what the same step took the 
 it is resumed, which reuses the finished steps. Two kinds of runs wait in their process instead: a run from a terminal,
 which Prefect cannot start again, and a forced run, which would repeat the steps that it has just executed.
 
+A new process of a suspended run learns from the run's states on the server whether its question was answered: only
+Resume is a yes (`was_approved`). That Prefect refuses the key of a pause as used is no answer, because it also does so
+after a crash or a retry. So every question has a key of its own.
+
 The store has a note of each waiting run with the address of the server, because no other process knows the address of
 an embedded server of `nautile run`.
 
@@ -16,9 +20,10 @@ waiting until its time-out after the run is cancelled, and fails if the server i
 import logging
 import os
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
@@ -35,11 +40,13 @@ from common.files import write_json
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
+from flows.operate.automations import end_of_heartbeats
 from flows.operate.questions import NOTES
 from flows.selection import is_in_store
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
+from tasks.engine.attempt_log import write_row
 from tasks.engine.failure import slug
 from tasks.engine.progress import StageUpdate, notify
 
@@ -53,6 +60,11 @@ SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
 FROM runs r WHERE r.label = ? AND NOT r.reused
 GROUP BY r.config, r.execution HAVING bool_or(r.state = 'done') ORDER BY (r.config = ?) DESC, ended DESC LIMIT 1
 """
+
+
+_ALLOWED = "SELECT count(*) AS count FROM notes WHERE id = ?"
+# Names of scheduled states in which a run goes on where it was; every other one starts it anew.
+_GOES_ON = ("Resuming", "Late", "AwaitingConcurrencySlot")
 
 
 class Approval(RunInput):
@@ -77,19 +89,20 @@ def asks_before(store: Store, config: RunConfig, step: Step, force: bool) -> boo
 
 
 def question_at_budget(
-    store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, argument: str
+    store: Store, config: RunConfig, step: Step, outputs: dict[str, str], argument: str
 ) -> str | None:
-    """The question whether to continue, if the step used up its budget in this run and `at_budget` is "pause".
+    """The question whether to continue, if the step used up its budget and `at_budget` is "pause".
 
-    None if there is no question. `argument`: see `PreparedRun`.
+    None if there is no question, or if it was answered with yes for these outputs (`go_on_with`), in whichever run. So
+    a run that only reuses them asks again if the run that made them was cancelled or killed while it waited.
+    `argument`: see `PreparedRun`.
     """
     if config.operation.of(step.stage.name).at_budget == "go_on":
         return None
     for artifact_id in outputs.values():
-        manifest = store.get(artifact_id).manifest
-        facts = manifest["facts"]
-        # For an artifact of another run, that run has asked already.
-        if facts.get("budget_exhausted") and manifest["run"] == run_id:
+        artifact = store.get(artifact_id)
+        facts = artifact.manifest["facts"]
+        if facts.get("budget_exhausted") and not _is_allowed(store, artifact.execution):
             stage, unsent = step.stage.name, facts.get("unasked")
             spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
             if facts.get("dollars_unknown"):
@@ -107,35 +120,63 @@ def question_at_budget(
     return None
 
 
+def go_on_with(store: Store, outputs: dict[str, str], run_id: str) -> None:
+    """Record that the question about the used-up budget of these outputs was answered with yes in run `run_id`."""
+    for execution in {store.get(artifact_id).execution for artifact_id in outputs.values()}:
+        text = f"run {run_id} was allowed to go on with what its budget was enough for"
+        write_row(store, "note", {"id": _note_about(execution), "text": text, "tags": []})
+
+
+def was_approved(states: Sequence[State[Any]], key: str) -> bool:
+    """Whether question `key` of a run was answered with Resume since the run was started or retried the last time.
+
+    `states`: all states that the run has had. Any other end of the wait (a crash, a cancellation, a retry) is a no.
+    """
+    approved, waits = False, None
+    for state in sorted(states, key=lambda state: state.timestamp):
+        if state.is_paused():
+            waits = state
+            approved = approved and not _asks(state, key)
+        elif waits is not None:
+            # What the server itself sets after Resume: a suspended run is scheduled by this name, a paused one runs.
+            suspended = waits.state_details.pause_reschedule
+            resumed = state.name == "Resuming" if suspended else state.is_running()
+            approved = resumed and (approved or _asks(waits, key))
+            waits = None
+        elif state.is_final() or (state.is_scheduled() and state.name not in _GOES_ON):
+            approved = False
+    return approved
+
+
 def ask(
     store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta, force: bool = False
 ) -> None:
     """Pause or suspend flow run `run_id` until it is resumed. `key` identifies the `question` within the run.
 
-    A run that is retried after its end asks again, because Prefect then forgets its keys. Returns after the approval.
-    Raises `Pause` in a run that is suspended, and `ConfigError` if there is no answer within `patience` or the run is
-    cancelled.
+    A run that is retried asks again. Returns after the approval. Raises `Pause` in a run that is suspended, and
+    `ConfigError` if there is no answer within `patience` or the run is cancelled.
     """
     command = f"nautile approve {run_id[:8]}"
     message = f"{question} Resume to continue (or `{command}`); cancel the run to stop here."
     suspend = deployment.id is not None and not force
     new_state: Any = Suspended if suspend else Paused
+    # Another key each time: Prefect refuses one that was used, and does not forget those of a run that is retried.
+    pause_key = f"{slug(key)}-{uuid4().hex}"
     # Prefect ends the wait itself after `timeout_seconds`: the server sets the run to Failed, also when this process is
     # gone.
-    state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
+    state: State[Any] = new_state(timeout_seconds=round(patience.total_seconds()), pause_key=pause_key, message=message)
     # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset.items())
     note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
-        # First the state, then the note: a note without a paused run would invite an answer that no server accepts.
-        answer = client.set_flow_run_state(UUID(run_id), state)
-        # Prefect rejects a pause key that was used before: this question has been answered.
-        if answer.status == SetStateStatus.REJECT and answer.state and answer.state.is_running():
+        if was_approved(client.read_flow_run_states(UUID(run_id)), slug(key)):
             note.unlink(missing_ok=True)
             return
+        # First the state, then the note: a note without a paused run would invite an answer that no server accepts.
+        answer = client.set_flow_run_state(UUID(run_id), state)
         # The answer to a first try was lost, and the client has sent the state again: the run is paused for this one.
-        is_set = answer.state and answer.state.is_paused() and answer.state.state_details.pause_key == slug(key)
+        is_set = answer.state and answer.state.is_paused() and answer.state.state_details.pause_key == pause_key
         if answer.status != SetStateStatus.ACCEPT and not is_set:
             reason = getattr(answer.details, "reason", answer.status)
             raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
@@ -149,9 +190,9 @@ def ask(
         fields: dict[str, Any] = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
         fields |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
         write_json(note, fields)
-        # Ends this process. A new one comes here when the run is resumed, and the server rejects its pause key as used:
-        # that is how it learns that the question was answered.
+        # Ends this process. A new one comes here when the run is resumed.
         if suspend:
+            end_of_heartbeats(run_id)
             raise Pause(state=answer.state)
         try:
             _await_answer(client, UUID(run_id), label, patience)
@@ -162,6 +203,25 @@ def ask(
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
     """The expected cost of a step in one line: the limits of its configuration, and what it took the last time."""
     return f"{'; '.join([*_limits(config, step), _last_time(store, config, step)])}."
+
+
+def _asks(state: State[Any], key: str) -> bool:
+    """Whether a paused state asks question `key`: its own key ends in the digits that `ask` has added."""
+    return (state.state_details.pause_key or "").rpartition("-")[0] == key
+
+
+def _note_about(execution: str) -> str:
+    return f"budget:{execution}"
+
+
+def _is_allowed(store: Store, execution: str) -> bool:
+    """Whether `go_on_with` was recorded for an execution. A catalog that cannot be read is no permission."""
+    try:
+        Catalog(store).ingest(patience=5.0)
+        return bool(Catalog(store).query(_ALLOWED, [_note_about(execution)], patience=5.0)[0]["count"])
+    except (CatalogBusy, ConfigError) as error:
+        logger.warning("whether a used-up budget was allowed is not known now, so it is asked: %s", error)
+        return False
 
 
 def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience: timedelta) -> None:

@@ -18,11 +18,17 @@ SHARED = "NAUTILE_SHARED_SLOTS"  # set for the runs of a sweep, to an id of its 
 PREFIX = "nautile-"  # prefix of the limits' names
 
 
-def declare(limits: Mapping[str, int]) -> None:
-    """Set the maximum number of parallel steps per resource on the server."""
+def declare(limits: Mapping[str, int], before: Mapping[str, int] = {}) -> None:
+    """Set the maximum number of parallel steps per resource on the server.
+
+    `before`: the limits that were declared last. Where they are the same, the server's limit is left as it is, because
+    an operator may have changed it there.
+    """
+    known = declared_limits()
     with get_client(sync_client=True) as client:
         for resource, limit in limits.items():
-            client.upsert_global_concurrency_limit_by_name(f"{PREFIX}{resource}", limit)
+            if resource not in known or before.get(resource) != limit:
+                client.upsert_global_concurrency_limit_by_name(f"{PREFIX}{resource}", limit)
 
 
 def declared_limits() -> dict[str, str]:

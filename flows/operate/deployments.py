@@ -32,9 +32,10 @@ from configs.load import load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.dag import pipeline_steps
+from flows.forms import SERVED_BY
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
-from flows.operate import automations, concurrency
+from flows.operate import automations, concurrency, serving
 from flows.operate.automations import TAG
 from flows.pipeline import pipeline
 from flows.stage_flows import STAGE_FLOWS
@@ -80,7 +81,8 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
-    os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
+    # The processes of flow runs inherit both.
+    os.environ[WORKER], os.environ[SERVED_BY] = _served_text(config, argument), str(os.getpid())
     asyncio.run(
         _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
     )
@@ -146,9 +148,12 @@ def step_limits(config: RunConfig, limit: int | None) -> dict[str, int]:
     return {resource: limit or configured for resource, configured in config.resources.limits().items()}
 
 
-async def prepare(limits: dict[str, int]) -> None:
-    """Declare what a server's deployments share: the limits of parallel steps, and the automation for dead runs."""
-    concurrency.declare(limits)
+async def prepare(limits: dict[str, int], before: dict[str, int]) -> None:
+    """Declare what a server's deployments share: the limits of parallel steps, and the automation for dead runs.
+
+    `before`: the limits that were declared last. A limit that the configuration has not changed since is left as it is.
+    """
+    concurrency.declare(limits, before)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
 
@@ -194,18 +199,41 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
 
 
 async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
-    await prepare(limits)
+    runner_deployments = []
     async with get_client() as client:
+        declared = await serving.Declared(config).read(client)
+        await prepare(limits, declared.limits)
         for line in await _remove_old_names(client, config):
             log.warning(line)
+        times = await _keep_changes(client, served, declared)
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
     # after a restart.
     runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
-        await runner.aadd_deployment(deployment)
+        runner_deployments.append(await runner.aadd_deployment(deployment))
+    async with get_client() as client:
+        await declared.write(client, limits, times)
+        for run in await serving.drop_missed(client, runner_deployments):
+            log.warning("the scheduled run %s was missed, and is left out", run.name)
     give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
-    await runner.start()
+    tending = asyncio.create_task(serving.tend(runner))
+    try:
+        await runner.start()
+    finally:
+        tending.cancel()
+
+
+async def _keep_changes(
+    client: PrefectClient, entries: list[RunnerDeployment], declared: serving.Declared
+) -> dict[str, list[Any]]:
+    """`serving.keep_changes` for all of them; returns the schedules that the configuration declares now, by flow."""
+    times = {}
+    for entry in entries:
+        flow = entry.flow_name or ""
+        times[flow] = serving.times_of(entry.schedules or [])
+        await serving.keep_changes(client, entry, declared.schedules.get(flow))
+    return times
 
 
 async def _register(
@@ -235,11 +263,14 @@ async def _register(
             validate(entry.job_variables, schema, raise_on_error=True, preprocess=True, ignore_required=True)
         except SchemaMismatch as error:
             raise ConfigError(f"deploy.{entry.flow_name}.job_variables: work pool {pool.name!r}: {error}") from None
-    await prepare(limits)
     async with get_client() as client:
+        declared = await serving.Declared(config).read(client)
+        await prepare(limits, declared.limits)
         lines = await _remove_old_names(client, config)
-    for entry, _ in entries:
-        await entry.aapply()
+        times = await _keep_changes(client, [entry for entry, _ in entries], declared)
+        for entry, _ in entries:
+            await entry.aapply()
+        await declared.write(client, limits, times)
     counts = Counter(deploy.pool for _, deploy in entries)
     lines += [
         f"registered {count} deployments in work pool {name!r}; `prefect worker start --pool {name}` runs them"

@@ -8,6 +8,7 @@ run, writes to the terminal, and often exceeds its start limit of 20 s (measured
 its migrations on two cores).
 """
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import sqlalchemy
+import sqlalchemy.exc
 
 from common.errors import ConfigError
 from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen, url_host
@@ -51,6 +54,8 @@ _BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+    # In memory, Prefect's default, a restart of the server forgets who holds a slot, which then is taken for ever.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
 _DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # prefixes of settings that include a password
 
@@ -266,8 +271,31 @@ def serve(port: int, parent: int | None = None) -> None:
         import uvicorn
         from prefect.server.api.server import create_app
 
+    asyncio.run(_forget_heartbeats())
     host = os.environ.get("PREFECT_SERVER_API_HOST", "127.0.0.1")
     uvicorn.run(OwnPageOnly(create_app(), host, port), host=host, port=port, log_level="error", lifespan="on")
+
+
+async def _forget_heartbeats() -> None:
+    """Let the automation for silent runs wait anew: while no server listened, no run was silent.
+
+    Else a server that was away for some minutes would, when it is back, call every run that works crashed.
+    """
+    from prefect.server.database import provide_database_interface
+
+    from flows.operate.automations import SILENT
+
+    database = provide_database_interface()
+    named = sqlalchemy.select(database.Automation.id).where(database.Automation.name == SILENT)
+    waits = sqlalchemy.delete(database.AutomationBucket).where(database.AutomationBucket.automation_id.in_(named))
+    try:
+        async with database.session_context(begin_transaction=True) as session:
+            await session.execute(waits)
+    except sqlalchemy.exc.SQLAlchemyError as error:  # a new database has no tables yet
+        log.debug("no waits for heartbeats were forgotten: %s", error)
+    finally:
+        # Its connections belong to this event loop, and would keep the process from ending.
+        await (await database.engine()).dispose()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ Separate from `flows.operate.approval`, which writes the notes, so that commands
 this module imports no Prefect, and its HTTP client only when a run waits.
 """
 
+import os
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from common.errors import ConfigError
 from common.files import read_json
+from common.processes import is_loopback
 from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
 from store.manifest import host
@@ -52,8 +55,20 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     url = note["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
+    if not _is_known(url):
+        raise ConfigError(f"run {note['run'][:8]} waits on the server {url}: set PREFECT_API_URL to it to answer there")
     ask_server(url, note["run"], "resume", {}, "was not resumed", timeout_s=30.0)
     return note
+
+
+def _is_known(api: Any) -> bool:
+    """Whether a note's server is on this machine, or the one of PREFECT_API_URL: others are not sent its login.
+
+    A store may come from elsewhere, and a note in it name any server.
+    """
+    return isinstance(api, str) and (
+        api == os.environ.get("PREFECT_API_URL") or is_loopback(urlsplit(api).hostname or "")
+    )
 
 
 def _still_waits(store: Store, note: dict[str, Any]) -> bool:
@@ -61,6 +76,8 @@ def _still_waits(store: Store, note: dict[str, Any]) -> bool:
     if note["pid"] is not None:
         # By the lock that the run holds for life, because another process may have got the id of one that was killed.
         return note["host"] != host() or store.run_lock(note["run"]).held_elsewhere()
+    if not _is_known(note["api"]):
+        return True
     import httpx
 
     try:

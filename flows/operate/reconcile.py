@@ -8,15 +8,23 @@ suspended), are not changed.
 import json
 import logging
 import math
+import os
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterType,
     FlowRunFilter,
     FlowRunFilterId,
     TaskRunFilter,
@@ -24,13 +32,17 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
-from prefect.client.schemas.sorting import TaskRunSort
+from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
+from common.processes import is_loopback
 from common.text import size, visible
+from flows.operate.concurrency import PREFIX
+from flows.operate.prefect_calls import call
+from flows.plans import record_interrupted
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
@@ -43,8 +55,10 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 5.0  # how long to wait for a process that writes the catalog
 GONE = "Its process is gone."
 STARTING = timedelta(seconds=60)  # most time from Prefect's "running" to the run's lock, when a run is retried
+SETTLED_S = 3.0  # most time from a slot to its lease, on a server
 _PAGE = 200
 _OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running'"
+_WITH_PROCESS = ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]
 _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
@@ -79,6 +93,7 @@ def reconcile(store: Store) -> Iterator[Reconciled]:
     yield from attempts(store)
     if store.lost_runs():
         yield from flow_runs(store)
+    yield from slots()
     yield from staging(store)
     if removed := lock_files(store):
         log.info("removed %d lock files that no process held", removed)
@@ -93,16 +108,24 @@ def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
         yield Reconciled("reconcile", "stopped", f"{error}. `nautile reconcile` tries again")
 
 
+def settle_runs(store: Store) -> Iterator[Reconciled]:
+    """The part of `reconcile` about runs and their slots; cheap if no process has died. Raises as `reconcile`."""
+    if store.lost_runs() and locks_work(store.root / "locks"):
+        yield from attempts(store)
+        yield from flow_runs(store)
+    yield from slots()
+
+
 def attempts(store: Store) -> Iterator[Reconciled]:
     """Close the attempts that the catalog has as running, but whose key no process has locked.
 
-    Machines that share only a remote do not share locks: each closes its own attempts, and the next attempt at a key
-    closes the one before it.
+    Machines that share only a remote do not share locks, nor do two folders on one machine: each closes its own
+    attempts, and the next attempt at a key closes the one before it.
     """
     catalog, closed = Catalog(store), False
     catalog.ingest(patience=PATIENCE_S)
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
-        if store.url is not None and row["host"] != host():
+        if store.url is not None and (row["host"] != host() or not _made_here(store, row)):
             continue
         lock = store.lock(row["key"])
         if not lock.try_acquire():
@@ -140,12 +163,65 @@ def flow_runs(store: Store) -> Iterator[Reconciled]:
                         if ended:
                             yield from _end_run(client, run)
                     if ended:
+                        record_interrupted(store, run_id)
                         lock.remove()
                 finally:
                     lock.release()
     except (PrefectException, httpx.HTTPError) as error:
         reason = visible(str(error), 200)
         raise ConfigError(f"Prefect's server failed on a request about runs of dead processes: {reason}") from error
+
+
+def slots() -> Iterator[Reconciled]:
+    """Free the slots of resources that no step holds, on the server of PREFECT_API_URL. Raises `ConfigError`.
+
+    A server that is killed between counting a slot and recording its lease leaves such a slot, as does one that keeps
+    leases in its memory.
+    """
+    api = os.environ.get("PREFECT_API_URL")
+    if not api:
+        return
+    try:
+        if not (lost := unheld_slots(api)):
+            return
+        time.sleep(SETTLED_S)  # a slot that is taken just now has its lease by then
+        again = unheld_slots(api)
+        for name in sorted(lost.keys() & again.keys()):
+            count = min(lost[name], again[name])
+            body = {"names": [name], "slots": count}
+            call("POST", api, "/v2/concurrency_limits/decrement", json=body, timeout=30.0).raise_for_status()
+            yield Reconciled("slot", name, f"{count} held by no step; free again")
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        reason = visible(str(error), 200)
+        raise ConfigError(f"Prefect's server failed on a request about the slots of resources: {reason}") from error
+
+
+def unheld_slots(api: str) -> dict[str, int]:
+    """Name of a limit -> its slots that are taken without a lease.
+
+    Only a server whose leases this machine can read is known so well. Of another one, the slots count as lost only
+    while no run has a process.
+    """
+    limits = call("POST", api, "/v2/concurrency_limits/filter", json={}, timeout=30.0).raise_for_status().json()
+    taken = {entry["id"]: entry for entry in limits if entry["name"].startswith(PREFIX) and entry["active_slots"]}
+    if not taken:
+        return {}
+    settings = call("GET", api, "/admin/settings", timeout=30.0).raise_for_status().json()
+    folder = Path(settings["home"]) / "concurrency_leases"
+    held: Counter[str] = Counter()
+    on_disk = settings["server"]["concurrency"]["lease_storage"].endswith(".filesystem")
+    if on_disk and is_loopback(urlsplit(api).hostname or "") and folder.is_dir():
+        for path in folder.glob("*.json"):
+            lease = read_json(path)
+            if isinstance(lease, dict) and isinstance(lease.get("resource_ids"), list):
+                # An expired one too: the server itself frees its slots.
+                held.update({limit: (lease.get("metadata") or {}).get("slots", 1) for limit in lease["resource_ids"]})
+    else:
+        states = {"flow_runs": {"state": {"type": {"any_": _WITH_PROCESS}}}}
+        if call("POST", api, "/flow_runs/count", json=states, timeout=30.0).raise_for_status().json():
+            return {}
+    counts = {entry["name"]: entry["active_slots"] - held[limit] for limit, entry in taken.items()}
+    return {name: count for name, count in counts.items() if count > 0}
 
 
 def staging(store: Store) -> Iterator[Reconciled]:
@@ -199,6 +275,13 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     return Reconciled("stage", f"{label} of run {run}", outcome)
 
 
+def _made_here(store: Store, row: dict[str, Any]) -> bool:
+    """Whether a process of this folder made an attempt: it has left the lock file of its run, or its staging."""
+    execution = read_json(store.root / "staging" / row["key"] / "execution.json")
+    own = isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]
+    return own or (row["run"] or "") in store.begun_runs()
+
+
 def _json_value(value: Any) -> Any:
     """A value of a catalog row, in the form in which the attempt log writes it."""
     if isinstance(value, datetime):
@@ -242,6 +325,20 @@ def _end_run(client: SyncPrefectClient, run: FlowRun) -> Iterator[Reconciled]:
     for task in _open_tasks(client, run):
         client.set_task_run_state(task.id, Crashed(message=GONE), force=True)
         yield Reconciled("Prefect task run", f"{task.name} of {run.name}", "its process is gone; set Crashed")
+    _end_bars(client, run)
+
+
+def _end_bars(client: SyncPrefectClient, run: FlowRun) -> None:
+    """End the progress bars of a run that say that a stage works."""
+    bars = client.read_artifacts(
+        artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["progress"])),
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+        sort=ArtifactSort.ID_DESC,
+        limit=_PAGE,
+    )
+    for bar in bars:
+        if (bar.description or "").startswith("running"):
+            client.update_artifact(bar.id, ArtifactUpdate(description=f"ended: {GONE.lower()}"))
 
 
 def _open_tasks(client: SyncPrefectClient, run: FlowRun) -> list[TaskRun]:

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -80,8 +82,12 @@ def up(
     `host`: the address that the server listens on. Raises `ConfigError` if a service does not start.
     """
     prefect_server.configure_prefect(store)
-    running = {service.name: service for service in services(store) if service.alive()}
+    known = {service.name: service for service in services(store)}
+    running = {name: service for name, service in known.items() if service.alive()}
     name = url_host(host)
+    # A server that has died comes back where the services that still run look for it.
+    if running and "server" in known and "server" not in running:
+        server_port = urlsplit(known["server"].url).port or server_port
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
@@ -159,12 +165,17 @@ def url_of(store: Store, name: str) -> str | None:
     return next((service.url for service in services(store) if service.name == name and service.alive()), None)
 
 
-def down(store: Store) -> list[Service]:
-    """End the services that `up` started, with their child processes; returns those that were still running."""
+def down(store: Store, report: Callable[[str], None] = lambda run: None) -> list[Service]:
+    """End the services that `up` started, with their child processes; returns those that were still running.
+
+    `report` receives the id of each run that is stopped with them.
+    """
     ended = []
     # The reverse of the start: the deployments still report their last states to the server.
     for service in reversed(services(store)):
         if service.alive():
+            if service.name == "deployments":
+                _end_runs(service, report)
             _end(service)
             ended.append(service)
     _record(store).unlink(missing_ok=True)
@@ -220,6 +231,23 @@ def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> N
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
         time.sleep(0.2)
+
+
+def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
+    """End the flow runs of the deployments' process first, so that they give back their slots and report their end.
+
+    The process itself ends at once and leaves them behind.
+    """
+    runs = {}
+    for process in psutil.Process(deployments.pid).children():
+        with suppress(psutil.Error):
+            if run := process.environ().get("PREFECT__FLOW_RUN_ID"):
+                runs[process] = run
+    for process, run in runs.items():
+        report(run)
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(list(runs), timeout=STOP_S)
 
 
 def _end(service: Service) -> None:

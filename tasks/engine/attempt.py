@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,14 @@ def run_stage(
     inputs: dict[str, str],
     context: RunContext,
     executors: ExecutorFactory = local_executor,
+    slot: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, str]:
     """Make one attempt: reuse artifacts, or work in a child process and publish. Returns kind -> artifact id.
 
     It needs no Prefect. `inputs` maps names to artifact ids, short or full. `executors` opens the executor that runs
-    the items of the stage's fan-outs. Raises `ConfigError`, `Retryable`, `StageCrash`, and `StageCancelled` (or
-    `KeyboardInterrupt`); the child and its children have ended by then.
+    the items of the stage's fan-outs. `slot` is entered for the length of the work; it may wait until others have ended
+    theirs, which a stage that only reuses artifacts does not. Raises `ConfigError`, `Retryable`, `StageCrash`, and
+    `StageCancelled` (or `KeyboardInterrupt`); the child and its children have ended by then.
     """
     store = open_store(context.store_root)
     store.prepare()
@@ -70,7 +73,7 @@ def run_stage(
     artifacts = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
     key = stage.key(section, {name: artifact.full_id for name, artifact in artifacts.items()})
     log = AttemptLog(store, stage.name, key, context)
-    return _Attempt(store, stage, section, artifacts, context, key, executors, log).run()
+    return _Attempt(store, stage, section, artifacts, context, key, executors, log, slot).run()
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class _Attempt:
     key: str
     executors: ExecutorFactory
     log: AttemptLog
+    slot: Callable[[], AbstractContextManager[None]]
 
     def run(self) -> dict[str, str]:
         try:
@@ -92,7 +96,10 @@ class _Attempt:
             reusable = None  # another process may be replacing the artifacts: check again under the lock
         if reusable:
             return self._reuse(reusable)
+        with self.slot():
+            return self._run_with_slot()
 
+    def _run_with_slot(self) -> dict[str, str]:
         lock = self._take_lock()
         try:
             # The previous holder of the lock may have published the artifacts.

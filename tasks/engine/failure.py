@@ -44,7 +44,7 @@ def reason(error: BaseException) -> str:
 def advice(error: BaseException | None) -> str:
     """What the user should do before running the stage again, by the kind of error."""
     if isinstance(error, ConfigError):
-        return "Fix the setting or file named above; retrying will not help."
+        return "Fix the setting or file named above: until then every retry fails in the same way."
     if isinstance(error, Retryable):
         return (
             "Check that the service named above is reachable. The stage retries for operation.STAGE.outage_hours, then "

@@ -5,9 +5,11 @@ their files are intact. Calls to Prefect's API are limited to a few a minute, ho
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -15,32 +17,38 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelled, Pending, Running
+from prefect.utilities.engine import emit_task_run_state_change_event
 
 from common.errors import Retryable
-from common.text import visible
+from common.text import first_line, visible
 from store.locks import KeyLock
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import pause
-from tasks.engine.errors import BACKOFF, RetryPolicy
+from tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
 from tasks.engine.failure import reason, slug
 from tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
 from tasks.engine.fanout.ray_executor import ray_executor
-from tasks.engine.prefect_page import summary
+from tasks.engine.prefect_page import run_page, summary
 from tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 
-SHOW_EVERY_S = 5.0
+SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
+RENEW_S = 15.0
 SLOT_TRY_S = 3.0
 LOCK_TRY_S = 0.5
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
@@ -73,8 +81,12 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         unsubscribe = subscribe(page.on_update)
         try:
             executor = ray_executor if context.launch.engine == "ray" else prefect_executor
-            with _slot(context):
-                outputs = run_stage(stage, section, inputs, context, executor)
+            outputs = run_stage(stage, section, inputs, context, executor, lambda: _slot(context))
+        except StageCancelled:
+            # Another thread of the run was cancelled. Raised, it would be an unexpected crash of this task for Prefect.
+            del _pages[task_run.task_run.id]
+            page.cancelled()
+            return Cancelled(message="The run was cancelled.")  # type: ignore[return-value]  # Prefect takes a state
         finally:
             unsubscribe()
         del _pages[task_run.task_run.id]
@@ -88,37 +100,137 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
 def _slot(context: RunContext) -> Iterator[None]:
     """Hold a slot of the server's concurrency limit, or one of the lock files, for the length of the block.
 
-    A slot of the server is held by a lease, so a killed process frees it within a minute. A lease that cannot be
-    renewed for a moment must not fail hours of work.
+    A slot of the server is kept whatever happens to the server (`ServerSlot`). The kernel frees a lock file.
     """
     locks = [] if context.limit else [KeyLock(Path(path)) for path in context.slots]
+    waited = False
     with ExitStack() as stack:
         # Wait in short steps, so that the display is updated and a cancelled run does not keep waiting.
         while context.limit:
-            try:
-                slot = concurrency(
-                    context.limit,
-                    timeout_seconds=SLOT_TRY_S,
-                    lease_duration=LEASE_S,
-                    raise_on_lease_renewal_failure=False,
-                )
-                stack.enter_context(slot)
+            server_slot = ServerSlot(context.limit)
+            if server_slot.acquire():
+                stack.callback(server_slot.release)
                 break
-            except TimeoutError:
-                _wait_for_slot(context, context.limit, 0.0)  # `concurrency` has waited already
+            waited = _wait_for_slot(context, context.limit, SLOT_TRY_S, shown=waited)
         while locks:
             if slot_lock := next((lock for lock in locks if lock.try_acquire()), None):
                 stack.callback(slot_lock.release)
                 break
-            _wait_for_slot(context, "a slot of this sweep", LOCK_TRY_S)
+            waited = _wait_for_slot(context, "a slot of this sweep", LOCK_TRY_S, shown=waited)
+        if waited:
+            _show_state(Running())
         yield
 
 
-def _wait_for_slot(context: RunContext, slot_name: str, seconds: float) -> None:
-    """Report that a step waits for a slot, and pause. Raises `StageCancelled` if the run was cancelled meanwhile."""
+def _wait_for_slot(context: RunContext, slot_name: str, seconds: float, *, shown: bool) -> bool:
+    """Report that a step waits for a slot, and pause; returns true. Raises `StageCancelled` if the run was cancelled.
+
+    `shown`: whether Prefect shows the task as waiting already.
+    """
     stage, note = context.label.partition(":")[0], f"other steps work: it waits for {slot_name}"
     notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
+    if not shown:
+        _show_state(Pending(name="AwaitingConcurrencySlot", message=f"It waits for {slot_name}."))
     pause(seconds)
+    return True
+
+
+def _show_state(state: State[Any]) -> None:
+    """Show another state of this task run in Prefect's page, for which a task that has begun is "Running"."""
+    context = TaskRunContext.get()
+    if context is None or context.task_run.state is None:
+        return
+    try:
+        task_run = context.task_run
+        state.state_details.task_run_id, state.state_details.flow_run_id = task_run.id, task_run.flow_run_id
+        emit_task_run_state_change_event(task_run, initial_state=task_run.state, validated_state=state)
+    except Exception as error:  # a display: the work does not depend on it
+        logger.warning("Prefect does not show that %s is %s: %s", context.task_run.name, state.name, error)
+
+
+class ServerSlot:
+    """A slot of one of the server's limits, held until it is released, whatever happens to the server meanwhile.
+
+    It is held by a lease that a thread renews, so a killed process frees it within a minute. A server that was away for
+    longer than that has given the slot back; the thread then takes one again as soon as there is one. Hours of work are
+    not ended for that, and until then another step may work at the same time.
+    """
+
+    def __init__(self, limit: str) -> None:
+        self._limit = limit
+        self._lease = ""
+        self._released = threading.Event()
+        # With the context of the step, so that the thread uses its settings of Prefect.
+        self._keeper = threading.Thread(
+            target=copy_context().run, args=(self._keep,), name=f"slot-{limit}", daemon=True
+        )
+
+    def acquire(self) -> bool:
+        """Take a slot; False if all are taken, or if the server does not answer now: the caller tries again."""
+        try:
+            with _impatient_client() as client:
+                if not self._take(client):
+                    return False
+        except httpx.HTTPError as error:
+            logger.warning("whether %s has a free slot is not known: %s", self._limit, error)
+            return False
+        self._keeper.start()
+        return True
+
+    def release(self) -> None:
+        """Give the slot back. If the server does not answer, its lease ends within a minute."""
+        self._released.set()
+        self._keeper.join(5.0)
+        try:
+            with _impatient_client() as client:
+                client.release_concurrency_slots_with_lease(UUID(self._lease))
+        except httpx.HTTPError as error:
+            logger.warning("the slot of %s could not be given back, and is free in a minute: %s", self._limit, error)
+
+    def _take(self, client: SyncPrefectClient) -> bool:
+        try:
+            response = client.increment_concurrency_slots_with_lease(
+                names=[self._limit], slots=1, mode="concurrency", lease_duration=LEASE_S
+            )
+        except httpx.HTTPStatusError as error:
+            # 423: all slots are taken. 422: the operator has set the limit to zero.
+            if error.response.status_code == httpx.codes.LOCKED or "greater than the limit" in error.response.text:
+                return False
+            raise
+        self._lease = response.json()["lease_id"]
+        return True
+
+    def _keep(self) -> None:
+        lost = False
+        while not self._released.wait(RENEW_S):
+            try:
+                with _impatient_client() as client:
+                    if not lost:
+                        lost = not self._renew(client)
+                    if lost and self._take(client):
+                        lost = False
+                        logger.warning(
+                            "the slot of %s was lost while the server was away, and is held again", self._limit
+                        )
+            except httpx.HTTPError as error:
+                logger.warning("the slot of %s could not be renewed, which is tried again: %s", self._limit, error)
+
+    def _renew(self, client: SyncPrefectClient) -> bool:
+        """Renew the lease; False if the server has ended it."""
+        try:
+            client.renew_concurrency_lease(UUID(self._lease), LEASE_S)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.GONE:
+                return False
+            raise
+        return True
+
+
+@contextmanager
+def _impatient_client() -> Iterator[SyncPrefectClient]:
+    """A client that does not repeat a request by itself: nothing interrupts it while it waits between its tries."""
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        yield client
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
@@ -143,6 +255,7 @@ class _TaskRunPage:
         # As if shown before, so that the first bar comes after `FIRST_SHOWN_AFTER_S`.
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
+        self._begun = False
         self._meter = RateMeter()
 
     def on_update(self, update: StageUpdate) -> None:
@@ -154,6 +267,9 @@ class _TaskRunPage:
             self._send_failure(update.failure)  # of consecutive failures only the first and the last get a page
         if update.state != "running":
             return
+        if not self._begun:
+            self._begun = True
+            self._log_begin()
         if update.done is not None:
             self._meter.add(time.monotonic(), update.done, update.unit)
             self._policy.progress(f"{update.phase} {update.unit}", update.done)
@@ -168,6 +284,8 @@ class _TaskRunPage:
         if not self._policy.should_retry(error):
             if earlier_failures and self._last and self._last.failure:
                 self._send_failure(self._last.failure)
+            if self._progress is not None and self._last and isinstance(error, Exception):
+                self._show(100.0 * (self._last.share or 0.0), f"failed: {visible(first_line(error), 200)}")
             if self._last and self._last.key:
                 note_giving_up(Path(self._context.store_root) / "staging" / self._last.key, self._context)
             return False
@@ -198,6 +316,18 @@ class _TaskRunPage:
         if self._last and self._last.key:
             write_retry_note(Path(self._context.store_root) / "staging" / self._last.key, text, self.pause_s)
         return True
+
+    def _log_begin(self) -> None:
+        """Say in the log of Prefect's page where that of the stage's own process is."""
+        run = self._context.run_id[:8]
+        page = run_page(self._context.run_id)
+        where = f"`nautile logs {run} --stage {self._label}`" + (f" or {page}" if page else "")
+        get_run_logger().info("%s works in a process of its own; what it writes is shown by %s", self._label, where)
+
+    def cancelled(self) -> None:
+        """End the bar of a stage that was cancelled where it is."""
+        if self._progress is not None and self._last is not None:
+            self._show(100.0 * (self._last.share or 0.0), "cancelled; finished work is kept")
 
     def finish(self, outputs: dict[str, str]) -> None:
         """Fill the bar and create the page about the outputs."""

@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from common.files import write_json
+from flows import run_state as run_state_module
 from flows.operate.questions import NOTES
+from flows.plans import record_interrupted
 from flows.run_state import FIRST_UNFINISHED, RUNS, newest_with_content, questions_by_run, run_state
 from flows.selection import Selection
 from store.catalog import Catalog
@@ -132,6 +134,41 @@ def test_a_run_whose_process_is_gone_has_no_steps_to_come(store, ended, state, l
     assert (shown_state.state, steps["pretrain"].state, steps["align"].state) == (state, "interrupted", left)
     assert shown_state.time_left() is None
     assert shown_state.resume == "nautile run toy"
+
+
+def test_a_run_of_another_machine_is_neither_dead_nor_running_on_a_guess(store, monkeypatch):
+    plan(store, host="another-host")
+    attempt(store, "ingest", "running", 0, host="another-host", started=now())
+    assert shown(store)[0].state == "running"
+    monkeypatch.setattr(run_state_module, "SILENT", timedelta(seconds=-1))  # all of its news is older
+    state, steps = shown(store)
+    assert (state.state, steps["ingest"].state, steps["align"].state) == ("silent", "silent", "not started")
+    assert state.resume == "nautile run toy"
+    with store.run_lock("r1").for_life():  # on a shared disk whose locks are known to all machines
+        assert shown(store)[0].state == "running"
+
+
+@pytest.mark.slow
+def test_a_run_of_another_folder_on_this_machine_is_not_called_dead(machine):
+    """As in two containers with one host name: the lock is in the other's folder."""
+    there, here = machine("there"), machine("here")
+    plan(there)
+    attempt(there, "ingest", "running", 0, started=now())
+    there.push_events()
+    here.refresh(events=True)
+    assert shown(here)[0].state == "running"
+    with here.run_lock("r1"):
+        """Begun here, and killed: the file of its lock is left."""
+    assert shown(here)[0].state == "interrupted"
+
+
+def test_a_run_whose_end_was_settled_stays_interrupted(store):
+    plan(store)
+    record_interrupted(store, "r1")
+    state, steps = shown(store)
+    assert (state.state, steps["align"].state, state.changes) == ("interrupted", "not started", ())
+    record_interrupted(store, "r1")
+    assert len(Catalog(store).query("SELECT * FROM plans")) == 1
 
 
 def test_an_estimate_and_a_single_use_are_no_runs(store):

@@ -1,5 +1,7 @@
 """`--from`, `--until`, `--only`: what they pick, what they need, and what is said when it is not there."""
 
+import shutil
+
 import pytest
 
 from common.errors import ConfigError
@@ -7,7 +9,15 @@ from common.processes import free_port
 from configs.operation import LaunchConfig
 from configs.training import ProblemsConfig
 from flows.dag import Need, build_dag
-from flows.selection import PreparedRun, Selection, check_ray_hosts, choose, outside_inputs, prepare_run
+from flows.selection import (
+    PreparedRun,
+    Selection,
+    check_ray_hosts,
+    choose,
+    outdated_lines,
+    outside_inputs,
+    prepare_run,
+)
 from store.artifacts import Store
 from tests.support.stages.toy_dag import toy_dag
 
@@ -105,3 +115,25 @@ def test_a_ray_cluster_is_asked_for_the_hosts_of_what_is_to_run(toy, store):
         check_ray_hosts(store, launch, run)
     check_ray_hosts(store, launch.model_copy(update={"processes": 1}), run)
     check_ray_hosts(store, launch.model_copy(update={"stages": ("reason",)}), run)
+
+
+@pytest.mark.parametrize("text", ["other weights", None])
+def test_steps_that_describe_weights_which_were_made_again_are_named(dag, made, tmp_path, text):
+    """As after `--only pretrain --force`; the same bytes again change nothing."""
+    store = Store(shutil.copytree(made[0].root, tmp_path / "store"))
+    run = PreparedRun("toy.toml", Selection(first="pretrain"), list(dag), set())
+    assert outdated_lines(store, run) == []
+    before = store.get(made[1]["pretrain"]["checkpoint"])
+    folder = shutil.copytree(before.path, store.staging(before.key) / "again")
+    if text:
+        next(path for path in sorted(folder.rglob("*")) if path.is_file()).write_text(text, encoding="utf-8")
+    store.publish(
+        "checkpoint", before.key, folder, stage="pretrain", version=1, config={}, inputs={}, facts={},
+        execution="again", outputs=("checkpoint",), run="r2", label="pretrain", supersede=True,
+    )  # fmt: skip
+    lines = outdated_lines(store, run)
+    assert {line.partition(" ")[0] for line in lines} == ({"align", "evaluate:pretrain", "report"} if text else set())
+    assert all("pretrain was made again since" in line for line in lines)
+    assert all(f"`nautile run toy.toml --from {line.partition(' ')[0]} --force`" in line for line in lines)
+    forced = PreparedRun("toy.toml", Selection(first="pretrain", force=True), list(dag), set())
+    assert outdated_lines(store, forced) == []

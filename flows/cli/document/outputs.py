@@ -36,7 +36,8 @@ class RunOutput(Output):
     id: str
     name: str
     config: str
-    state: Literal["running", "waiting", "done", "failed", "cancelled", "interrupted"]
+    # silent: it began on another machine, and nothing was heard of it for two days
+    state: Literal["running", "waiting", "done", "failed", "cancelled", "interrupted", "silent"]
     begun: str
     ended: str | None
     done: int  # steps that are done or reused

@@ -79,7 +79,10 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
         level: Literal["error", "info"] = "error" if step.state == "failed" else "info"
         yield Concern(level, f"{step.label} {step.state}", text, resume, state.run)
     # The run ended between two steps, or before the first: then the run itself is the problem to show.
-    if not failed and state.state in ("failed", "cancelled", "interrupted"):
+    if state.state == "silent":
+        text = "It began on another machine, and nothing was heard of it for two days. If it is lost, continue with:"
+        yield Concern("warning", "Nothing was heard of the run", text, resume, state.run)
+    elif not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "Finished work is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
         yield Concern(level, f"The run was {state.state}", reason, resume, state.run)

@@ -19,12 +19,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
+from common.text import first_line
 from configs.operation import LaunchConfig
-from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy
+from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy, StageCancelled
 from tasks.engine.fanout import own_disk
 from tasks.engine.fanout.executor import Executor, local_workers
 from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
@@ -35,6 +36,18 @@ MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
 
 # By task run: a policy counts the failures of one item over its tries.
 _policies: dict[UUID, RetryPolicy] = defaultdict(lambda: RetryPolicy(ITEM_BACKOFF))
+
+
+def _name_no_limit(record: logging.LogRecord) -> bool:
+    """Take Prefect's number of retries, which has no meaning here, and the error's log out of its message about one."""
+    if str(record.msg).startswith("Task run failed with %s: %r - Retry %s/%s") and isinstance(record.args, tuple):
+        kind, error, number = record.args[:3]
+        text = first_line(error) if isinstance(error, BaseException) else str(error)
+        record.msg, record.args = "Task run failed with %s: %s - retry %s follows", (kind, text, number)
+    return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_name_no_limit)
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
@@ -66,7 +79,11 @@ def item_task(
     context = TaskRunContext.get()
     earlier_tries = context.task_run.run_count - 1 if context else 0
     run = own_disk.run_item if url else run_item
-    result = run(WorkItem(request, attempt, fan_out, item, slot, url, files), earlier_tries)
+    try:
+        result = run(WorkItem(request, attempt, fan_out, item, slot, url, files), earlier_tries)
+    except StageCancelled as error:
+        # Raised, it would be an unexpected crash of this task for Prefect.
+        return Cancelled(message=str(error))
     if result.skipped is not None:
         return Completed(name="SetAside", message=result.skipped, data=result)
     return Completed(data=result)

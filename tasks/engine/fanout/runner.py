@@ -182,6 +182,7 @@ class _Pass:
         except ConfigError:
             raise
         except Exception as error:
+            pause(0.0)  # an item that was cancelled with the run is no failure
             logger.warning("%s %s failed: %s", self.fan_out.name, item, error)
             self.failed.append((item, error))
             return

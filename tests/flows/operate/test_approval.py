@@ -7,10 +7,11 @@ import json
 import os
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import httpx
+import prefect.states
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -21,9 +22,11 @@ from common.errors import ConfigError
 from configs.operation import OperationConfig
 from flows.dag import build_dag
 from flows.operate import approval
-from flows.operate.approval import before_step, expected_cost, question_at_budget
+from flows.operate import questions as questions_module
+from flows.operate.approval import before_step, expected_cost, go_on_with, question_at_budget, was_approved
 from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
+from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
 from tests.support.servers.http_server import FakeServer, Response, json_response
 from tests.support.servers.prefect_calls import fetch
@@ -98,15 +101,104 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     )
     outputs = {"documents": kept.id}
 
-    def question(config, run):
-        return question_at_budget(store, config, distill, outputs, run, "'my file.toml' --set seed=5")
+    def question(config):
+        return question_at_budget(store, config, distill, outputs, "'my file.toml' --set seed=5")
 
-    assert question(toy, "mine") is None
-    assert question(asking(toy, at_budget="pause"), "another") is None  # which has only reused it
-    text = question(asking(toy, at_budget="pause"), "mine")
+    assert question(toy) is None
+    text = question(asking(toy, at_budget="pause"))
     assert "$4.5000 spent, 3 of 4 prompts were not sent" in text
     assert "raise distill.budget_dollars" in text
     assert "`nautile run 'my file.toml' --set seed=5 --from distill --force`" in text
+    # Whoever reuses it is asked too, until somebody has said yes: the run that made it may have been cancelled.
+    assert question(asking(toy, at_budget="pause")) == text
+    go_on_with(store, outputs, "mine")
+    assert question(asking(toy, at_budget="pause")) is None
+
+
+def test_a_used_up_budget_is_asked_about_if_the_record_of_answers_cannot_be_read(tmp_path, toy, steps, monkeypatch):
+    store, distill = Store(tmp_path / "store"), steps["distill"]
+    store.prepare()
+    folder = store.staging(distill.key) / "made"
+    folder.mkdir()
+    (folder / "documents.jsonl").write_text("{}\n")
+    kept = store.publish(
+        "documents", distill.key, folder, stage="distill", version=1, config={}, inputs={},
+        facts={"budget_exhausted": True},
+    )  # fmt: skip
+    outputs = {"documents": kept.id}
+    go_on_with(store, outputs, "mine")
+
+    def busy(self, *arguments, **options):
+        raise CatalogBusy("held by another process")
+
+    monkeypatch.setattr(Catalog, "query", busy)
+    assert question_at_budget(store, asking(toy, at_budget="pause"), distill, outputs, "toy")
+
+
+def history(*states):
+    """The states of a run, a day after each other: names of Prefect's states, and pauses as (name, key)."""
+    made = []
+    for day, entry in enumerate(states):
+        if isinstance(entry, tuple):
+            name, key = entry
+            new = getattr(prefect.states, name)
+            state = new(timeout_seconds=60, pause_key=f"{key}-{day:032x}")
+        elif entry == "Resuming":
+            state = prefect.states.Scheduled(name="Resuming")
+        else:
+            state = getattr(prefect.states, entry)()
+        made.append(state.model_copy(update={"timestamp": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day)}))
+    return made
+
+
+START = ("Scheduled", "Pending", "Running")
+ASKED = ("Suspended", "approve-index")
+OTHER = ("Suspended", "approve-index-2")
+YES = ("Resuming", "Pending", "Running")
+
+
+@pytest.mark.parametrize(
+    ("states", "approved"),
+    [
+        (START, False),
+        ((*START, ASKED), False),
+        ((*START, ASKED, *YES), True),
+        ((*START, ASKED, "Resuming", "Late", "AwaitingConcurrencySlot", "Pending", "Running"), True),
+        ((*START, ("Paused", "approve-index"), "Running"), True),
+        # The approval of another question, before it or after it.
+        ((*START, OTHER, *YES), False),
+        ((*START, ASKED, *YES, OTHER, *YES), True),
+        ((*START, OTHER, *YES, ASKED), False),
+        # Another end of the wait, and a retry from any place: by the button, the dashboard, or Prefect's command.
+        ((*START, ASKED, "Crashed", "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, "Crashed", "Scheduled", "Pending", "Running"), False),
+        ((*START, ASKED, "Failed", "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, "Cancelling", "Cancelled", "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, "Scheduled", "Pending", "Running"), False),
+        ((*START, ASKED, "Running"), False),  # a suspended run is scheduled when it is resumed
+        ((*START, ("Paused", "approve-index"), "Crashed", "AwaitingRetry", "Running"), False),
+        # A retry after the approved work has begun asks again.
+        ((*START, ASKED, *YES, "Failed", "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, *YES, "Crashed", "Scheduled", "Pending", "Running"), False),
+        ((*START, ASKED, *YES, "AwaitingRetry", "Pending", "Running"), False),
+        ((*START, ASKED, *YES, OTHER, "Crashed", "AwaitingRetry", "Running"), False),
+        # And a question that is asked again needs an answer again.
+        ((*START, ASKED, *YES, "Failed", "AwaitingRetry", "Running", ASKED), False),
+        ((*START, ASKED, *YES, "Failed", "AwaitingRetry", "Running", ASKED, *YES), True),
+    ],
+)
+def test_only_resume_is_a_yes(states, approved):
+    made = history(*states)
+    assert was_approved(made, "approve-index") is approved
+    assert was_approved(made[::-1], "approve-index") is approved
+
+
+def test_no_other_state_that_prefect_knows_opens_the_gate():
+    names = [name for name in vars(prefect.states) if name[0].isupper() and name != "State"]
+    makers = [name for name in names if getattr(getattr(prefect.states, name), "__module__", "") == "prefect.states"]
+    for name in {*makers} - {"StateGroup", "Paused", "Suspended"}:
+        assert not was_approved(history(*START, ASKED, name, "Running"), "approve-index"), name
 
 
 def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
@@ -143,6 +235,26 @@ def test_a_run_that_was_killed_waits_no_more_though_its_process_id_is_used_again
         assert [waiting_note["run"] for waiting_note in waiting(store)] == ["r1"]
     assert waiting(store) == []
     assert not path.exists()
+
+
+def test_a_note_of_a_store_from_elsewhere_sends_no_login_to_its_server(tmp_path, monkeypatch):
+    """Reading such a store lists the note, and asks nobody."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    run = str(uuid4())
+    note = {"run": run, "label": "align", "message": "?", "since": now(), "host": "x", "pid": None}
+    (store.root / NOTES).mkdir()
+    (store.root / NOTES / f"{run}.json").write_text(json.dumps(note | {"api": "http://elsewhere.example/api"}))
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nautile:secret")
+
+    def refused(*_, **__):
+        pytest.fail("a request was sent")
+
+    monkeypatch.setattr(questions_module, "call", refused)
+    monkeypatch.setattr(questions_module, "ask_server", refused)
+    assert [entry["run"] for entry in waiting(store)] == [run]
+    with pytest.raises(ConfigError, match=r"waits on the server http://elsewhere\.example/api: set PREFECT_API_URL"):
+        approve(store, run[:8], None)
 
 
 class LockedServer(FakeServer):

@@ -1,7 +1,12 @@
 """Steps of different runs take turns on a resource: a real server, two that want the one slot."""
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
+from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 
@@ -9,15 +14,20 @@ import pytest
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.operate import concurrency
+from common.processes import free_port
+from flows.operate import concurrency, reconcile
 from store.artifacts import Store
 from store.locks import KeyLock
 from tasks.engine import prefect_task
+from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCancelled
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
-from tests.support.servers.prefect_calls import remove_limits
+from tests.support.servers.prefect_calls import fetch, remove_limits, request
+from tests.support.servers.prefect_server import start_server
+from tests.support.stages import stage_sums
+from tests.support.stages.toy_cli import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +115,107 @@ def test_runs_of_a_sweep_take_turns_by_lock_files(tmp_path, monkeypatch):
     unsubscribe()
     assert events == [False]  # it held the slot
     assert other.try_acquire()
+
+
+def active(url: str, name: str) -> int:
+    return fetch(f"{url}/v2/concurrency_limits/{name}")["active_slots"]
+
+
+def until(condition, seconds: float = 240.0):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return value
+
+
+def test_a_declaration_that_has_not_changed_leaves_the_servers_limit(name, prefect_url):
+    request(f"{prefect_url}/v2/concurrency_limits/{name}", {"limit": 3}, method="PATCH").raise_for_status()
+    concurrency.declare({"accelerator": 1, "cpu": 2}, before={"accelerator": 1, "cpu": 2})
+    assert fetch(f"{prefect_url}/v2/concurrency_limits/{name}")["limit"] == 3  # as the operator has set it
+    concurrency.declare({"accelerator": 2, "cpu": 2}, before={"accelerator": 1, "cpu": 2})
+    assert fetch(f"{prefect_url}/v2/concurrency_limits/{name}")["limit"] == 2
+
+
+def test_an_operators_limit_of_zero_holds_all_steps(name, prefect_url):
+    request(f"{prefect_url}/v2/concurrency_limits/{name}", {"limit": 0}, method="PATCH").raise_for_status()
+    assert not prefect_task.ServerSlot(name).acquire()
+
+
+def test_a_slot_that_no_lease_holds_is_free_again_after_reconcile(name, prefect_url, monkeypatch):
+    """As a server leaves it that is killed between counting the slot and recording its lease."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    monkeypatch.setattr(reconcile, "SETTLED_S", 0.1)
+    fetch(f"{prefect_url}/v2/concurrency_limits/increment", {"names": [name], "slots": 1})
+    assert not prefect_task.ServerSlot(name).acquire()
+    assert [result.line() for result in reconcile.slots()] == [f"slot {name}: 1 held by no step; free again"]
+    slot = prefect_task.ServerSlot(name)
+    assert slot.acquire()
+    assert list(reconcile.slots()) == []  # a step holds it
+    slot.release()
+    assert active(prefect_url, name) == 0
+
+
+def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_its_own_end(prefect_home, tmp_path):
+    """Twice: within the lease, and after the server has given the slot back because nobody renewed it."""
+    home = tmp_path / "home"
+    shutil.copytree(prefect_home, home)
+    port, quick = free_port(), {"PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1"}
+    server = start_server(home, port, quick)
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        with temporary_settings({PREFECT_API_URL: url}), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefect_task, "RENEW_S", 0.5)
+            concurrency.declare({"accelerator": 1})
+            name = concurrency.declared_limits()["accelerator"]
+            slot = prefect_task.ServerSlot(name)
+            assert slot.acquire()
+            server.kill()
+            server.wait()
+            assert not prefect_task.ServerSlot(name).acquire()  # nobody answers, which is no permission
+            server = start_server(home, port, quick)
+            assert active(url, name) == 1
+            assert not prefect_task.ServerSlot(name).acquire()
+            # The server has given the slot back meanwhile: the step takes it again.
+            (lease,) = [path for path in (home / "concurrency_leases").glob("*.json") if path.stem != "expirations"]
+            request(f"{url}/v2/concurrency_limits/decrement-with-lease", {"lease_id": lease.stem}).raise_for_status()
+            until(lambda: active(url, name) == 1)
+            slot.release()
+            assert active(url, name) == 0
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
+    """Its lease is not renewed: the server gives the slot back, also if it was restarted in between."""
+    code = (
+        "import sys, time; from tasks.engine.prefect_task import ServerSlot; slot = ServerSlot(sys.argv[1]);"
+        " print(slot.acquire(), flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, name]
+    settings = {**os.environ, "PREFECT_API_URL": prefect_url}
+    process = subprocess.Popen(command, env=settings, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    assert active(prefect_url, name) == 1
+    process.kill()
+    process.wait()
+    until(lambda: active(prefect_url, name) == 0)
+
+
+def test_a_step_that_only_reuses_waits_for_no_slot(store):
+    taken = []
+
+    @contextmanager
+    def slot():
+        taken.append("slot")
+        raise TimeoutError("all slots are taken")
+        yield
+
+    part = stage_sums.section(1)
+    with pytest.raises(TimeoutError):
+        run_stage(stage_sums.sums, part, {}, RunContext("r1", str(store.root)), slot=slot)
+    made = run_stage(stage_sums.sums, part, {}, RunContext("r1", str(store.root)))
+    assert run_stage(stage_sums.sums, part, {}, RunContext("r2", str(store.root)), slot=slot) == made
+    assert taken == ["slot"]

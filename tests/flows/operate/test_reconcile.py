@@ -130,7 +130,12 @@ def test_an_attempt_on_another_machine_with_the_same_remote_is_left_alone(machin
     attempt(there, "theirs", host="another-host")
     there.push_events()
     attempt(here, "ours", host=host())
+    write_json(here.staging(key_of("ours")) / "execution.json", {"run": {"id": "id-ours"}})
+    # Another folder on this machine, as in a container: it has the same host name.
+    attempt(there, "beside", host=host())
+    there.push_events()
     here.refresh(events=True)
     assert [result.outcome for result in attempts(here)] == ["its process is gone; marked interrupted"]
     rows = Catalog(here).query("SELECT id, state FROM runs ORDER BY id")
-    assert {row["id"]: row["state"] for row in rows} == {"id-ours": "interrupted", "id-theirs": "running"}
+    states = {row["id"]: row["state"] for row in rows}
+    assert states == {"id-ours": "interrupted", "id-theirs": "running", "id-beside": "running"}

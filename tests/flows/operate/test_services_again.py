@@ -5,7 +5,7 @@ import os
 import psutil
 import pytest
 
-from common.files import write_json
+from common.files import read_json, write_json
 from flows.operate import services
 from tasks.engine import prefect_page
 
@@ -39,6 +39,17 @@ def test_services_that_are_started_again_use_the_server_that_runs(store, started
     services.up(store, "local", 4200, 8501, lambda line: None)
     assert set(started) == {"deployments", "dashboard"}
     assert {environment["PREFECT_API_URL"] for environment in started.values()} == {"http://127.0.0.1:5000/api"}
+
+
+def test_a_server_that_died_is_started_where_the_others_look_for_it(store, started):
+    running(store, server="http://127.0.0.1:5987/api", deployments="http://127.0.0.1:5987/api")
+    record = read_json(store.root / "services.json")
+    record["services"][0]["born"] -= 100.0  # another process has its id now
+    write_json(store.root / "services.json", record)
+    services.up(store, "local", 4200, 8501, lambda line: None)
+    assert set(started) == {"server", "dashboard"}
+    assert started["server"]["PREFECT_SERVER_API_PORT"] == "5987"
+    assert started["dashboard"]["PREFECT_API_URL"] == "http://127.0.0.1:5987/api"
 
 
 def test_deployments_that_are_started_again_link_to_the_dashboard_that_runs(store, started):

@@ -30,22 +30,31 @@ def running_server(home: Path, login: str = "", settings: Mapping[str, str] = {}
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
-    more = {"PREFECT_HOME": str(home), **_LEAN}
-    more |= settings
+    more = dict(settings)
     if login:
         more["PREFECT_SERVER_API_AUTH_STRING"] = LOGINS[url] = login
+    server = start_server(home, port, more)
+    try:
+        yield url
+    finally:
+        server.terminate()
+        server.wait(120)
+
+
+def start_server(home: Path, port: int, settings: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
+    """Start a server at that port and wait until it answers. Its files are in `home`."""
     server = subprocess.Popen(
         [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
-        env=environment(home, **more),
+        env=environment(home, **{"PREFECT_HOME": str(home), **_LEAN, **settings}),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not healthy(url, 5.0):
+        while not healthy(f"http://127.0.0.1:{port}/api", 5.0):
             assert server.poll() is None
             time.sleep(0.1)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(120)
+    except BaseException:
+        server.kill()
+        raise
+    return server

@@ -1,0 +1,188 @@
+"""What the process of `nautile deploy` does beside the flow runs that it starts.
+
+- It keeps what an operator has changed in Prefect's page: a restart declares only what the configuration has changed
+  since the last declaration, which a variable on the server records.
+- It drops the scheduled runs that were missed while it was off, except the newest.
+- It watches for cancelled runs when Prefect's own watch has ended: a subscription to events, which ends for good when
+  the server closes it, and then a loop, which ends after a few errors.
+- It settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterNextScheduledStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events import DeploymentEventTrigger
+from prefect.exceptions import ObjectNotFound
+from prefect.runner import Runner
+from prefect.states import Cancelled
+
+from flows.operate.reconcile import settle_runs
+from store.mirror import open_store
+from tasks.engine.failure import slug
+
+log = logging.getLogger(__name__)
+
+CANCELLED_S = 5.0  # between two looks for cancelled runs
+SETTLE_EVERY = 12  # of these looks, one also looks for what dead processes have left
+SCHEDULE = "nautile"  # slug of the schedule that the configuration declares
+_MOST = 200  # runs of a request
+
+
+class Declared:
+    """What was declared last on a server for a configuration: the limits, and the schedules by flow."""
+
+    def __init__(self, config: str) -> None:
+        self._name = f"nautile_declared_{slug(config).replace('-', '_')}"
+        self._known = False
+        self.limits: dict[str, int] = {}
+        self.schedules: dict[str, list[Any]] = {}
+
+    async def read(self, client: PrefectClient) -> "Declared":
+        """Read it from the server's variable; empty if nothing was declared yet."""
+        variable = await client.read_variable_by_name(self._name)
+        if variable is not None and isinstance(variable.value, dict):
+            self._known = True
+            self.limits = dict(variable.value.get("limits", {}))
+            self.schedules = dict(variable.value.get("schedules", {}))
+        return self
+
+    async def write(self, client: PrefectClient, limits: Mapping[str, int], schedules: dict[str, list[Any]]) -> None:
+        """Record what is declared now."""
+        value: Any = {"limits": dict(limits), "schedules": schedules}
+        if self._known:
+            await client.update_variable(VariableUpdate(name=self._name, value=value))
+        else:
+            await client.create_variable(VariableCreate(name=self._name, value=value))
+
+
+def times_of(schedules: Sequence[DeploymentScheduleCreate | DeploymentSchedule]) -> list[Any]:
+    """The cron expression and the time zone of each schedule, as JSON data."""
+    return [[getattr(entry.schedule, "cron", None), getattr(entry.schedule, "timezone", None)] for entry in schedules]
+
+
+async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: list[Any] | None) -> None:
+    """Let a deployment that is registered again keep its schedules, and what is paused or switched off.
+
+    `before`: the schedules that were declared for it last (`times_of`); None if that is not known. If the configuration
+    has others now, these replace them, and stay paused if those were.
+    """
+    own: list[Any] = [
+        schedule.model_copy(update={"slug": SCHEDULE if not number else f"{SCHEDULE}-{number}"})
+        for number, schedule in enumerate(entry.schedules or [])
+    ]
+    entry.schedules = own
+    try:
+        known = await client.read_deployment_by_name(f"{entry.flow_name}/{entry.name}")
+    except ObjectNotFound:
+        return
+    entry.paused = known.paused
+    for trigger in entry.triggers:  # it is made again, and stays off if the operator has switched it off
+        if isinstance(trigger, DeploymentEventTrigger) and trigger.name:
+            automations = await client.read_automations_by_name(trigger.name)
+            trigger.enabled = all(automation.enabled for automation in automations)
+    times, existing = times_of(own), list(known.schedules)
+    unchanged = times == before if before is not None else all(time in times_of(existing) for time in times)
+    if not unchanged:
+        # By its times too: an older version gave it no slug.
+        replaced = [
+            old for old in existing if (old.slug or "").startswith(SCHEDULE) or times_of([old])[0] in (before or [])
+        ]
+        for old in replaced:
+            await client.delete_deployment_schedule(known.id, old.id)
+        existing = [old for old in existing if old not in replaced]
+        active = all(old.active for old in replaced)
+        own = [schedule.model_copy(update={"active": active}) for schedule in own]
+    else:
+        own = []
+    # All of them: the server removes those that an update does not name.
+    kept = [
+        DeploymentScheduleCreate(
+            schedule=old.schedule,
+            active=old.active,
+            max_scheduled_runs=old.max_scheduled_runs,
+            parameters=old.parameters,
+            slug=old.slug,
+        )
+        for old in existing
+    ]
+    entry.schedules = [*kept, *own]
+
+
+async def drop_missed(client: PrefectClient, deployments: Sequence[UUID]) -> list[FlowRun]:
+    """Cancel the scheduled runs whose time has passed, except the newest of each deployment; returns them.
+
+    Call it before the runs of these deployments are started.
+    """
+    missed = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC)),
+    )
+    of_these = DeploymentFilter(id=DeploymentFilterId(any_=list(deployments)))
+    runs: list[FlowRun] = []
+    while True:
+        page = await client.read_flow_runs(
+            flow_run_filter=missed,
+            deployment_filter=of_these,
+            sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
+            limit=_MOST,
+            offset=len(runs),
+        )
+        runs += page
+        if len(page) < _MOST:
+            break
+    by_deployment: dict[UUID | None, list[FlowRun]] = defaultdict(list)
+    for run in runs:
+        if run.auto_scheduled:
+            by_deployment[run.deployment_id].append(run)
+    dropped = [run for waiting in by_deployment.values() for run in waiting[:-1]]
+    for run in dropped:
+        message = "Its time passed while nothing served its deployment; a later one of its schedule runs."
+        await client.set_flow_run_state(run.id, Cancelled(message=message))
+    return dropped
+
+
+async def tend(runner: Runner) -> None:
+    """Look for cancelled runs and for dead processes, until cancelled. An error ends only the look it happens in."""
+    looks = 0
+    while True:
+        await asyncio.sleep(CANCELLED_S)
+        looks += 1
+        try:
+            await _find_cancelled(runner)
+            if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
+                await asyncio.to_thread(_settle)
+        except Exception as error:  # the server is away, or restarts
+            log.debug("looking after the runs failed, and is tried again: %s", error)
+
+
+async def _find_cancelled(runner: Runner) -> None:
+    """Ask for cancelled runs if neither Prefect's subscription nor its loop does so any more."""
+    observer = runner._cancelling_observer
+    if observer is None:
+        return
+    watches = (observer._consumer_task, observer._polling_task)
+    if all(watch is None or watch.done() for watch in watches):
+        await observer._check_for_cancelled_flow_runs()
+
+
+def _settle() -> None:
+    for result in settle_runs(open_store()):
+        log.warning("%s", result.line())

@@ -1,0 +1,155 @@
+"""When the automation ends a run whose heartbeats stopped: after a real silence, and in no state without a process."""
+
+import shutil
+import sqlite3
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import prefect.states
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.events.worker import EventsWorker
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from common.processes import free_port
+from flows.operate import automations
+from flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
+from tests.support.servers.prefect_calls import fetch, request
+from tests.support.servers.prefect_server import start_server
+
+OLD = "2026-01-01 00:00"
+WITH_PROCESS = (StateType.RUNNING, StateType.CANCELLING)
+
+
+def test_every_state_without_a_process_that_prefect_knows_ends_the_wait():
+    """A new version of Prefect with another such state fails this test."""
+    makers = [maker for name, maker in vars(prefect.states).items() if name[0].isupper()]
+    states = [maker() for maker in makers if getattr(maker, "__module__", "") == "prefect.states" and callable(maker)
+              and not isinstance(maker, type)]  # fmt: skip
+    names = {state.name for state in states if state.type not in WITH_PROCESS}
+    assert {"Suspended", "Paused", "AwaitingConcurrencySlot", "Late", "Crashed"} <= names <= {*WITHOUT_PROCESS}
+    assert {f"prefect.flow-run.{name}" for name in WITHOUT_PROCESS} <= silent_runs().trigger.expect
+    for name in ("Running", "Retrying", "Cancelling"):
+        assert f"prefect.flow-run.{name}" not in silent_runs().trigger.expect
+
+
+def event(name: str, run: str, occurred: datetime) -> dict[str, Any]:
+    """An event of a run, as the server gets it."""
+    return {
+        "id": str(uuid4()),
+        "occurred": occurred.isoformat(),
+        "event": name,
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+        "related": [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}],
+        "payload": {},
+    }
+
+
+def events(url: str, name: str) -> list[dict[str, Any]]:
+    since = (datetime.now(UTC) - timedelta(days=30)).isoformat()
+    body = {"filter": {"event": {"name": [name]}, "occurred": {"since": since}}, "limit": 200}
+    return fetch(f"{url}/events/filter", body)["events"]
+
+
+def until(condition, seconds: float = 240.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return value
+
+
+@pytest.fixture
+def declared(prefect_url):
+    """The automation is declared on the server, under another name than that of `nautile deploy`."""
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        name = f"silent {uuid4()}"
+        automation = client.create_automation(silent_runs().model_copy(update={"name": name}))
+        yield str(automation)
+        request(f"{prefect_url}/automations/{automation}", method="DELETE")
+
+
+@pytest.mark.slow
+def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_url, declared):
+    """The events are three days old, so that their time is over at once."""
+    begun = datetime.now(UTC) - timedelta(days=3)
+    names = [f"prefect.flow-run.{name}" for name in WITHOUT_PROCESS] + [automations._SUSPENDED]
+    waiting = {str(uuid4()): name for name in names}
+    working, silent = str(uuid4()), str(uuid4())
+    sent = []
+    for run, name in waiting.items():
+        sent += [event("prefect.flow-run.heartbeat", run, begun), event(name, run, begun + timedelta(seconds=20))]
+    # A process that works beats now; one that is gone has not done so for days.
+    sent += [event("prefect.flow-run.heartbeat", working, datetime.now(UTC))]
+    sent += [event("prefect.flow-run.heartbeat", silent, begun), event("prefect.flow-run.Running", silent, begun)]
+    request(f"{prefect_url}/events", sent).raise_for_status()
+
+    def fired() -> set[str]:
+        labels = [entry["payload"]["triggering_labels"] for entry in events(prefect_url, "prefect.automation.triggered")
+                  if declared in entry["resource"]["prefect.resource.id"]]  # fmt: skip
+        return {label["prefect.resource.id"].removeprefix("prefect.flow-run.") for label in labels}
+
+    assert until(fired) == {silent}
+
+
+@pytest.mark.slow
+def test_the_heartbeat_of_a_short_run_comes_before_its_end(prefect_url):
+    """Else the wait for the next one begins after the end of the run, and the automation fires for nothing."""
+
+    @flow(name="short")
+    def short():
+        with automations.sent_before_the_end():
+            """Nothing new."""
+
+    with temporary_settings({PREFECT_API_URL: prefect_url}):
+        state = short(return_state=True)
+        EventsWorker.drain_all(timeout=10, at_exit=False)
+    run = f"prefect.flow-run.{state.state_details.flow_run_id}"
+
+    def received(name: str) -> list[str]:
+        found = events(prefect_url, name)
+        return [entry["received"] for entry in found if entry["resource"]["prefect.resource.id"] == run]
+
+    beats, (end,) = (
+        until(lambda: received("prefect.flow-run.heartbeat")),
+        until(lambda: received("prefect.flow-run.Completed")),
+    )
+    assert max(beats) <= end
+
+
+@pytest.mark.slow
+def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_home, tmp_path):
+    home, port = tmp_path / "home", free_port()
+    shutil.copytree(prefect_home, home)
+    url = f"http://127.0.0.1:{port}/api"
+    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "1"}
+    server = start_server(home, port, settings)
+    try:
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            client.create_automation(silent_runs())
+        working, silent = str(uuid4()), str(uuid4())
+        request(f"{url}/events", [event("prefect.flow-run.heartbeat", working, datetime.now(UTC))]).raise_for_status()
+        database = sqlite3.connect(home / "prefect.db", timeout=60)
+        until(lambda: database.execute("SELECT count(*) FROM automation_bucket").fetchone()[0])
+        server.kill()
+        server.wait()
+        # While it was away, hours have passed.
+        with database:
+            database.execute(
+                'UPDATE automation_bucket SET start = ?, "end" = ?', (f"{OLD}:00.000000", f"{OLD}:30.000000")
+            )
+        database.close()
+        server = start_server(home, port, settings)
+        # One that falls silent from now on is noticed, so that the automation works.
+        old_beat = event("prefect.flow-run.heartbeat", silent, datetime.now(UTC) - timedelta(hours=1))
+        request(f"{url}/events", [old_beat]).raise_for_status()
+        fired = until(lambda: events(url, "prefect.automation.triggered"))
+        labels = [entry["payload"]["triggering_labels"]["prefect.resource.id"] for entry in fired]
+        assert labels == [f"prefect.flow-run.{silent}"]
+    finally:
+        server.terminate()
+        server.wait(60)
