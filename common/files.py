@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import stat
 import time
 import uuid
@@ -129,6 +130,16 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def folder_identity(folder: Path) -> str:
+    """A text that identifies a folder of this machine until its next start; a copy, here or elsewhere, has another."""
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        started = socket.gethostname()
+    status = folder.stat()
+    return f"{started} {status.st_dev} {status.st_ino}"
 
 
 def append_durably(path: Path, content: bytes) -> None:

@@ -27,13 +27,17 @@ log = logging.getLogger(__name__)
 
 
 def planned_steps(run: PreparedRun) -> list[dict[str, Any]]:
-    """The column `plans.steps`: label, stage, key of each step, and `after`, the labels whose outputs it reads."""
+    """The column `plans.steps`: label, stage, key and inputs of each step, and `after`, the labels that it waits for.
+
+    `inputs` (full ids) and `key` are what garbage collection keeps until the run has ended.
+    """
     labels = [step.label for step in run.steps]
     return [
         {
             "label": step.label,
             "stage": step.stage.name,
             "key": step.key,
+            "inputs": sorted(step.inputs.values()),
             "after": [label for label in labels if label in {need.producer for need in step.needs.values()}],
         }
         for step in run.steps

@@ -201,10 +201,10 @@ def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
     `ConfigError` if the live artifact of the key is damaged.
     """
     live = store.find(kind, row["key"])
-    if live is not None and live.execution == row["execution"]:
+    if live is not None and live.recorded_execution == row["execution"]:
         return live
     versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == row["key"])
-    return next((version for version in versions if version and version.execution == row["execution"]), None)
+    return next((version for version in versions if version and version.recorded_execution == row["execution"]), None)
 
 
 def questions_by_run(store: Store) -> dict[str, dict[str, Any]]:

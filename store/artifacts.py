@@ -35,11 +35,12 @@ from store.manifest import (
     MANIFEST,
     RUN,
     code_commit,
-    creation_order,
     describe_files,
     host,
     now,
     read_manifest,
+    recorded_execution,
+    version_order,
     with_seal,
 )
 from store.verify import damaged_files, trust_files
@@ -89,8 +90,13 @@ class Artifact:
 
     @property
     def execution(self) -> str:
-        """The id of the execution that made it."""
+        """The id of the execution that made it, which is that of no other version of its key."""
         return self.manifest["execution"]
+
+    @property
+    def recorded_execution(self) -> str:
+        """The id under which the catalog has the attempts, metrics, samples and calls of its execution."""
+        return recorded_execution(self.execution)
 
     @property
     def version_id(self) -> VersionId:
@@ -101,6 +107,17 @@ class Artifact:
     def bytes(self) -> int:
         """The total size of its files."""
         return sum(file["bytes"] for file in self.manifest["files"].values())
+
+
+def _no_check() -> None:
+    """The check of a lease that cannot be lost."""
+
+
+class KeyLease(NamedTuple):
+    """A lease that is held: its number, 0 in a store without a remote, and the check that it was not lost."""
+
+    fence: int = 0
+    check: Callable[[], None] = _no_check
 
 
 class Store:
@@ -220,15 +237,13 @@ class Store:
         return KeyLock(self.root / "locks" / f"{key}.lock")
 
     @contextmanager
-    def lease(
-        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
-    ) -> Iterator[Callable[[], None]]:
+    def lease(self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> Iterator[KeyLease]:
         """Hold the lease of `key` against other machines during the block; the caller holds `lock(key)`.
 
-        Yields a check to call regularly, which raises `Retryable` once another machine has taken the lease over.
+        Its `check` is to be called regularly: it raises `Retryable` once another machine has taken the lease over.
         A store without a remote needs no lease. `wait` and `on_wait`: see `Lease.acquire`.
         """
-        yield lambda: None
+        yield KeyLease()
 
     @contextmanager
     def mirrored_staging(
@@ -268,6 +283,7 @@ class Store:
         inputs: Mapping[str, str | Artifact],
         facts: dict[str, Any],
         execution: str = "",
+        fence: int = 0,
         outputs: tuple[str, ...] = (),
         run: str = "",
         label: str = "",
@@ -277,7 +293,8 @@ class Store:
         """Publish the folder `source` as the artifact `kind/key` by one rename; returns the live artifact of the key.
 
         `source` must be on the store's file system. If the artifact exists, it stays and `source` is discarded; with
-        `supersede` the old version is renamed to `<key>.<n>`. `outputs`: all kinds that this execution publishes.
+        `supersede` the old version is renamed to `<key>.<n>`. `fence`: of the lease that the caller holds. `outputs`:
+        all kinds that this execution publishes.
         `digests`: sha256 by relative path of files that were hashed while they were written; these are fsynced but not
         read again (`verify` reads them all the same).
 
@@ -307,6 +324,7 @@ class Store:
                 "commit": code_commit(),
                 "created": now(),
                 "execution": execution or uuid.uuid4().hex,
+                "fence": fence,
                 "run": run,
                 "label": label or stage,
                 "host": host(),
@@ -334,12 +352,15 @@ class Store:
         return artifact
 
     def add_version(self, source: Path, manifest: Mapping[str, Any]) -> None:
-        """Add a version that another machine published with `manifest`; it becomes the live one if it is the newest."""
+        """Add a version that another machine published with `manifest`.
+
+        It becomes the live one if it is the newest by `version_order`.
+        """
         folder = self._folder(manifest["kind"], manifest["key"])
         _create_durably(folder.parent)
         # Versions arrive in any order: one that is older than the live one goes straight to a number.
         live = self.read(manifest["kind"], manifest["key"], 0, folder)
-        older = live is not None and creation_order(live.manifest) > creation_order(manifest)
+        older = live is not None and version_order(live.manifest) > version_order(manifest)
         while not _rename(source, self._free_name(folder) if older else folder):
             if not older:
                 self._supersede(folder)

@@ -67,6 +67,15 @@ class KeyLock:
             self.release()
 
     @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Hold the lock during the block if it is free; yields whether it was."""
+        acquired = self.try_acquire()
+        try:
+            yield acquired
+        finally:
+            self.release()
+
+    @contextmanager
     def for_life(self) -> Iterator[None]:
         """Hold the lock during the block, then delete its file: a file without a holder means a killed process."""
         self.acquire()

@@ -9,10 +9,11 @@
     <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
 
-An object store has no rename, so each version of an artifact has its own names: nothing is overwritten, and the newest
-version of a key is the live one. The local folder has the layout of any store. In an artifact's folder a marker file
-with the execution's id says where its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from
-which they are fetched when they are first needed.
+An object store has no rename, so each version of an artifact has its own names: a manifest is created only if there is
+none of its name, by the holder of the key's lease, and nothing is overwritten. The version with the greatest fence is
+the live one. The local folder has the layout of any store. In an artifact's folder a marker file with the execution's
+id says where its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from which they are fetched
+when they are first needed. What the markers say is compared with the remote's listing at each refresh.
 """
 
 import json
@@ -29,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
+from common.files import file_size, parse_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
-from store.artifacts import Artifact, Store, VersionId, damage_message
-from store.lease import Lease, machine_id
+from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message
+from store.lease import Lease, Leases, machine_id
 from store.manifest import (
     ABSENT,
     KEY,
@@ -41,8 +42,8 @@ from store.manifest import (
     MANIFEST,
     MIRRORED,
     checked_manifest,
-    creation_order,
     read_manifest,
+    version_order,
 )
 from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
 from store.staging_mirror import StagingMirror
@@ -79,6 +80,7 @@ class MirroredStore(Store):
         super().__init__(root)
         self.url = url
         self.remote = Remote(url)
+        self.leases = Leases(self.remote, self.root, self._fence_of)
 
     @cached_property
     def machine(self) -> str:
@@ -105,26 +107,33 @@ class MirroredStore(Store):
         remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
         new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
         # Oldest first, so that versions that are already live are superseded in the order in which they were made.
-        for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
+        for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
             self._add_without_files(manifest, held)
-        # Versions without local files that the remote no longer has.
+        # Versions that the remote no longer has: gc on another machine removed them, or somebody emptied the bucket.
         for version in local_versions.keys() - remote_versions.keys():
-            # A version with local files stays: it may not have been sent yet, or be the last copy.
-            if (local_versions[version] / ABSENT).exists():
-                self.discard(local_versions[version])
+            folder = local_versions[version]
+            markers = [name for name in (ABSENT, MIRRORED) if (folder / name).exists()]
+            # Asked for by name: a listing may be older than the manifest, or cut off.
+            if not markers or self.remote.read(_manifest_name(version), LARGEST_MANIFEST) is not None:
+                continue
+            # A version with local files stays: it may be the last copy. The next run that needs it sends it again.
+            if ABSENT in markers:
+                self.discard(folder)
+            else:
+                (folder / MIRRORED).unlink(missing_ok=True)
+                logger.warning("%s no longer has %s/%s, which is here", self.remote.url, version.kind, version.key[:12])
         if events:
             self.pull_events()
 
     @contextmanager
-    def lease(
-        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
-    ) -> Iterator[Callable[[], None]]:
-        lease = Lease(self.remote, self.root, key)
-        try:
-            lease.acquire(wait, on_wait)
-            yield lease.check
-        finally:
-            lease.release()
+    def lease(self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> Iterator[KeyLease]:
+        with self.leases.held(key, wait, on_wait) as lease:
+            yield KeyLease(lease.fence, lease.check)
+
+    def _fence_of(self, key: str) -> int:
+        """The greatest fence of the versions of a key that are known here; 0 if there is none."""
+        manifests = [read_manifest(folder) for _, name, _, folder in self.folders() if name == key]
+        return max((manifest.get("fence", 0) for manifest in manifests if manifest), default=0)
 
     @contextmanager
     def mirrored_staging(
@@ -148,23 +157,35 @@ class MirroredStore(Store):
         finally:
             mirror.stop(published=published)
 
-    def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
+    def push(self, artifacts: Iterable[Artifact], *, again: bool = False, skip_held: bool = False) -> list[Artifact]:
         """Upload artifacts that the remote lacks, first the files, then the manifest; returns the uploaded ones.
 
-        Files that an interrupted push has uploaded are not sent again; `again` sends every file in any case. Raises
-        `ConfigError` for a damaged artifact, so that damage does not spread.
+        Files that an interrupted push has uploaded are not sent again; `again` sends every file in any case. Nothing is
+        sent without the lease of the key: if another machine holds it, this raises `Retryable`, or with `skip_held`
+        leaves the artifact out. Raises `ConfigError` for a damaged artifact, so that damage does not spread.
         """
         pushed = []
         for artifact in artifacts:
-            if self.has_files(artifact) and (again or not self.is_mirrored(artifact)):
-                self._send(artifact, again)
-                pushed.append(artifact)
+            if not self.has_files(artifact) or (self.is_mirrored(artifact) and not again):
+                continue
+            with self.leases.if_free(artifact.key) as lease:
+                if lease.fence:
+                    self._send(artifact, lease, again)
+                    pushed.append(artifact)
+                    continue
+            message = f"{artifact.id} is not sent to {self.remote.url}: {lease.holder_host} works on its key"
+            if not skip_held:
+                raise Retryable(message)
+            logger.warning("%s", message)
         return pushed
 
     def push_all(self) -> list[Artifact]:
-        """Upload all versions that the remote lacks, oldest first, and event and reply files; returns the versions."""
+        """Upload all versions that the remote lacks, oldest first, and event and reply files; returns the versions.
+
+        Left out, with a warning, is what another process or machine works on.
+        """
         self.refresh()
-        pushed = self.push(self.list(superseded=True))
+        pushed = self.push(self.list(superseded=True), skip_held=True)
         self.push_events()
         self.push_replies()
         return pushed
@@ -189,9 +210,10 @@ class MirroredStore(Store):
             outdated = []
             for name, entry in self.remote.names(f"replies/{model}").items():
                 path = folder / "pulled" / name
-                # A file of this machine is longer here than there, and a name from the remote must not lead elsewhere.
-                is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
-                if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
+                # A file of this machine is longer here than there, unless the folder was copied from another machine. A
+                # name from the remote must not lead elsewhere.
+                known = max(file_size(folder / name) or 0, file_size(path) or 0)
+                if _EVENT_FILE.fullmatch(name) and known < entry.bytes:
                     outdated.append(name)
 
             def fetch(name: str, model: str = model, folder: Path = folder) -> None:
@@ -288,29 +310,36 @@ class MirroredStore(Store):
 
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote, its manifest first, so that no machine sees an incomplete artifact."""
-        # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload.
-        self.remote.delete([_manifest_name(artifact)])
+        # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload. If
+        # the server refuses to delete the manifest, this raises, and the files stay.
+        self.remote.delete([_manifest_name(artifact.version_id)])
         self.remote.delete_folder(payload_prefix(artifact.manifest))
 
-    def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
+    def unfinished_uploads(self, older_than: float) -> dict[VersionId, tuple[int, list[str]]]:
         """Payload files at the remote without a manifest, if all of the version were written before `older_than`.
 
-        `older_than`: seconds since 1970. Returns folder of the version (`kind/key/execution`) -> (bytes, object names).
+        `older_than`: seconds since 1970 by the remote's clock. Returns version -> (bytes, object names).
         """
+        # The payload first: a version that is published between the two listings is then in both.
+        payload = self.remote.names("payload")
         published = {version for name in self.remote.names("manifests") if (version := _version_of(name))}
-        uploads: dict[str, tuple[int, list[str]]] = {}
+        uploads: dict[VersionId, tuple[int, list[str]]] = {}
         recent = set()
-        for name, entry in self.remote.names("payload").items():
+        for name, entry in payload.items():
             parts = name.split("/")
-            if len(parts) < 4 or VersionId(*parts[:3]) in published:
+            version = VersionId(*parts[:3]) if len(parts) > 3 and KEY.fullmatch(parts[1]) else None
+            if version is None or version in published:
                 continue
-            folder = "/".join(parts[:3])
             # One recent file is enough: an upload of a large artifact may take days, and its first files be old.
             if entry.written is None or entry.written >= older_than:
-                recent.add(folder)
-            size, names = uploads.get(folder, (0, []))
-            uploads[folder] = size + entry.bytes, [*names, f"payload/{name}"]
-        return {folder: upload for folder, upload in uploads.items() if folder not in recent}
+                recent.add(version)
+            size, names = uploads.get(version, (0, []))
+            uploads[version] = size + entry.bytes, [*names, f"payload/{name}"]
+        return {version: upload for version, upload in uploads.items() if version not in recent}
+
+    def is_published(self, version: VersionId) -> bool:
+        """Whether the remote has a manifest of this version, which is asked for by its name."""
+        return self.remote.read(_manifest_name(version), LARGEST_MANIFEST) is not None
 
     def _damage(self, artifact: Artifact) -> list[str]:
         if self.has_files(artifact):
@@ -324,16 +353,19 @@ class MirroredStore(Store):
     def _remote_damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
         return damage_message(f"{artifact.id} at {self.remote.url}", damaged, artifact.manifest["label"])
 
-    def _send(self, artifact: Artifact, again: bool) -> None:
-        """Upload the files that the remote lacks, check their sizes there, then upload the manifest."""
+    def _send(self, artifact: Artifact, lease: Lease, again: bool) -> None:
+        """Upload the files that the remote lacks, check their sizes there, then create the manifest."""
         with _in_place(artifact, "sent") as check_place:
             # Damage here must not become the copy that others rely on.
             self.check(artifact)
+            lease.confirm()
+            is_published = self._is_sent(artifact)
             prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
             remote_files = {} if again else self.remote.names(prefix)
             missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
 
             def put(name: str) -> None:
+                lease.check()
                 check_place()
                 self.remote.put(artifact.folder / name, f"{prefix}/{name}")
                 try:
@@ -347,11 +379,27 @@ class MirroredStore(Store):
             # An upload that was cut off may leave a shorter object: nothing is published on trust.
             if mismatches := self._remote_mismatches(artifact, list(files)):
                 raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
-            text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
-            self.remote.write(_manifest_name(artifact), text.encode())
+            if not is_published:
+                lease.confirm()
+                name = _manifest_name(artifact.version_id)
+                text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False).encode()
+                # It may exist: created by a request of ours whose response was lost, or damaged.
+                if not self.remote.create(name, text) and not self._is_sent(artifact):
+                    self.remote.write(name, text)
             # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
             check_place()
             write_text(artifact.folder / MIRRORED, artifact.execution)
+
+    def _is_sent(self, artifact: Artifact) -> bool:
+        """Whether the manifest of `artifact` is at the remote, intact; raises `ConfigError` if it is of other files."""
+        name = _manifest_name(artifact.version_id)
+        manifest = self._remote_manifest(name.removeprefix("manifests/"))
+        if manifest is not None and manifest != artifact.manifest:
+            raise ConfigError(
+                f"{self.remote.url}/{name} has other files than {artifact.id} here, which was made by the same "
+                f"execution on a copy of this machine: remove {artifact.folder}, and the run fetches those files"
+            )
+        return manifest is not None
 
     def _check_format(self) -> None:
         """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
@@ -431,7 +479,8 @@ class MirroredStore(Store):
         names = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in mismatches)]
         digests = self.remote.map(lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), names)
         changed = [name for name, digest in zip(names, digests, strict=True) if digest != files[name]["sha256"]]
-        is_manifest_intact = self.remote.read_json(_manifest_name(artifact), LARGEST_MANIFEST) == artifact.manifest
+        name = _manifest_name(artifact.version_id)
+        is_manifest_intact = self.remote.read_json(name, LARGEST_MANIFEST) == artifact.manifest
         faults = [] if is_manifest_intact else [f"{MANIFEST} (missing or changed)"]
         faults += [*mismatches, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]
@@ -512,8 +561,8 @@ def payload_prefix(manifest: Mapping[str, Any]) -> str:
     return f"payload/{manifest['kind']}/{manifest['key']}/{manifest['execution']}"
 
 
-def _manifest_name(artifact: Artifact) -> str:
-    return f"manifests/{artifact.kind}/{artifact.key}/{artifact.execution}.json"
+def _manifest_name(version: VersionId) -> str:
+    return f"manifests/{version.kind}/{version.key}/{version.execution}.json"
 
 
 def _version_of(name: str) -> VersionId | None:

@@ -35,11 +35,12 @@ PUSH_CHANGES_EVERY_S = 300.0
 CLOCK_TICK_S = 0.01  # resolution of file times: the kernel takes them from its last clock tick
 LISTINGS = 20  # attempts to list a folder in which files keep being removed, until the next push tries again
 SNAPSHOT, LOG = "snapshot.json", "log.txt"
+PUBLICATION = "publication.json"  # the id under which this machine publishes the outputs (tasks/engine/staging.py)
 SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", SENT}
+_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", PUBLICATION, SENT}
 # What an item is working on: another machine runs it from the beginning.
 _OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
 
