@@ -17,6 +17,7 @@ from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
 from store.events import read_live
 from store.manifest import host
+from store.staging_mirror import upload_note
 from tasks.engine.staging import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
@@ -297,6 +298,7 @@ def _attempt_state(
     live = read_live(staging / "live.json")
     fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
     fields |= {name: str(live.get(name) or "") for name in ("note", "unit")}
+    fields["note"] = ", ".join(filter(None, (fields["note"], upload_note(staging))))
     done, total = live.get("done"), live.get("total")
     if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
         fields |= {"done": done, "total": total}

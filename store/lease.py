@@ -244,6 +244,11 @@ class Leases:
                 self._held.pop(key, None)
                 lease.release()
 
+    def confirm(self, key: str) -> None:
+        """Raise `Retryable` if the lease of `key`, which this object has held, is lost (`Lease.confirm`)."""
+        if key in self._held:
+            self._held[key].confirm()
+
     def look(self, key: str) -> Lease:
         """The lease of `key`, which is not acquired."""
         return Lease(self._remote, self._root, key, above=self._fence_of(key))

@@ -46,7 +46,7 @@ from store.manifest import (
     version_order,
 )
 from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
-from store.staging_mirror import StagingMirror
+from store.staging_mirror import STOP_S, StagingMirror
 from store.verify import trust_files
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,9 @@ class MirroredStore(Store):
 
         def before_snapshot() -> None:
             self.push_events()
-            check()  # another machine may be sending its own snapshots by now, and these would replace them
+            # Another machine may be sending its own snapshots by now, and these would replace them.
+            check()
+            self.leases.confirm(key)
 
         mirror = StagingMirror(self.remote, folder, before_snapshot)
         mirror.pull()
@@ -154,6 +156,9 @@ class MirroredStore(Store):
         try:
             yield
             published = not folder.exists()
+        except BaseException as error:
+            mirror.patience_s = None if isinstance(error, Exception) else STOP_S
+            raise
         finally:
             mirror.stop(published=published)
 

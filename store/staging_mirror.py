@@ -25,6 +25,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, sync_folder, write_json, writing
+from common.text import duration
 from store.manifest import LARGEST_MANIFEST, is_safe_name
 from store.remote import Remote
 
@@ -32,15 +33,18 @@ logger = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 20.0
 PUSH_CHANGES_EVERY_S = 300.0
+WARN_AFTER = 3  # pushes in a row that fail, of which the operator is told; of one that is refused at once
+STOP_S = 30.0  # how long a cancelled step waits until its unfinished work is sent
 CLOCK_TICK_S = 0.01  # resolution of file times: the kernel takes them from its last clock tick
 LISTINGS = 20  # attempts to list a folder in which files keep being removed, until the next push tries again
 SNAPSHOT, LOG = "snapshot.json", "log.txt"
 PUBLICATION = "publication.json"  # the id under which this machine publishes the outputs (tasks/engine/staging.py)
+UPLOADS = "uploads.json"  # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
 SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", PUBLICATION, SENT}
+_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", PUBLICATION, UPLOADS, SENT}
 # What an item is working on: another machine runs it from the beginning.
 _OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
 
@@ -60,6 +64,8 @@ class StagingMirror:
         self._finished: int | None = None  # count of finished steps and items in the last snapshot, see `_finished`
         self._sent: Stamps = {}
         self._pushed_at = time.monotonic()
+        self.patience_s: float | None = None
+        self._failures = 0  # pushes that failed since the last snapshot was sent
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._push_often, name="staging-mirror", daemon=True)
 
@@ -68,14 +74,26 @@ class StagingMirror:
         self._thread.start()
 
     def stop(self, *, published: bool) -> None:
-        """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote."""
+        """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote.
+
+        After `patience_s`, if set, the rest is left to a daemon thread: Ctrl-C must not wait for hours of uploads, or
+        for a remote that does not answer.
+        """
         self._stop.set()
+        end = threading.Thread(target=self._end, args=(published,), name="staging-mirror-end", daemon=True)
+        end.start()
+        end.join(self.patience_s)
+        if end.is_alive():
+            logger.warning("the unfinished work was not sent to %s within %s s", self._remote.url, self.patience_s)
+
+    def _end(self, published: bool) -> None:
         # A thread that was never started has no `ident`: then this process only reads the mirror.
         is_sender = self._thread.ident is not None
         if is_sender:
             self._thread.join()
         try:
             if published:
+                self._before()  # which raises if another machine works on the key by now
                 self.remove()
             elif is_sender and self._folder.is_dir():
                 self.push()
@@ -108,7 +126,9 @@ class StagingMirror:
         }
         self._remote.write(f"{self._prefix}/{SNAPSHOT}", json.dumps(content, sort_keys=True).encode())
         self._pushed_at = time.monotonic()
+        self._failures = 0
         self._record_sent(snapshot, files)
+        self._note_upload(time.time(), "")
         # Only now: the snapshot before this one, which another machine may be reading, listed them.
         self._remote.delete(f"{self._prefix}/{name}" for name in remote_files.keys() - files.keys() - {SNAPSHOT})
         return True
@@ -198,8 +218,27 @@ class StagingMirror:
             try:
                 self.push(changes=time.monotonic() - self._pushed_at > PUSH_CHANGES_EVERY_S)
             except (ConfigError, Retryable, OSError) as error:
-                # A checkpoint may have been removed meanwhile for a newer one.
-                logger.info("unfinished work is sent later: %s", error)
+                # Once may be chance: a checkpoint may have been removed meanwhile for a newer one.
+                self._failures += 1
+                refused = isinstance(error, ConfigError)
+                first = self._failures == (1 if refused else WARN_AFTER)
+                logger.log(logging.WARNING if first else logging.INFO, "unfinished work cannot be sent: %s", error)
+                if refused or self._failures >= WARN_AFTER:
+                    uploads = read_json(self._folder / UPLOADS)
+                    self._note_upload(uploads.get("at") if isinstance(uploads, dict) else None, str(error))
+
+    def _note_upload(self, at: float | None, error: str) -> None:
+        with suppress(OSError):  # the folder may be gone, or its disk full
+            write_json(self._folder / UPLOADS, {"at": at, "error": error}, durable=False)
+
+
+def upload_note(folder: Path) -> str:
+    """When the unfinished work in a staging folder was last sent to the remote, and why not since; "" without one."""
+    uploads = read_json(folder / UPLOADS)
+    if not isinstance(uploads, dict):
+        return ""
+    ago = f"{duration(max(0.0, time.time() - uploads['at']))} ago" if uploads.get("at") else "never"
+    return f"NOT uploaded (last: {ago}): {uploads['error']}" if uploads.get("error") else f"uploaded {ago}"
 
 
 def host_files(key: str) -> str:

@@ -19,6 +19,7 @@ from store.garbage import collect, find_garbage
 from store.manifest import ADDED
 from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
+from store.staging_mirror import upload_note
 from tasks.engine.staging import read_retry_note
 
 # The newest attempt at each key. A reuse is an attempt's row as well, but says nothing about how the work went.
@@ -76,6 +77,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "artifacts": [artifact.id for artifact in artifacts],
                 "start": next((store.get(full_id).id for full_id in step.stored_inputs.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
+                "upload": upload_note(staging) if state in ("running", "waiting", "interrupted", "failed") else "",
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),
                 "error": damage or (last_run.get("error") if state == "failed" else None),

@@ -229,9 +229,9 @@ class _Attempt:
         self._write_request(staging)
         ingested_at = mirrored_at = time.monotonic()
         # Replies that other machines have paid for are fetched before the first request is sent.
-        endpoints = self.section.get("endpoints", {}).values()
-        if endpoints and isinstance(self.store, MirroredStore):
-            self.store.pull_replies({endpoint["model"] for endpoint in endpoints})
+        models = {endpoint["model"] for endpoint in self.section.get("endpoints", {}).values()}
+        if models and isinstance(self.store, MirroredStore):
+            self.store.pull_replies(models)
 
         # Called several times a second: catalog, telemetry and mirror are updated at longer intervals.
         def on_progress(live: dict[str, Any]) -> None:
@@ -243,9 +243,9 @@ class _Attempt:
                 self.log.ingest(unless_s=INGEST_EVERY_S)
                 forwarder.forward()
                 ingested_at = time.monotonic()
-            if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
+            if models and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
                 # In a thread: an upload must not stop this loop, which also watches the child and the lease.
-                threading.Thread(target=self.log.mirror_replies, daemon=True).start()
+                threading.Thread(target=self.log.mirror_replies, args=(models,), daemon=True).start()
                 mirrored_at = time.monotonic()
 
         # The fan-outs must be complete before the function, which reads what they wrote.
