@@ -13,6 +13,7 @@ wins and the second one uses the artifact of the first.
 """
 
 import errno
+import os
 import re
 import shutil
 import time
@@ -460,6 +461,34 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
         f"{message} Rebuild it with `nautile run CONFIG "
         f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
     )
+
+
+@contextmanager
+def in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
+    """Yield a check that raises `Retryable` once the path of the artifact's folder belongs to another version.
+
+    A run that makes the key again gives the path to its own version at any moment: only who holds the key's lock is
+    safe from that. `action`: what is done with the artifact, for the message.
+    """
+    message = f"artifact {artifact.id} was moved by another run while it was {action}"
+    try:
+        status = artifact.folder.stat()
+    except FileNotFoundError:
+        raise Retryable(message) from None
+    if read_manifest(artifact.folder) != artifact.manifest:
+        raise Retryable(message)
+
+    def check() -> None:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(status, artifact.folder.stat()):
+                return
+        raise Retryable(message)
+
+    try:
+        yield check
+    except FileNotFoundError:
+        check()  # the file may have moved away with its folder
+        raise
 
 
 def _create_durably(folder: Path) -> None:

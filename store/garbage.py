@@ -147,7 +147,7 @@ def _remove(store: Store, item: Garbage, server_time: float | None, needed: _Nee
             return False
         if isinstance(store, MirroredStore):
             # The listing by which it was found may have been cut off, or have become old.
-            if item.upload is not None and store.is_published(item.upload):
+            if item.upload is not None and not store.end_upload(item.upload):
                 return False
             # At the remote first: what only the remote has comes back with the next refresh.
             if artifact is not None and is_mirrored:
@@ -188,7 +188,7 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
     older_than = server_time - DAY_S * stale_days
     for version, (size, objects) in store.unfinished_uploads(older_than).items():
         path = store.root / "artifacts" / "/".join(version)
-        if not _in_use(store, version.key, server_time) and not store.is_published(version):
+        if not _in_use(store, version.key, server_time):
             yield Garbage(path, size, "an interrupted upload", version.key, remote=tuple(objects), upload=version)
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
     for name, entry in store.remote.names("staging").items():

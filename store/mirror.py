@@ -10,10 +10,13 @@
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
 
 An object store has no rename, so each version of an artifact has its own names: a manifest is created only if there is
-none of its name, by the holder of the key's lease, and nothing is overwritten. The version with the greatest fence is
-the live one. The local folder has the layout of any store. In an artifact's folder a marker file with the execution's
-id says where its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from which they are fetched
-when they are first needed. What the markers say is compared with the remote's listing at each refresh.
+none of its name, by the holder of the key's lease. Garbage collection replaces it by an empty object, or creates that
+in place of a missing one, before it deletes the payload: who had stopped just before it created the manifest can then
+not publish what has no files. The version with the greatest fence is the live one.
+
+The local folder has the layout of any store. In an artifact's folder a marker file with the execution's id says where
+its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from which they are fetched when they are
+first needed. What the markers say is compared with the remote's listing at each refresh.
 """
 
 import json
@@ -32,7 +35,7 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.files import file_size, parse_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
-from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message
+from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message, in_place
 from store.lease import Lease, Leases, machine_id
 from store.manifest import (
     ABSENT,
@@ -42,8 +45,10 @@ from store.manifest import (
     MANIFEST,
     MIRRORED,
     checked_manifest,
+    execution_after_takeover,
     read_manifest,
     version_order,
+    with_seal,
 )
 from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
 from store.staging_mirror import STOP_S, StagingMirror
@@ -52,6 +57,7 @@ from store.verify import trust_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+REMOVED = b""  # the content of the manifest of a version that garbage collection has removed
 # Held while events are uploaded: of two uploads of a file that grows, the earlier and shorter must not end last.
 _sending_events = threading.Lock()
 _MANIFEST_FILE = re.compile(rf"({KIND.pattern})/({KEY.pattern})/([^/]*)\.json")
@@ -104,7 +110,7 @@ class MirroredStore(Store):
         # The local folder is read first: a version that another process adds between the two listings is then in the
         # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
-        remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
+        remote_versions = self._published_versions()
         new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
         # Oldest first, so that versions that are already live are superseded in the order in which they were made.
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
@@ -114,7 +120,7 @@ class MirroredStore(Store):
             folder = local_versions[version]
             markers = [name for name in (ABSENT, MIRRORED) if (folder / name).exists()]
             # Asked for by name: a listing may be older than the manifest, or cut off.
-            if not markers or self.remote.read(_manifest_name(version), LARGEST_MANIFEST) is not None:
+            if not markers or self.remote.read(_manifest_name(version), LARGEST_MANIFEST):
                 continue
             # A version with local files stays: it may be the last copy. The next run that needs it sends it again.
             if ABSENT in markers:
@@ -174,6 +180,9 @@ class MirroredStore(Store):
             if not self.has_files(artifact) or (self.is_mirrored(artifact) and not again):
                 continue
             with self.leases.if_free(artifact.key) as lease:
+                # What garbage collection has removed comes back only if a run needs it.
+                if skip_held and self._is_removed(artifact.version_id):
+                    continue
                 if lease.fence:
                     self._send(artifact, lease, again)
                     pushed.append(artifact)
@@ -256,7 +265,7 @@ class MirroredStore(Store):
         files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
         # A lock of its own: a step that makes the key again holds the key's lock for hours.
         lock = self.lock(f"fetch-{artifact.kind}-{artifact.key}")
-        with lock, writing(self.root), _in_place(artifact, "fetched") as check_place:
+        with lock, writing(self.root), in_place(artifact, "fetched") as check_place:
             for leftover in folder.rglob(".*.tmp"):  # of an interrupted download
                 leftover.unlink()
             # Check before the download that the remote has the files and that they fit on the disk.
@@ -306,8 +315,8 @@ class MirroredStore(Store):
         local_versions = dict(self._local_versions())
         unknown = {
             name: _version_of(name)
-            for name in self.remote.names("manifests")
-            if _version_of(name) not in local_versions
+            for name, entry in self.remote.names("manifests").items()
+            if entry.bytes and _version_of(name) not in local_versions
         }
         # Only manifests that are not here already are read: a copy that was added has been checked.
         unusable = [name for name, version in unknown.items() if version is None or self._remote_manifest(name) is None]
@@ -316,8 +325,8 @@ class MirroredStore(Store):
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote, its manifest first, so that no machine sees an incomplete artifact."""
         # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload. If
-        # the server refuses to delete the manifest, this raises, and the files stay.
-        self.remote.delete([_manifest_name(artifact.version_id)])
+        # the server refuses to replace the manifest, this raises, and the files stay.
+        self.remote.write(_manifest_name(artifact.version_id), REMOVED)
         self.remote.delete_folder(payload_prefix(artifact.manifest))
 
     def unfinished_uploads(self, older_than: float) -> dict[VersionId, tuple[int, list[str]]]:
@@ -327,7 +336,7 @@ class MirroredStore(Store):
         """
         # The payload first: a version that is published between the two listings is then in both.
         payload = self.remote.names("payload")
-        published = {version for name in self.remote.names("manifests") if (version := _version_of(name))}
+        published = self._published_versions()
         uploads: dict[VersionId, tuple[int, list[str]]] = {}
         recent = set()
         for name, entry in payload.items():
@@ -342,9 +351,15 @@ class MirroredStore(Store):
             uploads[version] = size + entry.bytes, [*names, f"payload/{name}"]
         return {version: upload for version, upload in uploads.items() if version not in recent}
 
-    def is_published(self, version: VersionId) -> bool:
-        """Whether the remote has a manifest of this version, which is asked for by its name."""
-        return self.remote.read(_manifest_name(version), LARGEST_MANIFEST) is not None
+    def end_upload(self, version: VersionId) -> bool:
+        """Make sure that a version is never published, so that its files can be deleted; False if it is published."""
+        name = _manifest_name(version)
+        return self.remote.create(name, REMOVED) or self.remote.read(name, LARGEST_MANIFEST) == REMOVED
+
+    def _published_versions(self) -> dict[VersionId, str]:
+        """The versions that the remote lists, with the names of their manifests below `manifests/`."""
+        objects = self.remote.names("manifests")
+        return {version: name for name, entry in objects.items() if entry.bytes and (version := _version_of(name))}
 
     def _damage(self, artifact: Artifact) -> list[str]:
         if self.has_files(artifact):
@@ -360,10 +375,13 @@ class MirroredStore(Store):
 
     def _send(self, artifact: Artifact, lease: Lease, again: bool) -> None:
         """Upload the files that the remote lacks, check their sizes there, then create the manifest."""
-        with _in_place(artifact, "sent") as check_place:
+        with in_place(artifact, "sent") as check_place:
             # Damage here must not become the copy that others rely on.
             self.check(artifact)
             lease.confirm()
+            if self._is_removed(artifact.version_id):
+                self._give_new_id(artifact, lease.fence)
+                raise Retryable(f"{artifact.id} was removed from {self.remote.url}; the next attempt sends it again")
             is_published = self._is_sent(artifact)
             prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
             remote_files = {} if again else self.remote.names(prefix)
@@ -388,12 +406,28 @@ class MirroredStore(Store):
                 lease.confirm()
                 name = _manifest_name(artifact.version_id)
                 text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False).encode()
-                # It may exist: created by a request of ours whose response was lost, or damaged.
+                # It may exist: created by a request of ours whose response was lost, damaged, or removed just now.
                 if not self.remote.create(name, text) and not self._is_sent(artifact):
+                    if self._is_removed(artifact.version_id):
+                        raise Retryable(f"{artifact.id} was removed from {self.remote.url} while it was sent")
                     self.remote.write(name, text)
             # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
             check_place()
             write_text(artifact.folder / MIRRORED, artifact.execution)
+
+    def _is_removed(self, version: VersionId) -> bool:
+        """Whether garbage collection has removed this version from the remote."""
+        return self.remote.read(_manifest_name(version), LARGEST_MANIFEST) == REMOVED
+
+    def _give_new_id(self, artifact: Artifact, fence: int) -> None:
+        """Give the local copies of an execution's artifacts another id: what was removed under an id stays removed."""
+        execution = execution_after_takeover(artifact.execution, fence)
+        for _, key, _, folder in self.folders():
+            manifest = read_manifest(folder) if key == artifact.key else None
+            if manifest is not None and manifest["execution"] == artifact.execution:
+                (folder / MIRRORED).unlink(missing_ok=True)
+                plain = {name: value for name, value in manifest.items() if name != "seal"}
+                write_json(folder / MANIFEST, with_seal(plain | {"execution": execution, "fence": fence}))
 
     def _is_sent(self, artifact: Artifact) -> bool:
         """Whether the manifest of `artifact` is at the remote, intact; raises `ConfigError` if it is of other files."""
@@ -524,34 +558,6 @@ class MirroredStore(Store):
         self.remote.map(lambda name: self._download(f"events/{name}", folder / name), outdated)
         if outdated:
             sync_folder(folder)
-
-
-@contextmanager
-def _in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
-    """Yield a check that raises `Retryable` once the path of the artifact's folder belongs to another version.
-
-    A run that makes the key again gives the path to its own version at any moment: only who holds the key's lock is
-    safe from that. `action`: what is done with the artifact, for the message.
-    """
-    message = f"artifact {artifact.id} was moved by another run while it was {action}"
-    try:
-        status = artifact.folder.stat()
-    except FileNotFoundError:
-        raise Retryable(message) from None
-    if read_manifest(artifact.folder) != artifact.manifest:
-        raise Retryable(message)
-
-    def check() -> None:
-        with suppress(FileNotFoundError):
-            if os.path.samestat(status, artifact.folder.stat()):
-                return
-        raise Retryable(message)
-
-    try:
-        yield check
-    except FileNotFoundError:
-        check()  # the file may have moved away with its folder
-        raise
 
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
