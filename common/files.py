@@ -69,8 +69,13 @@ def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     `path` stays as it was. Safe for several concurrent writers of a path.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    # The mode of a new file here. Some libraries create theirs with a mode of their own, readable for the owner alone.
+    temporary.touch()
+    mode = temporary.stat().st_mode
+    temporary.unlink()
     try:
         yield temporary
+        temporary.chmod(mode)
         if durable:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())

@@ -331,6 +331,9 @@ class Store:
                 "host": host(),
             }
             write_json(source / MANIFEST, with_seal(manifest))
+            # Libraries create files that only their owner may read; those of a store have one mode, that of the umask.
+            for name in files:
+                shutil.copymode(source / MANIFEST, source / name)
             _create_durably(folder.parent)
             # This is the publication. Everything in the folder is on disk by now, so after a power cut it is whole or
             # absent.
@@ -452,9 +455,11 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     It contains the placeholder CONFIG, because the store does not know the configuration's file: the caller replaces
     it.
     """
-    name = label or "STAGE"  # the step is unknown if the manifest cannot be read
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     message = f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}."
+    if label is None:  # the step is unknown if the manifest cannot be read; the run that needs it knows it
+        return f"{message} `nautile run CONFIG` says which step to run again"
+    name = label
     if name.partition(":")[0] == ADDED:
         return f"{message} Add it again with `nautile store add FOLDER`"
     return (
