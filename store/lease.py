@@ -104,7 +104,7 @@ class Lease:
 
     def keep(self) -> None:
         """Renew the lease in a thread until it is released."""
-        self._thread = threading.Thread(target=self._renew_often, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -188,7 +188,7 @@ class Lease:
         self._remote.write(self._name(self.fence), json.dumps({**self._state, "state": state}).encode())
         self._renewed_at = request_time
 
-    def _renew_often(self) -> None:
+    def _renew(self) -> None:
         """Body of the thread: renew the lease until it is released or another machine has taken it over."""
         while not self._stop.wait(RENEW_S) and not self._taken_by:
             try:

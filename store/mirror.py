@@ -8,6 +8,7 @@
     <url>/replies/<model>/*.jsonl                       paid replies
     <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
+    <url>/clock/now                                     written to learn the time by the remote's clock
 
 An object store has no rename, so each version of an artifact has its own names: a manifest is created only if there is
 none of its name, by the holder of the key's lease. Garbage collection replaces it by an empty object, or creates that

@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -210,12 +209,10 @@ class Remote:
     def server_time(self) -> float | None:
         """The time by the clock of the server, with which it stamps objects; None if it does not stamp them.
 
-        In seconds since 1970. An object is written, listed and deleted.
+        In seconds since 1970. An object is written and listed.
         """
-        name = uuid.uuid4().hex
-        self.write(f"clock/{name}", b"{}")
-        written = self.names("clock").get(name)
-        self.delete([f"clock/{name}"])
+        self.write("clock/now", b"{}")
+        written = self.names("clock").get("now")
         return written.written if written else None
 
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
