@@ -140,6 +140,7 @@ def test_a_refused_deletion_removes_nothing_and_counts_as_nothing(world, pair):
     made(world, a)
     made(world, a, force=True)
     a.view.refused_deletes = 10**6
+
     def body():
         store = a.store
         return collect(store, find_garbage(store))
