@@ -334,7 +334,7 @@ def _inputs_in_use(store: Store) -> set[str]:
     records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
     if isinstance(store, MirroredStore):
         remote = store.remote
-        names = [name for name in remote.names("staging") if name.endswith("/execution.json") and name.count("/") == 1]
+        names = [name for name in remote.names("staging") if name.endswith("/execution.json")]
         records += remote.map(lambda name: remote.read_json(f"staging/{name}", LARGEST_MANIFEST), names)
     inputs = [record.get("inputs") for record in records if isinstance(record, dict)]
     return {str(digest) for named in inputs if isinstance(named, dict) for digest in named.values()}

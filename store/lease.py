@@ -249,6 +249,10 @@ class Leases:
         if key in self._held:
             self._held[key].confirm()
 
+    def fence(self, key: str) -> int:
+        """The fence of the lease of `key`, if this object holds it; else 0."""
+        return self._held[key].fence if key in self._held else 0
+
     def look(self, key: str) -> Lease:
         """The lease of `key`, which is not acquired."""
         return Lease(self._remote, self._root, key, above=self._fence_of(key))

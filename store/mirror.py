@@ -154,7 +154,7 @@ class MirroredStore(Store):
             check()
             self.leases.confirm(key)
 
-        mirror = StagingMirror(self.remote, folder, before_snapshot)
+        mirror = StagingMirror(self.remote, folder, before_snapshot, fence=self.leases.fence(key))
         mirror.pull()
         if send:
             mirror.start()

@@ -1,7 +1,11 @@
 """Mirror of a staging folder at the remote, so that another machine can resume the work of one that is lost.
 
-    <url>/staging/<key>/<file>            the files of the staging folder
-    <url>/staging/<key>/snapshot.json     written last: {"id", "progress", "files": name -> bytes}
+    <url>/staging/<key>/<fence>/<file>            the files of the staging folder
+    <url>/staging/<key>/<fence>/snapshot.json     written last: {"id", "progress", "files": name -> bytes}
+
+Each holder of the key's lease has a folder of its own, so that one that stood still and goes on mixes nothing into the
+work of its successor. Who has sent a snapshot removes the folders of earlier holders. The hosts of a stage that share
+no disk write without a `<fence>`.
 
 A snapshot is sent whenever something is finished: a checkpoint (`checkpoints/steps/<n>/`) or a work item (its marker
 under `rounds/`). Other changes are sent every few minutes. A snapshot lists the files that existed at one moment, so a
@@ -41,6 +45,8 @@ SNAPSHOT, LOG = "snapshot.json", "log.txt"
 PUBLICATION = "publication.json"  # the id under which this machine publishes the outputs (tasks/engine/staging.py)
 UPLOADS = "uploads.json"  # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
 SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
+_SNAPSHOT = re.compile(rf"(?:[0-9]{{8,}}/)?{re.escape(SNAPSHOT)}")
+_OF_HOLDER = re.compile(r"([0-9]{8,})/.*")
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
@@ -58,9 +64,12 @@ class StagingMirror:
     `before`: called before each snapshot, to send data that must not be older than the snapshot.
     """
 
-    def __init__(self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None) -> None:
-        self._remote, self._folder, self._before = remote, folder, before
-        self._prefix = f"staging/{folder.name}"
+    def __init__(
+        self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None, *, fence: int = 0
+    ) -> None:
+        self._remote, self._folder, self._before, self._fence = remote, folder, before, fence
+        self._all = f"staging/{folder.name}"
+        self._prefix = f"{self._all}/{fence:08d}" if fence else self._all
         self._finished: int | None = None  # count of finished steps and items in the last snapshot, see `_finished`
         self._sent: Stamps = {}
         self._pushed_at = time.monotonic()
@@ -130,7 +139,12 @@ class StagingMirror:
         self._record_sent(snapshot, files)
         self._note_upload(time.time(), "")
         # Only now: the snapshot before this one, which another machine may be reading, listed them.
-        self._remote.delete(f"{self._prefix}/{name}" for name in remote_files.keys() - files.keys() - {SNAPSHOT})
+        obsolete = {name for name in remote_files.keys() - files.keys() - {SNAPSHOT} if _fence_of(name) is None}
+        self._remote.delete(f"{self._prefix}/{name}" for name in obsolete)
+        if self._fence:
+            names = self._remote.names(self._all)
+            earlier = [name for name in names if (_fence_of(name) or self._fence) < self._fence]
+            self._remote.delete(f"{self._all}/{name}" for name in earlier)
         return True
 
     def _send(self, files: Stamps, sent: Stamps) -> bool:
@@ -153,9 +167,10 @@ class StagingMirror:
 
     def pull(self) -> bool:
         """Replace the folder by the snapshot if that is more advanced; returns whether it was replaced."""
-        snapshot = self._snapshot()
-        if not _is_valid(snapshot):
+        found = self._most_advanced()
+        if found is None:
             return False
+        prefix, snapshot = found
         # This machine may be further along, for what is newer than the last snapshot is only here.
         if self._folder.is_dir() and _progress(_list_consistently(self._folder)) >= snapshot["progress"]:
             return False
@@ -166,8 +181,10 @@ class StagingMirror:
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
             # If one is missing, a sender that has lost the lease may have replaced the snapshot in the meantime.
-            if not all(self._remote.map(lambda name: self._fetch(name, target / name), snapshot["files"])):
-                logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, self._prefix)
+            if not all(
+                self._remote.map(lambda name: self._fetch(f"{prefix}/{name}", target / name), snapshot["files"])
+            ):
+                logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, prefix)
                 shutil.rmtree(target)
                 return False
             if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
@@ -184,26 +201,34 @@ class StagingMirror:
 
     def _fetch(self, name: str, target: Path) -> bool:
         """Download a file of the snapshot and fsync it; False if it does not exist."""
-        if not self._remote.get(f"{self._prefix}/{name}", target):
+        if not self._remote.get(name, target):
             return False
         with target.open("rb") as file:
             os.fsync(file.fileno())
         return True
 
     def remove(self) -> None:
-        """Remove the key's unfinished work from the remote, the snapshot first."""
-        names = self._remote.names(self._prefix)
-        if SNAPSHOT in names:
-            self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
-        self._remote.delete(f"{self._prefix}/{name}" for name in names if name != SNAPSHOT)
+        """Remove the key's unfinished work from the remote, the snapshots first."""
+        names = self._remote.names(self._all)
+        snapshots = {name for name in names if _SNAPSHOT.fullmatch(name)}
+        self._remote.delete(f"{self._all}/{name}" for name in snapshots)
+        self._remote.delete(f"{self._all}/{name}" for name in names.keys() - snapshots)
         self._remote.delete_folder(host_files(self._folder.name))
 
-    def _snapshot(self) -> Any:
-        return self._remote.read_json(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
+    def _snapshot(self, prefix: str) -> Any:
+        return self._remote.read_json(f"{prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
+
+    def _most_advanced(self) -> tuple[str, Any] | None:
+        """The most advanced of the snapshots that holders of the lease have sent, with the prefix of its files."""
+        names = sorted(name for name in self._remote.names(self._all) if _SNAPSHOT.fullmatch(name))
+        prefixes = [f"{self._all}/{name}".removesuffix(f"/{SNAPSHOT}") for name in names]
+        snapshots = [(prefix, self._snapshot(prefix)) for prefix in prefixes]
+        valid = [found for found in snapshots if _is_valid(found[1])]
+        return max(valid, key=lambda found: found[1]["progress"], default=None)
 
     def _last_sent(self) -> Stamps:
         """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""
-        sent, snapshot = read_json(self._folder / SENT), self._snapshot()
+        sent, snapshot = read_json(self._folder / SENT), self._snapshot(self._prefix)
         if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
             return sent["files"]
         return {}
@@ -244,6 +269,12 @@ def upload_note(folder: Path) -> str:
 def host_files(key: str) -> str:
     """The folder at the remote in which the hosts of a stage and the launching machine exchange messages."""
     return f"hosts/{key}"
+
+
+def _fence_of(name: str) -> int | None:
+    """The fence in the name of a file below `staging/<key>`; None if it is in no holder's folder."""
+    match = _OF_HOLDER.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _list_consistently(folder: Path) -> Stamps:

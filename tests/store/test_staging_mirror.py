@@ -337,7 +337,12 @@ def test_ctrl_c_waits_for_an_upload_that_hangs_only_so_long(pair, monkeypatch):
     monkeypatch.setattr(a.remote, "put", hang)
     monkeypatch.setattr("store.mirror.STOP_S", 0.05)
     monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.01)
-    with pytest.raises(KeyboardInterrupt), a.mirrored_staging(KEY):
-        hangs.wait()
-        raise KeyboardInterrupt
+
+    def work():
+        with a.mirrored_staging(KEY):
+            hangs.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     hanging.set()
