@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import file_size, parse_json, sha256_of, sync_folder, write_json, write_text, writing
+from common.files import file_size, parse_json, read_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
 from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message, in_place
 from store.lease import Lease, Leases, machine_id
@@ -51,7 +51,7 @@ from store.manifest import (
     version_order,
     with_seal,
 )
-from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
+from store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
 from store.staging_mirror import STOP_S, StagingMirror
 from store.verify import trust_files
 
@@ -443,15 +443,27 @@ class MirroredStore(Store):
 
     def _check_format(self) -> None:
         """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
+        content = json.dumps({"format": FORMAT}).encode()
         raw = self.remote.read("store.json", 2**16)
-        if raw is None:
-            self.remote.write("store.json", json.dumps({"format": FORMAT}).encode())
-            return
-        description = parse_json(raw)
+        description = parse_json(content if raw is None else raw)
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise ConfigError(
                 f"{self.remote.url}/store.json: not a store of format {FORMAT}; was it written by a newer nautile?"
             )
+        if raw is None:
+            self.remote.create("store.json", content)
+        record = read_json(self.root / RECORD)
+        if isinstance(record, dict) and "conditional" in record:
+            return
+        # Once for each local folder: whether the remote refuses to create what exists, on which the leases rely.
+        is_conditional = not self.remote.create("store.json", content) and self.remote.is_conditional
+        if not is_conditional:
+            logger.warning(
+                "%s does not refuse to create an object that exists: let only one machine at a time use this store",
+                self.remote.url,
+            )
+        with writing(self.root):
+            write_json(self.root / RECORD, {"url": self.remote.url, "conditional": is_conditional})
 
     def _local_versions(self, of: VersionId | None = None) -> Iterator[tuple[VersionId, Path]]:
         """The versions in the local folder, with their folders; `of`: only those of its kind and key.

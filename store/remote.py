@@ -66,6 +66,7 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.is_conditional = True  # False once the backend has turned out to have no conditional creation
         self._down_since = -math.inf  # when all attempts at a request had failed, by the monotonic clock
 
     @cached_property
@@ -137,6 +138,7 @@ class Remote:
             except FileExistsError:
                 return False
             except (TypeError, NotImplementedError):  # this file system of fsspec has no such mode
+                self.is_conditional = False
                 if filesystem.exists(path):
                     return False
                 filesystem.pipe_file(path, data)

@@ -5,6 +5,7 @@ import pytest
 from common.errors import Retryable
 from store.garbage import collect, find_garbage
 from store.manifest import recorded_execution
+from tests.support.servers.simulated_bucket import BucketView
 from tests.support.stages.simulated_machines import UP, World
 from tests.tasks.engine.test_store_simulation import check, published
 
@@ -190,3 +191,28 @@ def test_what_a_collection_has_removed_comes_back_under_another_id_and_only_if_a
     check(world)
     assert len(published(world)) == 2
     assert not executions(world) & removed
+
+
+@pytest.mark.parametrize("answer", ["ignored", "unknown"])
+def test_a_remote_without_conditional_creation_is_named_once_by_each_machine(world, pair, monkeypatch, caplog, answer):
+    put = BucketView.pipe_file
+
+    def put_always(view, path, data, mode="overwrite"):
+        if mode == "create" and answer == "unknown":
+            raise TypeError("pipe_file() got an unexpected keyword argument 'mode'")
+        put(view, path, data)
+
+    monkeypatch.setattr(BucketView, "pipe_file", put_always)
+    for machine in pair:
+        for _ in range(2):
+            with world.acting_as(machine):
+                machine.store.refresh()
+    assert caplog.text.count("let only one machine at a time use this store") == 2
+
+
+def test_a_remote_with_conditional_creation_is_not_named(world, pair, caplog):
+    for machine in pair:
+        with world.acting_as(machine):
+            machine.store.refresh()
+    assert "only one machine" not in caplog.text
+    assert list(world.bucket.objects) == ["simulated/run/store.json"]
