@@ -458,7 +458,7 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     message = f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}."
     if label is None:  # the step is unknown if the manifest cannot be read; the run that needs it knows it
-        return f"{message} `nautile run CONFIG` says which step to run again"
+        return f"{message} `nautile run CONFIG` names the step that makes it, to run again with `--only` and `--force`"
     name = label
     if name.partition(":")[0] == ADDED:
         return f"{message} Add it again with `nautile store add FOLDER`"

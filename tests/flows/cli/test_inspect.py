@@ -130,7 +130,7 @@ def test_verify_beside_a_publication_reports_no_damage(store, monkeypatch):
 def test_a_manifest_that_cannot_be_read_is_no_reason_for_a_command_with_a_placeholder(copy, made):
     artifact_id = made[1]["reason"]["rollouts"]
     flip_byte(copy.get(artifact_id).path / "manifest.json")
-    with pytest.raises(ConfigError, match="`nautile run CONFIG` says which step to run again") as error:
+    with pytest.raises(ConfigError, match="`nautile run CONFIG` names the step") as error:
         copy.get(artifact_id)
     assert "STAGE" not in str(error.value)
 
