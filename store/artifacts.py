@@ -110,15 +110,11 @@ class Artifact:
         return sum(file["bytes"] for file in self.manifest["files"].values())
 
 
-def _no_check() -> None:
-    """The check of a lease that cannot be lost."""
-
-
 class KeyLease(NamedTuple):
     """A lease that is held: its number, 0 in a store without a remote, and the check that it was not lost."""
 
     fence: int = 0
-    check: Callable[[], None] = _no_check
+    check: Callable[[], None] = lambda: None
 
 
 class Store:

@@ -167,10 +167,10 @@ class StagingMirror:
 
     def pull(self) -> bool:
         """Replace the folder by the snapshot if that is more advanced; returns whether it was replaced."""
-        found = self._most_advanced()
-        if found is None:
+        most_advanced = self._most_advanced()
+        if most_advanced is None:
             return False
-        prefix, snapshot = found
+        prefix, snapshot = most_advanced
         # This machine may be further along, for what is newer than the last snapshot is only here.
         if self._folder.is_dir() and _progress(_list_consistently(self._folder)) >= snapshot["progress"]:
             return False
@@ -223,8 +223,8 @@ class StagingMirror:
         names = sorted(name for name in self._remote.names(self._all) if _SNAPSHOT.fullmatch(name))
         prefixes = [f"{self._all}/{name}".removesuffix(f"/{SNAPSHOT}") for name in names]
         snapshots = [(prefix, self._snapshot(prefix)) for prefix in prefixes]
-        valid = [found for found in snapshots if _is_valid(found[1])]
-        return max(valid, key=lambda found: found[1]["progress"], default=None)
+        valid = [entry for entry in snapshots if _is_valid(entry[1])]
+        return max(valid, key=lambda entry: entry[1]["progress"], default=None)
 
     def _last_sent(self) -> Stamps:
         """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""

@@ -35,7 +35,7 @@ from tasks.engine.fanout.executor import ExecutorFactory, local_executor
 from tasks.engine.fanout.own_disk import through_remote
 from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import Publication, Staging, failure_in_sweep, open_staging
+from tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
 from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
 from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
@@ -371,7 +371,7 @@ class _Attempt:
         emit("metric", name="telemetry_undelivered", step=staging.attempt, value=count)
         emit.close()
 
-    # Publication
+    # PublishedAs
 
     def _publish(self, staging: Staging, fence: int) -> dict[str, str]:
         """Publish with one rename per kind; kinds that an earlier attempt of this execution published are skipped."""
@@ -403,7 +403,7 @@ class _Attempt:
             self.store.discard(staging.path)
         return published
 
-    def _publish_kind(self, kind: str, kinds: list[str], staging: Staging, publication: Publication) -> Artifact:
+    def _publish_kind(self, kind: str, kinds: list[str], staging: Staging, publication: PublishedAs) -> Artifact:
         try:
             return self.store.publish(
                 kind,

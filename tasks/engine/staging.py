@@ -26,7 +26,7 @@ from tasks.engine.stage import RunContext
 LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
 
 
-class Publication(NamedTuple):
+class PublishedAs(NamedTuple):
     """The id and the fence under which all outputs of an execution are published."""
 
     execution: str
@@ -67,15 +67,15 @@ class Staging:
         (self.path / "done.json").unlink(missing_ok=True)
         (self.path / PUBLICATION).unlink(missing_ok=True)
 
-    def publication(self, fence: int) -> Publication:
+    def publication(self, fence: int) -> PublishedAs:
         """The id of the artifacts, of which an earlier attempt may have published some; `fence`: of the lease."""
         record = read_json(self.path / PUBLICATION)
         if isinstance(record, dict):
-            return Publication(record["execution"], record["fence"])
+            return PublishedAs(record["execution"], record["fence"])
         execution = self.execution if fence == self.fence else execution_after_takeover(self.execution, fence)
         # Before the first rename, and not sent to the remote: another machine that takes the work over publishes all.
         write_json(self.path / PUBLICATION, {"execution": execution, "fence": fence})
-        return Publication(execution, fence)
+        return PublishedAs(execution, fence)
 
     def facts(self, kind: str) -> dict[str, Any]:
         """The facts that `Job.describe` recorded, and the environment in which the work was done."""

@@ -24,13 +24,14 @@ from store import lease as leases
 from store import remote as remotes
 from store import staging_mirror
 from store.garbage import collect, find_garbage
+from store.manifest import checked_manifest
 from store.mirror import MirroredStore
 from tasks.engine import attempt
 from tasks.engine.attempt import run_stage
 from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.errors import StageCrash
 from tasks.engine.stage import RunContext, Stage
-from tests.support.servers.simulated_bucket import Bucket, BucketView
+from tests.support.servers.simulated_bucket import Bucket, BucketView, sha256
 
 URL = "s3://simulated/run"
 EPOCH = 1_790_000_000.0
@@ -281,3 +282,36 @@ def nothing(job: Any) -> None:
 
 UP = Stage("up", 1, KINDS, nothing)
 DOWN = Stage("down", 1, KINDS, nothing)
+
+
+def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], dict[str, Any]]]:
+    """(kind, key, execution) -> (manifest, content of its files) of everything that machines can see as published."""
+    bucket, prefix, versions = world.bucket, "simulated/run", {}
+    for path in bucket.objects:
+        if path.startswith(f"{prefix}/manifests/") and bucket.objects[path][0]:
+            manifest = checked_manifest(bucket.json(path), path)
+            assert manifest is not None, f"{path} is no manifest"
+            version = manifest["kind"], manifest["key"], manifest["execution"]
+            assert path == f"{prefix}/manifests/{'/'.join(version)}.json"
+            contents = set()
+            for name, entry in manifest["files"].items():
+                data, _ = bucket.objects.get(f"{prefix}/payload/{'/'.join(version)}/{name}", (None, 0))
+                assert data is not None, f"{path}: {name} is missing"
+                assert sha256(data) == entry["sha256"], f"{path}: {name} has other bytes"
+                contents.add(data)
+            assert len(contents) == 1, f"{path} has files of two executions"
+            versions[version] = manifest, json.loads(contents.pop())
+    return versions
+
+
+def check(world: World) -> None:
+    """Every published artifact is whole, of one execution, and the one that the lineage of its readers names."""
+    versions = published(world)
+    for (kind, key, execution), (manifest, content) in versions.items():
+        for other in set(KINDS) - {kind}:
+            if sibling := versions.get((other, key, execution)):
+                assert sibling[1] == content, f"{key} {execution}: {kind} and {other} are of two executions"
+        for name, full_id in manifest["inputs"].items():
+            source = versions.get((*full_id.split("/"), manifest["input_executions"][name]))
+            if source:  # else it was replaced, and removed
+                assert source[1]["word"] == content["read"][name], f"{key}: lineage names what was not read"

@@ -6,8 +6,7 @@ from common.errors import Retryable
 from store.garbage import collect, find_garbage
 from store.manifest import recorded_execution
 from tests.support.servers.simulated_bucket import BucketView
-from tests.support.stages.simulated_machines import UP, World
-from tests.tasks.engine.test_store_simulation import check, published
+from tests.support.stages.simulated_machines import UP, World, check, published
 
 
 @pytest.fixture

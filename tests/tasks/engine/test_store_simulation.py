@@ -15,45 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from common.errors import ConfigError, Retryable
-from store.manifest import checked_manifest
 from tasks.engine.errors import StageCrash
-from tests.support.servers.simulated_bucket import sha256
-from tests.support.stages.simulated_machines import DOWN, KINDS, UP, World
+from tests.support.stages.simulated_machines import DOWN, KINDS, UP, World, check, published
 
 NAMES = st.sampled_from("abc")
 STAGES = {"up": UP, "down": DOWN}
-
-
-def published(world):
-    """(kind, key, execution) -> (manifest, content of its files) of everything that machines can see as published."""
-    bucket, prefix, versions = world.bucket, "simulated/run", {}
-    for path in bucket.objects:
-        if path.startswith(f"{prefix}/manifests/") and bucket.objects[path][0]:
-            manifest = checked_manifest(bucket.json(path), path)
-            assert manifest is not None, f"{path} is no manifest"
-            version = manifest["kind"], manifest["key"], manifest["execution"]
-            assert path == f"{prefix}/manifests/{'/'.join(version)}.json"
-            contents = set()
-            for name, entry in manifest["files"].items():
-                data, _ = bucket.objects.get(f"{prefix}/payload/{'/'.join(version)}/{name}", (None, 0))
-                assert data is not None, f"{path}: {name} is missing"
-                assert sha256(data) == entry["sha256"], f"{path}: {name} has other bytes"
-                contents.add(data)
-            assert len(contents) == 1, f"{path} has files of two executions"
-            versions[version] = manifest, json.loads(contents.pop())
-    return versions
-
-
-def check(world):
-    versions = published(world)
-    for (kind, key, execution), (manifest, content) in versions.items():
-        for other in set(KINDS) - {kind}:
-            if sibling := versions.get((other, key, execution)):
-                assert sibling[1] == content, f"{key} {execution}: {kind} and {other} are of two executions"
-        for name, full_id in manifest["inputs"].items():
-            source = versions.get((*full_id.split("/"), manifest["input_executions"][name]))
-            if source:  # else it was replaced, and removed
-                assert source[1]["word"] == content["read"][name], f"{key}: lineage names what was not read"
 
 
 class Simulation(RuleBasedStateMachine):
