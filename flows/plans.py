@@ -67,6 +67,12 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
     # Before the block: a run that is killed in its first second is visible as one that began.
     with writing(store.root):
         write_row(store, "plan", row)
+    if isinstance(store, MirroredStore):
+        # Garbage collection on another machine keeps what this run plans to read.
+        try:
+            store.push_events()
+        except (ConfigError, Retryable) as error:
+            log.warning("other machines do not know of run %s yet: %s", run_id, error)
     try:
         yield
     except Pause:  # the run is suspended until its approval

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from common.errors import ConfigError, Retryable
@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 
 STALE_DAYS = 7.0
 NAMED = "unfinished, and named"
+QUESTIONS = "waiting"  # folder of the store with the questions of runs that wait (flows/operate/questions.py)
 DAY_S = 86400
 ASK_AGAIN_S = 5.0  # what a collection of hours has learned about what is needed is asked again after so long
 # The newest start of each run, unless it has ended.
 _OPEN_PLANS = """
-SELECT run, state, host, steps FROM plans
+SELECT run, state, host, steps, time FROM plans
 QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1 AND state IN ('running', 'suspended')
 """
 DOWNLOAD_S = 3600.0  # a download whose files have not changed for so long has ended: its requests time out in minutes
@@ -344,8 +345,13 @@ def _planned(store: Store) -> tuple[set[str], set[str]]:
     """The keys of the steps of all runs that have not ended, and the full ids of what these steps read.
 
     A run that works, or waits for an approval, a slot or another machine. Not a run whose process is known to have
-    been killed here. What another machine does is not known, so its run counts until it records an end.
+    been killed here, nor one that was suspended over `STALE_DAYS` ago and whose question is gone: it was cancelled, or
+    was answered and has not begun since. What another machine does is not known, so its run counts until it records an
+    end.
     """
+    questions = [read_json(path) for path in (store.root / QUESTIONS).glob("*.json")]
+    waiting = {question.get("run") for question in questions if isinstance(question, dict)}
+    now = datetime.now(UTC).replace(tzinfo=None)
     if isinstance(store, MirroredStore):
         store.pull_events()
     catalog = Catalog(store)
@@ -357,6 +363,9 @@ def _planned(store: Store) -> tuple[set[str], set[str]]:
         # With a remote, another machine may have the same host name: only the lock's file shows that the run was here.
         may_be_here = row["host"] == host() and (store.url is None or lock.path.exists())
         if row["state"] == "running" and may_be_here and not lock.held_elsewhere():
+            continue
+        is_old = now - row["time"] > timedelta(days=STALE_DAYS)
+        if row["state"] == "suspended" and row["host"] == host() and row["run"] not in waiting and is_old:
             continue
         for step in json.loads(row["steps"] or "[]"):
             keys.add(str(step.get("key")))

@@ -117,14 +117,17 @@ class MirroredStore(Store):
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
             self._add_without_files(manifest, held)
         # Versions that the remote no longer has: gc on another machine removed them, or somebody emptied the bucket.
-        for version in local_versions.keys() - remote_versions.keys():
+        missing = [
+            version
+            for version in local_versions.keys() - remote_versions.keys()
+            if any((local_versions[version] / name).exists() for name in (ABSENT, MIRRORED))
+        ]
+        # Asked for by name: a listing may be older than the manifest, or cut off.
+        manifests = self.remote.map(lambda v: self.remote.read(_manifest_name(v), LARGEST_MANIFEST), missing)
+        for version in (version for version, manifest in zip(missing, manifests, strict=True) if not manifest):
             folder = local_versions[version]
-            markers = [name for name in (ABSENT, MIRRORED) if (folder / name).exists()]
-            # Asked for by name: a listing may be older than the manifest, or cut off.
-            if not markers or self.remote.read(_manifest_name(version), LARGEST_MANIFEST):
-                continue
             # A version with local files stays: it may be the last copy. The next run that needs it sends it again.
-            if ABSENT in markers:
+            if (folder / ABSENT).exists():
                 self.discard(folder)
             else:
                 (folder / MIRRORED).unlink(missing_ok=True)

@@ -97,7 +97,7 @@ def planned(store, *artifacts, reads=(), **fields):
     emit.close()
 
 
-def test_what_a_run_plans_that_has_not_ended_stays(store, publish):
+def test_what_a_run_plans_that_has_not_ended_stays(store, publish, monkeypatch):
     text = publish("text", "tokens", days=90, label="ingest")
     old = publish("old", days=80, reads=[text], label="pretrain")
     start = publish("start", days=70, label="tune")
@@ -117,6 +117,11 @@ def test_what_a_run_plans_that_has_not_ended_stays(store, publish):
     # Waiting for an approval: without a process.
     planned(store, old, state="suspended", ended="2026-01-02T03:04:06+00:00")
     assert retired(store, **rules) == {"start"}
+    monkeypatch.setattr("store.garbage.STALE_DAYS", -1.0)
+    assert retired(store, **rules) == {"text", "old", "start"}, "long ago, and nobody is asked any more"
+    (store.root / "waiting").mkdir()
+    write_json(store.root / "waiting" / "r1.json", {"run": "r1"})
+    assert retired(store, **rules) == {"start"}, "it waits for an answer, however long"
     planned(store, old, reads=[start], id="later", state="done", started="2026-01-03T03:04:05+00:00")
     assert retired(store, **rules) == {"text", "old", "start"}
 
