@@ -34,6 +34,7 @@ from store.locks import KeyLock
 from store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
 from store.mirror import MirroredStore
 from store.remote import RemoteObject
+from store.request_claims import FOLDER as CLAIMS
 from store.staging_mirror import StagingMirror
 
 logger = logging.getLogger(__name__)
@@ -191,6 +192,11 @@ def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
         path = store.root / "artifacts" / "/".join(version)
         if not _in_use(store, version.key, server_time):
             yield Garbage(path, size, "an interrupted upload", version.key, remote=tuple(objects), upload=version)
+    old = server_time - DAY_S * max(stale_days, STALE_DAYS)
+    claims = store.remote.names(CLAIMS).items()
+    names = [f"{CLAIMS}/{name}" for name, entry in claims if entry.written is not None and entry.written < old]
+    if names:
+        yield Garbage(store.root / CLAIMS, 0, "claims on requests, answered long ago", remote=tuple(names))
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
     for name, entry in store.remote.names("staging").items():
         by_key[name.partition("/")[0]][f"staging/{name}"] = entry

@@ -6,6 +6,7 @@
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
+    <url>/requests/<model>/                             who sends which request (store/request_claims.py)
     <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
     <url>/clock/now                                     written to learn the time by the remote's clock

@@ -71,6 +71,8 @@ class ReplyCache:
         self._pending: list[_Entry] = []
         self.writer: asyncio.Task[None] | None = None
         self._log = KeyedLog(self._index_line)
+        # Who pays again on purpose waits for nobody's reply.
+        self.claims = source.claims(model) if source.claims and not source.ask_again else None
         self._own_shards: dict[Path, int] = {}  # path -> the descriptor that holds its flock
         try:
             (self.folder / BATCHES).mkdir(parents=True, exist_ok=True)
@@ -129,6 +131,10 @@ class ReplyCache:
             self.writer = asyncio.create_task(self._write_pending())
         # The reply is paid for, so the cancellation of a request must not cancel the write.
         await asyncio.shield(entry.done)
+
+    async def claim(self, digest: str) -> bool:
+        """Claim a request among the hosts that share the replies; False while another one has claimed it."""
+        return self.claims is None or await asyncio.to_thread(self.claims.acquire, digest)
 
     def adopt(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write rows of an earlier file of this execution, except those that are here already."""

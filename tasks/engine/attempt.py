@@ -298,9 +298,13 @@ class _Attempt:
         return self.store.url is not None and on_other_hosts
 
     def _child_module(self) -> str:
-        """The module of the child process: another one if files of the inputs are only at the remote."""
+        """The module of the child process: another one if it needs the store's remote.
+
+        For files of the inputs that are only there, or for claims on requests that other hosts may send, too.
+        """
+        asks = self.store.url is not None and bool(self.section.get("endpoints"))
         all_local = all(map(self.store.has_files, self.inputs.values()))
-        return "tasks.engine.child_main" if all_local else "tasks.engine.remote_child"
+        return "tasks.engine.child_main" if all_local and not asks else "tasks.engine.remote_child"
 
     def _events(self, staging: Staging) -> Path:
         """The path that the names of this attempt's event files start with."""
