@@ -25,7 +25,7 @@ from store.manifest import recorded_execution
 logger = logging.getLogger(__name__)
 
 _EPOCH = datetime(1970, 1, 1)
-SCHEMA = 4  # a new version needs an entry in MIGRATIONS
+SCHEMA = 5  # a new version needs an entry in MIGRATIONS
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,8 @@ FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
     2: (PLANS.create(), NOTES.create()),
-    3: (
+    3: (),
+    4: (
         "ALTER TABLE artifacts ADD COLUMN published_as VARCHAR",
         "ALTER TABLE inputs ADD COLUMN published_as VARCHAR",
         "DELETE FROM ingested WHERE path LIKE 'artifacts/%'",
