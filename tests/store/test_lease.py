@@ -119,7 +119,7 @@ def test_an_old_listing_gives_no_number_twice(pair, monkeypatch):
     assert late.try_acquire()
     assert [holder.fence for holder in (*holders, late)] == [1, 2, 3, 4]
     # Nor do the numbers begin again in a bucket that was emptied: artifacts here have greater ones.
-    b.remote.delete_folder("leases")
+    a.remote.delete_folder("leases")
     after = Lease(b.remote, b.root, KEY, above=4)
     assert after.try_acquire()
     assert after.fence == 5
