@@ -44,10 +44,11 @@ NAMED = "unfinished, and named"
 QUESTIONS = "waiting"  # folder of the store with the questions of runs that wait (flows/operate/questions.py)
 DAY_S = 86400
 ASK_AGAIN_S = 5.0  # what a collection of hours has learned about what is needed is asked again after so long
-# The newest start of each run, unless it has ended.
+# The newest start of each run, unless it has ended. Starts on several machines are ordered by their clocks, so others
+# of the same day count as well.
 _OPEN_PLANS = """
 SELECT run, state, host, steps, time FROM plans
-QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1 AND state IN ('running', 'suspended')
+QUALIFY state IN ('running', 'suspended') AND started > max(started) OVER (PARTITION BY run) - INTERVAL 1 DAY
 """
 DOWNLOAD_S = 3600.0  # a download whose files have not changed for so long has ended: its requests time out in minutes
 
@@ -134,8 +135,11 @@ class _NeededVersions:
 
 def _remove(store: Store, item: Garbage, server_time: float | None, needed: _NeededVersions) -> bool:
     """Remove an item, and what the remote has of it; False if somebody uses it."""
+    artifact = item.artifact
+    # Before the lock of its key is taken, which would count as that of a run.
+    if artifact is not None and item.rules is not None and artifact.version_id in needed(item.rules):
+        return False
     with ExitStack() as stack:
-        artifact = item.artifact
         is_mirrored = isinstance(store, MirroredStore) and artifact is not None and store.is_mirrored(artifact)
         # Not waited for: what a run is working on is not garbage, and there will be another collection.
         if item.key and isinstance(store, MirroredStore) and (item.remote or is_mirrored or item.reason == NAMED):
@@ -144,8 +148,6 @@ def _remove(store: Store, item: Garbage, server_time: float | None, needed: _Nee
         elif item.key and not stack.enter_context(store.lock(item.key).if_free()):
             return False
         if not _is_unchanged(item):
-            return False
-        if artifact is not None and item.rules is not None and artifact.version_id in needed(item.rules):
             return False
         if isinstance(store, MirroredStore):
             # The listing by which it was found may have been cut off, or have become old.
