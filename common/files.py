@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -69,8 +70,13 @@ def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
     `path` stays as it was. Safe for several concurrent writers of a path.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    # The mode of a new file here. Some libraries create theirs with a mode of their own, readable for the owner alone.
+    temporary.touch()
+    mode = temporary.stat().st_mode
+    temporary.unlink()
     try:
         yield temporary
+        temporary.chmod(mode)
         if durable:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -133,6 +139,16 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def folder_identity(folder: Path) -> str:
+    """A text that identifies a folder of this machine until its next start; a copy, here or elsewhere, has another."""
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        started = socket.gethostname()
+    status = folder.stat()
+    return f"{started} {status.st_dev} {status.st_ino}"
 
 
 def append_durably(path: Path, content: bytes) -> None:

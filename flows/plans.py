@@ -34,13 +34,17 @@ _NEWEST = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LI
 
 
 def planned_steps(run: PreparedRun) -> list[dict[str, Any]]:
-    """The column `plans.steps`: label, stage, key of each step, and `after`, the labels whose outputs it reads."""
+    """The column `plans.steps`: label, stage, key and inputs of each step, and `after`, the labels that it waits for.
+
+    `inputs` (full ids) and `key` are what garbage collection keeps until the run has ended.
+    """
     labels = [step.label for step in run.steps]
     return [
         {
             "label": step.label,
             "stage": step.stage.name,
             "key": step.key,
+            "inputs": sorted(step.inputs.values()),
             "after": [label for label in labels if label in {need.producer for need in step.needs.values()}],
         }
         for step in run.steps
@@ -70,6 +74,12 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
     # Before the block: a run that is killed in its first second is visible as one that began.
     with writing(store.root):
         write_row(store, "plan", row)
+    if isinstance(store, MirroredStore):
+        # Garbage collection on another machine keeps what this run plans to read.
+        try:
+            store.push_events()
+        except (ConfigError, Retryable) as error:
+            log.warning("other machines do not know of run %s yet: %s", run_id, error)
     try:
         yield
     except Pause:  # the run is suspended until its approval

@@ -18,6 +18,7 @@ from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
 from store.events import read_live
 from store.manifest import host
+from store.staging_mirror import upload_note
 from tasks.engine.staging import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
@@ -218,10 +219,10 @@ def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
     `ConfigError` if the live artifact of the key is damaged.
     """
     live = store.find(kind, row["key"])
-    if live is not None and live.execution == row["execution"]:
+    if live is not None and live.recorded_execution == row["execution"]:
         return live
     versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == row["key"])
-    return next((version for version in versions if version and version.execution == row["execution"]), None)
+    return next((version for version in versions if version and version.recorded_execution == row["execution"]), None)
 
 
 def questions_by_run(store: Store) -> dict[str, dict[str, Any]]:
@@ -318,6 +319,7 @@ def _attempt_state(
     live = read_live(staging / "live.json")
     fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
     fields |= {name: str(live.get(name) or "") for name in ("note", "unit")}
+    fields["note"] = ", ".join(filter(None, (fields["note"], upload_note(staging))))
     done, total = live.get("done"), live.get("total")
     if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
         fields |= {"done": done, "total": total}

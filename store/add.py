@@ -3,7 +3,9 @@
 Its key is a digest of the files, so the same files are the same artifact in every store.
 """
 
+import logging
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from common.input_files import check_regular, open_regular
 from store.artifacts import Artifact, Store
 from store.manifest import ADDED, stage_key
 from store.mirror import MirroredStore
+
+logger = logging.getLogger(__name__)
 
 
 def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts: dict[str, Any]) -> Artifact:
@@ -30,17 +34,17 @@ def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
     section = {"kind": kind, "files": digests}
     key = stage_key(ADDED, 1, section, {})
-    with store.lock(key):
+    with store.lock(key), store.lease(key, time.sleep, _say_who) as lease:
+        store.refresh(held=key)
         try:
             artifact = store.find(kind, key)
         except ConfigError:
             artifact = None  # its manifest is damaged: it is replaced
         if artifact is None or store.verify(artifact, remote=False):
-            artifact = _publish(store, kind, key, folder, section, facts)
-    # Also an artifact that exists: an earlier attempt may have failed here. Outside the lock, because it may take
-    # hours.
-    if isinstance(store, MirroredStore):
-        store.push([artifact])
+            artifact = _publish(store, kind, key, lease.fence, folder, section, facts)
+        # Also an artifact that exists: an earlier attempt may have failed here.
+        if isinstance(store, MirroredStore):
+            store.push([artifact])
     return artifact
 
 
@@ -55,8 +59,12 @@ def check_plain(folder: Path, names: Iterable[str]) -> None:
         check_regular(folder / name, follow_links=False)
 
 
+def _say_who(host: str) -> None:
+    logger.warning("waiting: %s adds the same files", host)
+
+
 def _publish(
-    store: Store, kind: str, key: str, folder: Path, section: dict[str, Any], facts: dict[str, Any]
+    store: Store, kind: str, key: str, fence: int, folder: Path, section: dict[str, Any], facts: dict[str, Any]
 ) -> Artifact:
     digests = section["files"]
     staging = store.staging(key)
@@ -82,6 +90,7 @@ def _publish(
             version=1,
             config=section,
             inputs={},
+            fence=fence,
             facts={**facts, "origin": str(folder.absolute())},
             label=f"{ADDED}:{folder.absolute().name}",
             supersede=True,

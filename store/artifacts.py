@@ -13,6 +13,7 @@ wins and the second one uses the artifact of the first.
 """
 
 import errno
+import os
 import re
 import shutil
 import time
@@ -35,11 +36,12 @@ from store.manifest import (
     MANIFEST,
     RUN,
     code_commit,
-    creation_order,
     describe_files,
     host,
     now,
     read_manifest,
+    recorded_execution,
+    version_order,
     with_seal,
 )
 from store.verify import damaged_files, trust_files
@@ -89,8 +91,13 @@ class Artifact:
 
     @property
     def execution(self) -> str:
-        """The id of the execution that made it."""
+        """The id of the execution that made it, which is that of no other version of its key."""
         return self.manifest["execution"]
+
+    @property
+    def recorded_execution(self) -> str:
+        """The id under which the catalog has the attempts, metrics, samples and calls of its execution."""
+        return recorded_execution(self.execution)
 
     @property
     def version_id(self) -> VersionId:
@@ -101,6 +108,13 @@ class Artifact:
     def bytes(self) -> int:
         """The total size of its files."""
         return sum(file["bytes"] for file in self.manifest["files"].values())
+
+
+class KeyLease(NamedTuple):
+    """A lease that is held: its number, 0 in a store without a remote, and the check that it was not lost."""
+
+    fence: int = 0
+    check: Callable[[], None] = lambda: None
 
 
 class Store:
@@ -220,15 +234,13 @@ class Store:
         return KeyLock(self.root / "locks" / f"{key}.lock")
 
     @contextmanager
-    def lease(
-        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
-    ) -> Iterator[Callable[[], None]]:
+    def lease(self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> Iterator[KeyLease]:
         """Hold the lease of `key` against other machines during the block; the caller holds `lock(key)`.
 
-        Yields a check to call regularly, which raises `Retryable` once another machine has taken the lease over.
+        Its `check` is to be called regularly: it raises `Retryable` once another machine has taken the lease over.
         A store without a remote needs no lease. `wait` and `on_wait`: see `Lease.acquire`.
         """
-        yield lambda: None
+        yield KeyLease()
 
     @contextmanager
     def mirrored_staging(
@@ -268,6 +280,7 @@ class Store:
         inputs: Mapping[str, str | Artifact],
         facts: dict[str, Any],
         execution: str = "",
+        fence: int = 0,
         outputs: tuple[str, ...] = (),
         run: str = "",
         label: str = "",
@@ -277,7 +290,8 @@ class Store:
         """Publish the folder `source` as the artifact `kind/key` by one rename; returns the live artifact of the key.
 
         `source` must be on the store's file system. If the artifact exists, it stays and `source` is discarded; with
-        `supersede` the old version is renamed to `<key>.<n>`. `outputs`: all kinds that this execution publishes.
+        `supersede` the old version is renamed to `<key>.<n>`. `fence`: of the lease that the caller holds. `outputs`:
+        all kinds that this execution publishes.
         `digests`: sha256 by relative path of files that were hashed while they were written; these are fsynced but not
         read again (`verify` reads them all the same).
 
@@ -307,11 +321,15 @@ class Store:
                 "commit": code_commit(),
                 "created": now(),
                 "execution": execution or uuid.uuid4().hex,
+                "fence": fence,
                 "run": run,
                 "label": label or stage,
                 "host": host(),
             }
             write_json(source / MANIFEST, with_seal(manifest))
+            # Libraries create files that only their owner may read; those of a store have one mode, that of the umask.
+            for name in files:
+                shutil.copymode(source / MANIFEST, source / name)
             _create_durably(folder.parent)
             # This is the publication. Everything in the folder is on disk by now, so after a power cut it is whole or
             # absent.
@@ -334,12 +352,15 @@ class Store:
         return artifact
 
     def add_version(self, source: Path, manifest: Mapping[str, Any]) -> None:
-        """Add a version that another machine published with `manifest`; it becomes the live one if it is the newest."""
+        """Add a version that another machine published with `manifest`.
+
+        It becomes the live one if it is the newest by `version_order`.
+        """
         folder = self._folder(manifest["kind"], manifest["key"])
         _create_durably(folder.parent)
         # Versions arrive in any order: one that is older than the live one goes straight to a number.
         live = self.read(manifest["kind"], manifest["key"], 0, folder)
-        older = live is not None and creation_order(live.manifest) > creation_order(manifest)
+        older = live is not None and version_order(live.manifest) > version_order(manifest)
         while not _rename(source, self._free_name(folder) if older else folder):
             if not older:
                 self._supersede(folder)
@@ -430,15 +451,45 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     It contains the placeholder CONFIG, because the store does not know the configuration's file: the caller replaces
     it.
     """
-    name = label or "STAGE"  # the step is unknown if the manifest cannot be read
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     message = f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}."
+    if label is None:  # the step is unknown if the manifest cannot be read; the run that needs it knows it
+        return f"{message} `nautile run CONFIG` names the step that makes it, to run again with `--only` and `--force`"
+    name = label
     if name.partition(":")[0] == ADDED:
         return f"{message} Add it again with `nautile store add FOLDER`"
     return (
         f"{message} Rebuild it with `nautile run CONFIG "
         f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
     )
+
+
+@contextmanager
+def in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
+    """Yield a check that raises `Retryable` once the path of the artifact's folder belongs to another version.
+
+    A run that makes the key again gives the path to its own version at any moment: only who holds the key's lock is
+    safe from that. `action`: what is done with the artifact, for the message.
+    """
+    message = f"artifact {artifact.id} was moved by another run while it was {action}"
+    try:
+        status = artifact.folder.stat()
+    except FileNotFoundError:
+        raise Retryable(message) from None
+    if read_manifest(artifact.folder) != artifact.manifest:
+        raise Retryable(message)
+
+    def check() -> None:
+        with suppress(FileNotFoundError):
+            if os.path.samestat(status, artifact.folder.stat()):
+                return
+        raise Retryable(message)
+
+    try:
+        yield check
+    except FileNotFoundError:
+        check()  # the file may have moved away with its folder
+        raise
 
 
 def _create_durably(folder: Path) -> None:

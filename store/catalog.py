@@ -12,6 +12,7 @@ transaction, so every event is ingested exactly once.
 """
 
 import atexit
+import errno
 import logging
 import math
 import os
@@ -28,11 +29,12 @@ from typing import Any
 import duckdb
 
 from common.errors import ConfigError, Retryable
+from common.file_locks import has_locks
 from common.files import atomic_path, writing
 from common.text import first_line
 from store.artifacts import Store
 from store.events import READ_LIMIT, read_events
-from store.locks import flock_until
+from store.locks import KeyLock, flock_until
 from store.manifest import MANIFEST
 from store.schema import (
     ARTIFACTS,
@@ -56,6 +58,7 @@ CatalogRow = dict[str, Any]  # a row of a query's result: column -> value
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
+FOREIGN_S = 5.0  # how long to wait for a program that does not take our lock, such as DuckDB's shell
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
@@ -68,6 +71,9 @@ _LOCKED = (
     "SET disabled_filesystems = 'LocalFileSystem'",
     "SET lock_configuration = true",
 )
+# What DuckDB raises when a query reads a file that was cut off or overwritten.
+DAMAGE = (duckdb.IOException, duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 # A statement with a PIVOT whose columns are not listed has the type MULTI, so it is recognised by its first word.
 _PIVOTS = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/|\()*(PIVOT|SELECT|FROM|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)
@@ -94,6 +100,10 @@ def _hide_leak_report() -> None:
 
 class CatalogBusy(Retryable):
     """Another process kept the catalog open too long. Nothing is lost: the next `ingest` continues where this ended."""
+
+
+class CatalogNotWritable(ConfigError):
+    """The disk is full or read-only, or this user may not write: the catalog can only be read as it is."""
 
 
 class Catalog:
@@ -124,6 +134,20 @@ class Catalog:
             os.utime(self._lock_path)
         return rows
 
+    def catch_up(self, *, patience: float = PATIENCE_S) -> None:
+        """`ingest` before a command that only reads: a store that cannot be written is read as it is, with a warning.
+
+        The same if other processes keep the catalog busy, since they update it. Raises the other errors of `ingest`.
+        """
+        try:
+            self.ingest(patience=patience)
+        except CatalogBusy as error:
+            logger.info("the catalog is read as it is: %s", error)
+        except CatalogNotWritable as error:
+            if not self.path.exists():
+                raise
+            logger.warning("what was recorded since the catalog was last written is not shown: %s", error)
+
     def age_s(self) -> float:
         """Seconds since the last `ingest` of any process ended; infinity if none, or if the clock was set back."""
         try:
@@ -133,21 +157,45 @@ class Catalog:
         return age if age >= 0 else math.inf
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
-        """Recreate all tables from manifests and events in one transaction; returns the number of rows by table.
+        """Recreate all tables from manifests and events; returns the number of rows by table.
 
-        A damaged catalog file is replaced. Raises the errors of `ingest`.
+        In a file beside the catalog, which others read and write until the new one takes its place. A damaged catalog
+        is replaced. Raises the errors of `ingest`.
         """
         try:
-            return self._rebuild(patience)
+            if self.path.exists():
+                with self._open(patience, read_only=True, shared=True) as connection:
+                    refuse_newer(self.path, schema_of(connection))
         except NewerCatalog:
             raise
-        except ConfigError as error:
-            # DuckDB cannot open it. A new file loses nothing but the time to read everything again.
-            logger.warning("the catalog file is replaced by a new one: %s", error)
+        except (ConfigError, duckdb.Error) as error:
+            # DuckDB cannot read it. A new file loses nothing but the time to read everything again.
+            logger.warning("the catalog file is replaced by a new one: %s", first_line(error))
+        new = Catalog(self.store)
+        new.path = self.path.with_name(f"{self.path.stem}.rebuild{self.path.suffix}")
+        new._lock_path = self._lock_path.with_name("catalog-rebuild.lock")
+        # One rebuild at a time; the lock of the other catalog is taken and given back by each of its transactions.
+        with KeyLock(self._lock_path.with_name("rebuild.lock")):
+            new._remove()  # what a killed rebuild has left
+            new.ingest(patience=patience)
+            with flock_until(self._lock_path, time.monotonic() + patience, shared=False) as acquired:
+                if not acquired:
+                    raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
+                # What was written meanwhile.
+                new.ingest(patience=patience)
+                counts = {table.name: f"SELECT count(*) AS n FROM {table.name}" for table in TABLES}
+                rows = {name: new.query(sql)[0]["n"] for name, sql in counts.items()}
+                with writing(self.store.root):
+                    self._remove()
+                    new.path.replace(self.path)
+            with suppress(OSError):
+                os.utime(self._lock_path)
+        return rows
+
+    def _remove(self) -> None:
         with writing(self.store.root):
             for path in (self.path, self.path.with_name(self.path.name + ".wal")):
                 path.unlink(missing_ok=True)
-        return self._rebuild(patience)
 
     def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
         """The rows of a read-only query as dicts. Raises the errors of `select`."""
@@ -162,7 +210,7 @@ class Catalog:
         `ConfigError` if the query is invalid (with DuckDB's message), writes, changes a setting or accesses a file;
         `CatalogBusy` as `ingest`.
         """
-        with self._readable(patience, locked=not files) as connection:
+        with self._readable(patience, locked=not files) as connection, self._damage_named():
             return _execute(connection, sql, parameters, locked=not files)
 
     def reading(self, *, patience: float = PATIENCE_S) -> "CatalogReader":
@@ -199,7 +247,7 @@ class Catalog:
         `ConfigError` if there is no such artifact.
         """
         artifact = self.store.get(artifact_id)
-        self.ingest()
+        self.catch_up()
         return self.query(LINEAGE_WITH_CALLS, [artifact.id])
 
     @contextmanager
@@ -219,14 +267,13 @@ class Catalog:
                 _lock_settings(connection)
             yield connection
 
-    def _rebuild(self, patience: float) -> dict[str, int]:
-        with self._transaction(patience) as connection:
-            _create_empty(connection)
-            has_more = True
-            while has_more:
-                _, has_more = self._ingest_batch(connection, math.inf)
-            counts = {table.name: f"SELECT count(*) FROM {table.name}" for table in TABLES}
-            return {name: connection.execute(sql).fetchall()[0][0] for name, sql in counts.items()}
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Say which command replaces the file, if it turns out to be damaged only when a query reads it."""
+        try:
+            yield
+        except DAMAGE as error:
+            raise _unusable(self.path, error) from None
 
     def _ingest_batch(self, connection: duckdb.DuckDBPyConnection, deadline: float) -> tuple[int, bool]:
         """Ingest all new manifests and up to about `READ_LIMIT` bytes of events, fewer if `deadline` passes.
@@ -317,7 +364,7 @@ class Catalog:
                 yield connection
                 connection.execute("COMMIT")
             except duckdb.Error as error:
-                raise ConfigError(_unusable(self.path, error)) from error
+                raise _unusable(self.path, error) from error
 
     @contextmanager
     def _open(self, patience: float, *, read_only: bool, shared: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -336,6 +383,9 @@ class Catalog:
     def _connect(self, deadline: float, read_only: bool) -> duckdb.DuckDBPyConnection:
         """Connect, waiting until `deadline` for programs that do not take our lock."""
         wait = 0.01
+        # Our lock is held, so no process of ours has the file open, where there are locks.
+        if has_locks(self._lock_path.parent):
+            deadline = min(deadline, time.monotonic() + FOREIGN_S)
         while True:
             try:
                 with _opening:
@@ -345,9 +395,9 @@ class Catalog:
                 # Another process has the file open, or, on a file system without locks, a thread of this process has it
                 # open with other settings.
                 if not re.search("lock|different configuration", text, re.IGNORECASE):
-                    raise ConfigError(_unusable(self.path, error)) from None
+                    raise _unusable(self.path, error) from None
                 if time.monotonic() > deadline:
-                    raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
+                    raise CatalogBusy(f"{self.path} is kept open by another process, close it ({text})") from None
             # Without `_opening`: other threads of this process may connect meanwhile.
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
@@ -368,7 +418,8 @@ class CatalogReader:
         """The rows of a query. Raises the errors of `Catalog.select`."""
         if self._connection is None:
             self._connection = self._stack.enter_context(self._catalog._readable(self._patience, locked=True))
-        return _as_dicts(*_execute(self._connection, sql, parameters, locked=True))
+        with self._catalog._damage_named():
+            return _as_dicts(*_execute(self._connection, sql, parameters, locked=True))
 
     def close(self) -> None:
         """Close the connection, so that others can write the catalog; the next query opens it again."""
@@ -413,6 +464,8 @@ def _execute(
         return [column[0] for column in result.description or ()], result.fetchall()
     except duckdb.PermissionException:
         raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
+    except DAMAGE:
+        raise
     except duckdb.Error as error:
         raise ConfigError(f"the query was refused: {str(error).strip()}") from None
 
@@ -432,9 +485,16 @@ def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
             raise ConfigError(f"the query was refused: {_ONLY_READS}")
 
 
-def _unusable(path: Path, error: duckdb.Error) -> str:
+def _unusable(path: Path, error: duckdb.Error) -> ConfigError:
+    """The error that says what helps: another disk or permissions, or a rebuild."""
     reason = first_line(error)
-    return f"the catalog {path} cannot be used ({reason}); if it is damaged, `nautile store rebuild` replaces it"
+    if any(os.strerror(number) in str(error) for number in NOT_WRITABLE):
+        return CatalogNotWritable(
+            f"the catalog {path} cannot be written ({reason}): free some space or fix its permissions"
+        )
+    return ConfigError(
+        f"the catalog {path} cannot be used ({reason}); if it is damaged, `nautile store rebuild` replaces it"
+    )
 
 
 def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:

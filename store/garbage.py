@@ -2,34 +2,54 @@
 
 A superseded artifact is kept as long as a kept artifact was made from it, so lineage never breaks. Live artifacts are
 never garbage, even if damaged, except those that retention rules (configs/operation.py) retire, and folders without a
-manifest, which nothing can use. Unfinished work with checkpoints, paid replies or open batch jobs is kept whatever its
-age, until the operator names it; so are the paid replies of a model. What is removed is removed from the remote too.
+manifest, which nothing can use. What a run that has not ended plans to make or to read is kept whatever the rules say.
+Unfinished work with checkpoints, paid replies or open batch jobs is kept whatever its age, until the operator names it;
+so are the paid replies of a model.
+
+What is removed is removed from the remote too, under the lease of its key: a machine that works on the key loses
+nothing, and none begins meanwhile. Everything is asked again just before it is removed. The age of objects at the
+remote is that by the remote's own clock.
 """
 
+import json
+import logging
+import math
 import os
 import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.files import read_json, writing
 from common.text import as_file_name
 from configs.operation import RetentionConfig
 from store.artifacts import Artifact, Store, VersionId
+from store.catalog import Catalog
 from store.locks import KeyLock
-from store.manifest import KEY, MANIFEST, creation_order, read_manifest
+from store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
 from store.mirror import MirroredStore
 from store.remote import RemoteObject
+from store.request_claims import FOLDER as CLAIMS
 from store.staging_mirror import StagingMirror
+
+logger = logging.getLogger(__name__)
 
 STALE_DAYS = 7.0
 NAMED = "unfinished, and named"
+QUESTIONS = "waiting"  # folder of the store with the questions of runs that wait (flows/operate/questions.py)
 DAY_S = 86400
+ASK_AGAIN_S = 5.0  # what a collection of hours has learned about what is needed is asked again after so long
+# The newest start of each run, unless it has ended. Starts on several machines are ordered by their clocks, so others
+# of the same day count as well.
+_OPEN_PLANS = """
+SELECT run, state, host, steps, time FROM plans
+QUALIFY state IN ('running', 'suspended') AND started > max(started) OVER (PARTITION BY run) - INTERVAL 1 DAY
+"""
 DOWNLOAD_S = 3600.0  # a download whose files have not changed for so long has ended: its requests time out in minutes
 
 Published = tuple[str, str]  # (key, execution) of all artifacts that one execution published
@@ -46,6 +66,8 @@ class Garbage:
     artifact: Artifact | None = None  # the artifact to remove at the remote as well
     changed: float | None = None  # of unfinished work: when it last changed, in seconds since 1970
     remote: tuple[str, ...] = ()  # names of the objects to remove at the remote
+    upload: VersionId | None = None  # the version without a manifest that the objects belong to
+    rules: RetentionConfig | None = None  # those by which the artifact is not needed
 
 
 def find_garbage(
@@ -72,49 +94,85 @@ def find_garbage(
     for model in replies:
         garbage += _replies(store, model)
     if isinstance(store, MirroredStore):
-        for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
-            path = store.root / "artifacts" / name
-            garbage.append(Garbage(path, size, "an interrupted upload", remote=tuple(objects)))
-        garbage += _published_at_remote(store, time.time() - DAY_S * stale_days)
+        garbage += _at_remote(store, stale_days)
     return garbage
 
 
 def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     """Remove `garbage`; returns what was removed.
 
-    Skipped is what a run has locked, replaced or continued since it was found: to remove terabytes takes a while.
+    Skipped is what a run has locked, replaced, continued or begun to need since it was found, on this machine or
+    another: to remove terabytes takes a while. What the remote refuses to delete is skipped with a warning.
     """
     removed = []
+    server_time = store.remote.server_time() if isinstance(store, MirroredStore) and garbage else None
+    needed = _NeededVersions(store)
     with writing(store.root):
         for item in garbage:
-            # Not waited for: what a run is working on is not garbage, and there will be another collection.
-            lock = store.lock(item.key) if item.key else None
-            if lock is not None and not lock.try_acquire():
-                continue
             try:
-                if not _is_unchanged(item):
-                    continue
-                # At the remote first: what only the remote has comes back with the next refresh.
-                if isinstance(store, MirroredStore) and item.artifact is not None and store.is_mirrored(item.artifact):
-                    store.remove_from_remote(item.artifact)
-                # Or the next machine that makes the key would fetch the work that the operator has given up.
-                if isinstance(store, MirroredStore) and item.reason == NAMED and item.key:
-                    StagingMirror(store.remote, item.path).remove()
-                if item.remote and isinstance(store, MirroredStore):
-                    store.remote.delete(item.remote)
-                elif item.path.is_dir():
-                    store.discard(item.path)
-                else:
-                    item.path.unlink(missing_ok=True)
-            finally:
-                if lock is not None:
-                    lock.release()
-            removed.append(item)
+                if _remove(store, item, server_time, needed):
+                    removed.append(item)
+            except (ConfigError, Retryable) as error:
+                if not isinstance(store, MirroredStore):
+                    raise
+                logger.warning("%s is not removed: %s", item.path.relative_to(store.root), error)
     return removed
+
+
+class _NeededVersions:
+    """The versions that each set of rules keeps, asked again after `ASK_AGAIN_S`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: tuple[RetentionConfig, float, set[VersionId]] | None = None
+
+    def __call__(self, rules: RetentionConfig) -> set[VersionId]:
+        if self._known is None or self._known[0] != rules or time.monotonic() - self._known[1] > ASK_AGAIN_S:
+            versions = needed_versions(self._store, self._store.list(superseded=True), rules)
+            self._known = rules, time.monotonic(), versions
+        return self._known[2]
+
+
+def _remove(store: Store, item: Garbage, server_time: float | None, needed: _NeededVersions) -> bool:
+    """Remove an item, and what the remote has of it; False if somebody uses it."""
+    artifact = item.artifact
+    # Before the lock of its key is taken, which would count as that of a run.
+    if artifact is not None and item.rules is not None and artifact.version_id in needed(item.rules):
+        return False
+    with ExitStack() as stack:
+        is_mirrored = isinstance(store, MirroredStore) and artifact is not None and store.is_mirrored(artifact)
+        # Not waited for: what a run is working on is not garbage, and there will be another collection.
+        if item.key and isinstance(store, MirroredStore) and (item.remote or is_mirrored or item.reason == NAMED):
+            if not stack.enter_context(store.leases.if_free(item.key, server_time)).fence:
+                return False
+        elif item.key and not stack.enter_context(store.lock(item.key).if_free()):
+            return False
+        if not _is_unchanged(item):
+            return False
+        if isinstance(store, MirroredStore):
+            # The listing by which it was found may have been cut off, or have become old.
+            if item.upload is not None and not store.end_upload(item.upload):
+                return False
+            # At the remote first: what only the remote has comes back with the next refresh.
+            if artifact is not None and is_mirrored:
+                store.remove_from_remote(artifact)
+            # Or the next machine that makes the key would fetch the work that the operator has given up.
+            if item.reason == NAMED and item.key:
+                StagingMirror(store.remote, item.path).remove()
+            if item.remote:
+                store.remote.delete(item.remote)
+                return True
+        if item.path.is_dir():
+            store.discard(item.path)
+        else:
+            item.path.unlink(missing_ok=True)
+        return True
 
 
 def _is_unchanged(item: Garbage) -> bool:
     """Whether the folder still holds what was found in it. The caller holds the lock of its key."""
+    if item.remote:
+        return True  # the folder is only the name under which it is listed
     if item.changed is not None:
         return not item.path.exists() or _last_change(item.path) == item.changed
     # A run that made the key again has renamed the old version, and its folder now has the new one.
@@ -123,17 +181,39 @@ def _is_unchanged(item: Garbage) -> bool:
     return manifest is None or manifest["execution"] == execution
 
 
-def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Garbage]:
-    """Staging data at the remote that was not removed when its key was published, written before `older_than`."""
+def _at_remote(store: MirroredStore, stale_days: float) -> Iterator[Garbage]:
+    """Interrupted uploads, and staging data that was not removed when its key was published.
+
+    Of keys that nobody works on, and written over `stale_days` ago; if the remote does not say when, nothing.
+    """
+    server_time = store.remote.server_time() if math.isfinite(stale_days) else None
+    if server_time is None:
+        return
+    older_than = server_time - DAY_S * stale_days
+    for version, (size, objects) in store.unfinished_uploads(older_than).items():
+        path = store.root / "artifacts" / "/".join(version)
+        if not _in_use(store, version.key, server_time):
+            yield Garbage(path, size, "an interrupted upload", version.key, remote=tuple(objects), upload=version)
+    old = server_time - DAY_S * max(stale_days, STALE_DAYS)
+    claims = store.remote.names(CLAIMS).items()
+    names = [f"{CLAIMS}/{name}" for name, entry in claims if entry.written is not None and entry.written < old]
+    if names:
+        yield Garbage(store.root / CLAIMS, 0, "claims on requests, answered long ago", remote=tuple(names))
     by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
     for name, entry in store.remote.names("staging").items():
         by_key[name.partition("/")[0]][f"staging/{name}"] = entry
     # Of keys with an artifact here. Work that no machine has finished may be all that is left of one.
     for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
         entries = by_key[key].values()
-        if all(entry.written is not None and entry.written < older_than for entry in entries):
-            size = sum(entry.bytes for entry in entries)
-            yield Garbage(store.root / "staging" / key, size, "its outputs are published", remote=tuple(by_key[key]))
+        is_old = all(entry.written is not None and entry.written < older_than for entry in entries)
+        if is_old and not _in_use(store, key, server_time):
+            size, path = sum(entry.bytes for entry in entries), store.root / "staging" / key
+            yield Garbage(path, size, "its outputs are published", key, remote=tuple(by_key[key]))
+
+
+def _in_use(store: MirroredStore, key: str, server_time: float) -> bool:
+    """Whether a process of this machine or another one works on the key."""
+    return store.lock(key).held_elsewhere() or not store.leases.look(key).is_free(server_time)
 
 
 def unfinished_work(store: Store) -> Iterator[tuple[Garbage, list[str]]]:
@@ -204,8 +284,7 @@ def _is_published(store: Store, folder: Path) -> bool:
 def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
     """Artifact folders that are not needed, or that nothing can use."""
     artifacts = store.list(superseded=True)
-    # Mark and sweep: what the rules keep, and everything that it was made from.
-    needed = _with_inputs(artifacts, _versions_to_keep(store, artifacts, rules))
+    needed = needed_versions(store, artifacts, rules)
     by_folder = {artifact.folder: artifact for artifact in artifacts}
     for _, key, number, folder in store.folders():
         artifact = by_folder.get(folder)
@@ -219,25 +298,27 @@ def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
                 reason = "superseded, and no live artifact was made from it"
             else:
                 reason = f"retired by the rules, {(time.time() - _created(artifact)) / DAY_S:.0f} days old"
-            yield Garbage(folder, size, reason, key, artifact)
+            yield Garbage(folder, size, reason, key, artifact, rules=rules)
 
 
-def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
-    """The versions that the rules keep, without their inputs; all live ones if no rule retires any.
+def needed_versions(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
+    """The versions among `artifacts` that the rules or runs need, with everything that they were made from.
 
     Raises `ConfigError` for a pin that matches no artifact or several.
     """
+    return _with_inputs(artifacts, _versions_to_keep(store, artifacts, rules))
+
+
+def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
+    """The versions that the rules or runs keep, without their inputs; all live ones if no rule retires any."""
     pinned = {store.get(name).version_id for name in rules.pins}
     live = [artifact for artifact in artifacts if not artifact.superseded]
-    if not rules.retires:
-        return {artifact.version_id for artifact in live} | pinned
-    # Inputs of unfinished work are in use.
-    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
-    inputs = [
-        record["inputs"] for record in records if isinstance(record, dict) and isinstance(record.get("inputs"), dict)
-    ]
     # By content: the record of unfinished work names its inputs by digest.
-    digests = {digest for named_digests in inputs for digest in named_digests.values()}
+    digests = _inputs_in_use(store)
+    in_use = {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in digests}
+    if not rules.retires:
+        return {artifact.version_id for artifact in live} | pinned | in_use
+    planned_keys, planned_inputs = _planned(store)
     # An execution is kept as a whole if any rule keeps one of its artifacts.
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
     newest = _newest_of_each_label(live, rules.newest or 0)
@@ -248,12 +329,56 @@ def _versions_to_keep(store: Store, artifacts: list[Artifact], rules: RetentionC
         or (artifact.key, artifact.execution) in newest
         or (oldest is not None and _created(artifact) >= oldest)
         or artifact.version_id in pinned
+        or artifact.key in planned_keys
+        or artifact.full_id in planned_inputs
         # A run is making this key again.
         or store.lock(artifact.key).held_elsewhere()
     }
     kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept_executions}
-    in_use = {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in digests}
     return kept_live | pinned | in_use
+
+
+def _inputs_in_use(store: Store) -> set[str]:
+    """The digests of the inputs of unfinished work, on this machine and at the remote."""
+    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
+    if isinstance(store, MirroredStore):
+        remote = store.remote
+        names = [name for name in remote.names("staging") if name.endswith("/execution.json")]
+        records += remote.map(lambda name: remote.read_json(f"staging/{name}", LARGEST_MANIFEST), names)
+    inputs = [record.get("inputs") for record in records if isinstance(record, dict)]
+    return {str(digest) for named in inputs if isinstance(named, dict) for digest in named.values()}
+
+
+def _planned(store: Store) -> tuple[set[str], set[str]]:
+    """The keys of the steps of all runs that have not ended, and the full ids of what these steps read.
+
+    A run that works, or waits for an approval, a slot or another machine. Not a run whose process is known to have
+    been killed here, nor one that was suspended over `STALE_DAYS` ago and whose question is gone: it was cancelled, or
+    was answered and has not begun since. What another machine does is not known, so its run counts until it records an
+    end.
+    """
+    questions = [read_json(path) for path in (store.root / QUESTIONS).glob("*.json")]
+    waiting = {question.get("run") for question in questions if isinstance(question, dict)}
+    now = datetime.now(UTC).replace(tzinfo=None)
+    if isinstance(store, MirroredStore):
+        store.pull_events()
+    catalog = Catalog(store)
+    catalog.ingest()
+    keys: set[str] = set()
+    inputs: set[str] = set()
+    for row in catalog.query(_OPEN_PLANS):
+        lock = store.run_lock(row["run"])
+        # With a remote, another machine may have the same host name: only the lock's file shows that the run was here.
+        may_be_here = row["host"] == host() and (store.url is None or lock.path.exists())
+        if row["state"] == "running" and may_be_here and not lock.held_elsewhere():
+            continue
+        is_old = now - row["time"] > timedelta(days=STALE_DAYS)
+        if row["state"] == "suspended" and row["host"] == host() and row["run"] not in waiting and is_old:
+            continue
+        for step in json.loads(row["steps"] or "[]"):
+            keys.add(str(step.get("key")))
+            inputs.update(map(str, step.get("inputs", ())))
+    return keys, inputs
 
 
 def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set[VersionId]:
@@ -283,10 +408,14 @@ def _with_inputs(artifacts: Iterable[Artifact], versions: set[VersionId]) -> set
 
 def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
     """The `count` newest executions of each label."""
-    by_label: dict[str, dict[Published, tuple[datetime, str]]] = defaultdict(dict)
+    by_label: dict[str, dict[Published, float]] = defaultdict(dict)
     for artifact in live:
-        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = creation_order(artifact.manifest)
-    return {e for created in by_label.values() for e in sorted(created, key=created.__getitem__, reverse=True)[:count]}
+        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = _created(artifact)
+    return {
+        execution
+        for created in by_label.values()
+        for execution in sorted(created, key=lambda name: (created[name], name), reverse=True)[:count]
+    }
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:
@@ -299,7 +428,7 @@ def _digest_records(store: Store) -> Iterator[Garbage]:
 
 def _created(artifact: Artifact) -> float:
     """When an artifact was created, in seconds since 1970."""
-    return creation_order(artifact.manifest)[0].timestamp()
+    return datetime.fromisoformat(artifact.manifest["created"]).timestamp()
 
 
 def _last_change(folder: Path) -> float:

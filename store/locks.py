@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from common.errors import ConfigError
 from common.file_locks import has_locks, try_flock
 from common.files import writing
 
@@ -67,6 +68,15 @@ class KeyLock:
             self.release()
 
     @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Hold the lock during the block if it is free; yields whether it was."""
+        acquired = self.try_acquire()
+        try:
+            yield acquired
+        finally:
+            self.release()
+
+    @contextmanager
     def for_life(self) -> Iterator[None]:
         """Hold the lock during the block, then delete its file: a file without a holder means a killed process."""
         self.acquire()
@@ -85,10 +95,13 @@ class KeyLock:
         if not self.path.exists():
             return False
         # Without locks everybody gets it, so having got it proves nothing.
-        if self.try_acquire():
+        try:
+            acquired = self.try_acquire()
             self.release()
-            return not has_locks(self.path.parent)
-        return True
+        except ConfigError:  # a store that this user may only read: a shared lock excludes the holder's, too
+            with flock_until(self.path, time.monotonic(), shared=True) as is_free:
+                acquired = is_free
+        return not acquired or not has_locks(self.path.parent)
 
     def _is_current_file(self, descriptor: int) -> bool:
         """Whether the open file is still the one at `path`."""

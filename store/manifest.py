@@ -55,6 +55,7 @@ DEEPEST = 64  # nesting levels of lists and objects
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_TAKEN_OVER = re.compile(r"([0-9a-f]{32})-[0-9]+")
 
 _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -122,6 +123,7 @@ class _Manifest(BaseModel):
     commit: _Text | None
     created: str
     execution: Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
+    fence: Annotated[int, Field(ge=0, lt=2**53)] = 0  # of the lease under which it was published; 0: no lease
     run: _Text
     label: _Text
     host: _Text
@@ -246,9 +248,28 @@ def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
     return manifest
 
 
-def creation_order(manifest: Mapping[str, Any]) -> tuple[datetime, str]:
-    """A sort key for the versions of a key, the same on every machine: by time of creation, then by execution id."""
-    return datetime.fromisoformat(manifest["created"]), manifest["execution"]
+def version_order(manifest: Mapping[str, Any]) -> tuple[int, datetime, str]:
+    """A sort key for the versions of a key, the same on every machine: by the fence of the lease.
+
+    Clocks of machines differ, so the time counts only among versions that were published without a lease.
+    """
+    fence = manifest.get("fence", 0)
+    created = datetime.min.replace(tzinfo=UTC) if fence else datetime.fromisoformat(manifest["created"])
+    return fence, created, manifest["execution"]
+
+
+def execution_after_takeover(execution: str, fence: int) -> str:
+    """The id under which a machine publishes the work of `execution` that it has taken over with the lease `fence`.
+
+    The machine that began it may have published it too, so each has an id of its own.
+    """
+    return f"{recorded_execution(execution)}-{fence}"
+
+
+def recorded_execution(execution: str) -> str:
+    """The id under which the events of an execution are recorded: the same before and after a takeover."""
+    match = _TAKEN_OVER.fullmatch(execution)
+    return match[1] if match else execution
 
 
 def now() -> str:

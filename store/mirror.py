@@ -6,13 +6,19 @@
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
+    <url>/requests/<model>/                             who sends which request (store/request_claims.py)
     <url>/staging/<key>/                                unfinished work (store/staging_mirror.py)
     <url>/hosts/<key>/                                  messages between several hosts that make a key together
+    <url>/clock/now                                     written to learn the time by the remote's clock
 
-An object store has no rename, so each version of an artifact has its own names: nothing is overwritten, and the newest
-version of a key is the live one. The local folder has the layout of any store. In an artifact's folder a marker file
-with the execution's id says where its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from
-which they are fetched when they are first needed.
+An object store has no rename, so each version of an artifact has its own names: a manifest is created only if there is
+none of its name, by the holder of the key's lease. Garbage collection replaces it by an empty object, or creates that
+in place of a missing one, before it deletes the payload: who had stopped just before it created the manifest can then
+not publish what has no files. The version with the greatest fence is the live one.
+
+The local folder has the layout of any store. In an artifact's folder a marker file with the execution's id says where
+its files are: `.mirrored`, at the remote too; `.absent`, only at the remote, from which they are fetched when they are
+first needed. What the markers say is compared with the remote's listing at each refresh.
 """
 
 import json
@@ -29,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
+from common.files import file_size, parse_json, read_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
-from store.artifacts import Artifact, Store, VersionId, damage_message
-from store.lease import Lease, machine_id
+from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message, in_place
+from store.lease import Lease, Leases, machine_id
 from store.manifest import (
     ABSENT,
     KEY,
@@ -41,16 +47,19 @@ from store.manifest import (
     MANIFEST,
     MIRRORED,
     checked_manifest,
-    creation_order,
+    execution_after_takeover,
     read_manifest,
+    version_order,
+    with_seal,
 )
-from store.remote import ObjectTooLarge, Remote, record_remote, resolve_location
-from store.staging_mirror import StagingMirror
+from store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
+from store.staging_mirror import STOP_S, StagingMirror
 from store.verify import trust_files
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+REMOVED = b""  # the content of the manifest of a version that garbage collection has removed
 # Held while events are uploaded: of two uploads of a file that grows, the earlier and shorter must not end last.
 _sending_events = threading.Lock()
 _MANIFEST_FILE = re.compile(rf"({KIND.pattern})/({KEY.pattern})/([^/]*)\.json")
@@ -79,6 +88,7 @@ class MirroredStore(Store):
         super().__init__(root)
         self.url = url
         self.remote = Remote(url)
+        self.leases = Leases(self.remote, self.root, self._fence_of)
 
     @cached_property
     def machine(self) -> str:
@@ -102,29 +112,39 @@ class MirroredStore(Store):
         # The local folder is read first: a version that another process adds between the two listings is then in the
         # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
-        remote_versions = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
+        remote_versions = self._published_versions()
         new = [remote_versions[version] for version in remote_versions.keys() - local_versions.keys()]
         # Oldest first, so that versions that are already live are superseded in the order in which they were made.
-        for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
+        for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=version_order):
             self._add_without_files(manifest, held)
-        # Versions without local files that the remote no longer has.
-        for version in local_versions.keys() - remote_versions.keys():
-            # A version with local files stays: it may not have been sent yet, or be the last copy.
-            if (local_versions[version] / ABSENT).exists():
-                self.discard(local_versions[version])
+        # Versions that the remote no longer has: gc on another machine removed them, or somebody emptied the bucket.
+        missing = [
+            version
+            for version in local_versions.keys() - remote_versions.keys()
+            if any((local_versions[version] / name).exists() for name in (ABSENT, MIRRORED))
+        ]
+        # Asked for by name: a listing may be older than the manifest, or cut off.
+        manifests = self.remote.map(lambda v: self.remote.read(_manifest_name(v), LARGEST_MANIFEST), missing)
+        for version in (version for version, manifest in zip(missing, manifests, strict=True) if not manifest):
+            folder = local_versions[version]
+            # A version with local files stays: it may be the last copy. The next run that needs it sends it again.
+            if (folder / ABSENT).exists():
+                self.discard(folder)
+            else:
+                (folder / MIRRORED).unlink(missing_ok=True)
+                logger.warning("%s no longer has %s/%s, which is here", self.remote.url, version.kind, version.key[:12])
         if events:
             self.pull_events()
 
     @contextmanager
-    def lease(
-        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
-    ) -> Iterator[Callable[[], None]]:
-        lease = Lease(self.remote, self.root, key)
-        try:
-            lease.acquire(wait, on_wait)
-            yield lease.check
-        finally:
-            lease.release()
+    def lease(self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> Iterator[KeyLease]:
+        with self.leases.held(key, wait, on_wait) as lease:
+            yield KeyLease(lease.fence, lease.check)
+
+    def _fence_of(self, key: str) -> int:
+        """The greatest fence of the versions of a key that are known here; 0 if there is none."""
+        manifests = [read_manifest(folder) for _, name, _, folder in self.folders() if name == key]
+        return max((manifest.get("fence", 0) for manifest in manifests if manifest), default=0)
 
     @contextmanager
     def mirrored_staging(
@@ -134,9 +154,11 @@ class MirroredStore(Store):
 
         def before_snapshot() -> None:
             self.push_events()
-            check()  # another machine may be sending its own snapshots by now, and these would replace them
+            # Another machine may be sending its own snapshots by now, and these would replace them.
+            check()
+            self.leases.confirm(key)
 
-        mirror = StagingMirror(self.remote, folder, before_snapshot)
+        mirror = StagingMirror(self.remote, folder, before_snapshot, fence=self.leases.fence(key))
         mirror.pull()
         if send:
             mirror.start()
@@ -145,26 +167,44 @@ class MirroredStore(Store):
         try:
             yield
             published = not folder.exists()
+        except BaseException as error:
+            mirror.patience_s = None if isinstance(error, Exception) else STOP_S
+            raise
         finally:
             mirror.stop(published=published)
 
-    def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
+    def push(self, artifacts: Iterable[Artifact], *, again: bool = False, skip_held: bool = False) -> list[Artifact]:
         """Upload artifacts that the remote lacks, first the files, then the manifest; returns the uploaded ones.
 
-        Files that an interrupted push has uploaded are not sent again; `again` sends every file in any case. Raises
-        `ConfigError` for a damaged artifact, so that damage does not spread.
+        Files that an interrupted push has uploaded are not sent again; `again` sends every file in any case. Nothing is
+        sent without the lease of the key: if another machine holds it, this raises `Retryable`, or with `skip_held`
+        leaves the artifact out. Raises `ConfigError` for a damaged artifact, so that damage does not spread.
         """
         pushed = []
         for artifact in artifacts:
-            if self.has_files(artifact) and (again or not self.is_mirrored(artifact)):
-                self._send(artifact, again)
-                pushed.append(artifact)
+            if not self.has_files(artifact) or (self.is_mirrored(artifact) and not again):
+                continue
+            with self.leases.if_free(artifact.key) as lease:
+                # What garbage collection has removed comes back only if a run needs it.
+                if skip_held and self._is_removed(artifact.version_id):
+                    continue
+                if lease.fence:
+                    self._send(artifact, lease, again)
+                    pushed.append(artifact)
+                    continue
+            message = f"{artifact.id} is not sent to {self.remote.url}: {lease.holder_host} works on its key"
+            if not skip_held:
+                raise Retryable(message)
+            logger.warning("%s", message)
         return pushed
 
     def push_all(self) -> list[Artifact]:
-        """Upload all versions that the remote lacks, oldest first, and event and reply files; returns the versions."""
+        """Upload all versions that the remote lacks, oldest first, and event and reply files; returns the versions.
+
+        Left out, with a warning, is what another process or machine works on.
+        """
         self.refresh()
-        pushed = self.push(self.list(superseded=True))
+        pushed = self.push(self.list(superseded=True), skip_held=True)
         self.push_events()
         self.push_replies()
         return pushed
@@ -189,9 +229,10 @@ class MirroredStore(Store):
             outdated = []
             for name, entry in self.remote.names(f"replies/{model}").items():
                 path = folder / "pulled" / name
-                # A file of this machine is longer here than there, and a name from the remote must not lead elsewhere.
-                is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
-                if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
+                # A file of this machine is longer here than there, unless the folder was copied from another machine. A
+                # name from the remote must not lead elsewhere.
+                known = max(file_size(folder / name) or 0, file_size(path) or 0)
+                if _EVENT_FILE.fullmatch(name) and known < entry.bytes:
                     outdated.append(name)
 
             def fetch(name: str, model: str = model, folder: Path = folder) -> None:
@@ -229,7 +270,7 @@ class MirroredStore(Store):
         files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
         # A lock of its own: a step that makes the key again holds the key's lock for hours.
         lock = self.lock(f"fetch-{artifact.kind}-{artifact.key}")
-        with lock, writing(self.root), _in_place(artifact, "fetched") as check_place:
+        with lock, writing(self.root), in_place(artifact, "fetched") as check_place:
             for leftover in folder.rglob(".*.tmp"):  # of an interrupted download
                 leftover.unlink()
             # Check before the download that the remote has the files and that they fit on the disk.
@@ -279,8 +320,8 @@ class MirroredStore(Store):
         local_versions = dict(self._local_versions())
         unknown = {
             name: _version_of(name)
-            for name in self.remote.names("manifests")
-            if _version_of(name) not in local_versions
+            for name, entry in self.remote.names("manifests").items()
+            if entry.bytes and _version_of(name) not in local_versions
         }
         # Only manifests that are not here already are read: a copy that was added has been checked.
         unusable = [name for name, version in unknown.items() if version is None or self._remote_manifest(name) is None]
@@ -288,29 +329,42 @@ class MirroredStore(Store):
 
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote, its manifest first, so that no machine sees an incomplete artifact."""
-        # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload.
-        self.remote.delete([_manifest_name(artifact)])
+        # Without its manifest the version does not exist; what a crash leaves of the files is an unfinished upload. If
+        # the server refuses to replace the manifest, this raises, and the files stay.
+        self.remote.write(_manifest_name(artifact.version_id), REMOVED)
         self.remote.delete_folder(payload_prefix(artifact.manifest))
 
-    def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
+    def unfinished_uploads(self, older_than: float) -> dict[VersionId, tuple[int, list[str]]]:
         """Payload files at the remote without a manifest, if all of the version were written before `older_than`.
 
-        `older_than`: seconds since 1970. Returns folder of the version (`kind/key/execution`) -> (bytes, object names).
+        `older_than`: seconds since 1970 by the remote's clock. Returns version -> (bytes, object names).
         """
-        published = {version for name in self.remote.names("manifests") if (version := _version_of(name))}
-        uploads: dict[str, tuple[int, list[str]]] = {}
+        # The payload first: a version that is published between the two listings is then in both.
+        payload = self.remote.names("payload")
+        published = self._published_versions()
+        uploads: dict[VersionId, tuple[int, list[str]]] = {}
         recent = set()
-        for name, entry in self.remote.names("payload").items():
+        for name, entry in payload.items():
             parts = name.split("/")
-            if len(parts) < 4 or VersionId(*parts[:3]) in published:
+            version = VersionId(*parts[:3]) if len(parts) > 3 and KEY.fullmatch(parts[1]) else None
+            if version is None or version in published:
                 continue
-            folder = "/".join(parts[:3])
             # One recent file is enough: an upload of a large artifact may take days, and its first files be old.
             if entry.written is None or entry.written >= older_than:
-                recent.add(folder)
-            size, names = uploads.get(folder, (0, []))
-            uploads[folder] = size + entry.bytes, [*names, f"payload/{name}"]
-        return {folder: upload for folder, upload in uploads.items() if folder not in recent}
+                recent.add(version)
+            size, names = uploads.get(version, (0, []))
+            uploads[version] = size + entry.bytes, [*names, f"payload/{name}"]
+        return {version: upload for version, upload in uploads.items() if version not in recent}
+
+    def end_upload(self, version: VersionId) -> bool:
+        """Make sure that a version is never published, so that its files can be deleted; False if it is published."""
+        name = _manifest_name(version)
+        return self.remote.create(name, REMOVED) or self.remote.read(name, LARGEST_MANIFEST) == REMOVED
+
+    def _published_versions(self) -> dict[VersionId, str]:
+        """The versions that the remote lists, with the names of their manifests below `manifests/`."""
+        objects = self.remote.names("manifests")
+        return {version: name for name, entry in objects.items() if entry.bytes and (version := _version_of(name))}
 
     def _damage(self, artifact: Artifact) -> list[str]:
         if self.has_files(artifact):
@@ -324,16 +378,22 @@ class MirroredStore(Store):
     def _remote_damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
         return damage_message(f"{artifact.id} at {self.remote.url}", damaged, artifact.manifest["label"])
 
-    def _send(self, artifact: Artifact, again: bool) -> None:
-        """Upload the files that the remote lacks, check their sizes there, then upload the manifest."""
-        with _in_place(artifact, "sent") as check_place:
+    def _send(self, artifact: Artifact, lease: Lease, again: bool) -> None:
+        """Upload the files that the remote lacks, check their sizes there, then create the manifest."""
+        with in_place(artifact, "sent") as check_place:
             # Damage here must not become the copy that others rely on.
             self.check(artifact)
+            lease.confirm()
+            if self._is_removed(artifact.version_id):
+                self._give_new_id(artifact, lease.fence)
+                raise Retryable(f"{artifact.id} was removed from {self.remote.url}; the next attempt sends it again")
+            is_published = self._is_sent(artifact)
             prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
             remote_files = {} if again else self.remote.names(prefix)
             missing = [n for n in files if n not in remote_files or remote_files[n].bytes != files[n]["bytes"]]
 
             def put(name: str) -> None:
+                lease.check()
                 check_place()
                 self.remote.put(artifact.folder / name, f"{prefix}/{name}")
                 try:
@@ -347,23 +407,67 @@ class MirroredStore(Store):
             # An upload that was cut off may leave a shorter object: nothing is published on trust.
             if mismatches := self._remote_mismatches(artifact, list(files)):
                 raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {mismatches[0]}")
-            text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
-            self.remote.write(_manifest_name(artifact), text.encode())
+            if not is_published:
+                lease.confirm()
+                name = _manifest_name(artifact.version_id)
+                text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False).encode()
+                # It may exist: created by a request of ours whose response was lost, damaged, or removed just now.
+                if not self.remote.create(name, text) and not self._is_sent(artifact):
+                    if self._is_removed(artifact.version_id):
+                        raise Retryable(f"{artifact.id} was removed from {self.remote.url} while it was sent")
+                    self.remote.write(name, text)
             # Last: after a crash before this the files are found at the remote, and only the manifest is sent again.
             check_place()
             write_text(artifact.folder / MIRRORED, artifact.execution)
 
+    def _is_removed(self, version: VersionId) -> bool:
+        """Whether garbage collection has removed this version from the remote."""
+        return self.remote.read(_manifest_name(version), LARGEST_MANIFEST) == REMOVED
+
+    def _give_new_id(self, artifact: Artifact, fence: int) -> None:
+        """Give the local copies of an execution's artifacts another id: what was removed under an id stays removed."""
+        execution = execution_after_takeover(artifact.execution, fence)
+        for _, key, _, folder in self.folders():
+            manifest = read_manifest(folder) if key == artifact.key else None
+            if manifest is not None and manifest["execution"] == artifact.execution:
+                (folder / MIRRORED).unlink(missing_ok=True)
+                plain = {name: value for name, value in manifest.items() if name != "seal"}
+                write_json(folder / MANIFEST, with_seal(plain | {"execution": execution, "fence": fence}))
+
+    def _is_sent(self, artifact: Artifact) -> bool:
+        """Whether the manifest of `artifact` is at the remote, intact; raises `ConfigError` if it is of other files."""
+        name = _manifest_name(artifact.version_id)
+        manifest = self._remote_manifest(name.removeprefix("manifests/"))
+        if manifest is not None and manifest != artifact.manifest:
+            raise ConfigError(
+                f"{self.remote.url}/{name} has other files than {artifact.id} here, which was made by the same "
+                f"execution on a copy of this machine: remove {artifact.folder}, and the run fetches those files"
+            )
+        return manifest is not None
+
     def _check_format(self) -> None:
         """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
+        content = json.dumps({"format": FORMAT}).encode()
         raw = self.remote.read("store.json", 2**16)
-        if raw is None:
-            self.remote.write("store.json", json.dumps({"format": FORMAT}).encode())
-            return
-        description = parse_json(raw)
+        description = parse_json(content if raw is None else raw)
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise ConfigError(
                 f"{self.remote.url}/store.json: not a store of format {FORMAT}; was it written by a newer nautile?"
             )
+        if raw is None:
+            self.remote.create("store.json", content)
+        record = read_json(self.root / RECORD)
+        if isinstance(record, dict) and "conditional" in record:
+            return
+        # Once for each local folder: whether the remote refuses to create what exists, on which the leases rely.
+        is_conditional = not self.remote.create("store.json", content) and self.remote.is_conditional
+        if not is_conditional:
+            logger.warning(
+                "%s does not refuse to create an object that exists: let only one machine at a time use this store",
+                self.remote.url,
+            )
+        with writing(self.root):
+            write_json(self.root / RECORD, {"url": self.remote.url, "conditional": is_conditional})
 
     def _local_versions(self, of: VersionId | None = None) -> Iterator[tuple[VersionId, Path]]:
         """The versions in the local folder, with their folders; `of`: only those of its kind and key.
@@ -431,7 +535,8 @@ class MirroredStore(Store):
         names = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in mismatches)]
         digests = self.remote.map(lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), names)
         changed = [name for name, digest in zip(names, digests, strict=True) if digest != files[name]["sha256"]]
-        is_manifest_intact = self.remote.read_json(_manifest_name(artifact), LARGEST_MANIFEST) == artifact.manifest
+        name = _manifest_name(artifact.version_id)
+        is_manifest_intact = self.remote.read_json(name, LARGEST_MANIFEST) == artifact.manifest
         faults = [] if is_manifest_intact else [f"{MANIFEST} (missing or changed)"]
         faults += [*mismatches, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]
@@ -472,34 +577,6 @@ class MirroredStore(Store):
             sync_folder(folder)
 
 
-@contextmanager
-def _in_place(artifact: Artifact, action: str) -> Iterator[Callable[[], None]]:
-    """Yield a check that raises `Retryable` once the path of the artifact's folder belongs to another version.
-
-    A run that makes the key again gives the path to its own version at any moment: only who holds the key's lock is
-    safe from that. `action`: what is done with the artifact, for the message.
-    """
-    message = f"artifact {artifact.id} was moved by another run while it was {action}"
-    try:
-        status = artifact.folder.stat()
-    except FileNotFoundError:
-        raise Retryable(message) from None
-    if read_manifest(artifact.folder) != artifact.manifest:
-        raise Retryable(message)
-
-    def check() -> None:
-        with suppress(FileNotFoundError):
-            if os.path.samestat(status, artifact.folder.stat()):
-                return
-        raise Retryable(message)
-
-    try:
-        yield check
-    except FileNotFoundError:
-        check()  # the file may have moved away with its folder
-        raise
-
-
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     """Whether a local file has the size and digest of its entry in the manifest."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["bytes"]:
@@ -512,8 +589,8 @@ def payload_prefix(manifest: Mapping[str, Any]) -> str:
     return f"payload/{manifest['kind']}/{manifest['key']}/{manifest['execution']}"
 
 
-def _manifest_name(artifact: Artifact) -> str:
-    return f"manifests/{artifact.kind}/{artifact.key}/{artifact.execution}.json"
+def _manifest_name(version: VersionId) -> str:
+    return f"manifests/{version.kind}/{version.key}/{version.execution}.json"
 
 
 def _version_of(name: str) -> VersionId | None:

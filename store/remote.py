@@ -8,10 +8,13 @@ credentials from the environment; this module never reads, stores or logs them.
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -27,11 +30,14 @@ from common.retry import Backoff, retry
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = Backoff(attempts=4, first_s=0.6, longest_s=3.0)
+BACKOFF = Backoff(attempts=8, give_up_s=60.0, first_s=0.6, longest_s=3.0)
+ONCE = Backoff(attempts=1)
+DOWN_S = 60.0  # for so long after all attempts at a request have failed, the others are sent once
+SLOW_S = 5.0  # from then on an operator is told that a request is tried again
 PARALLEL_REQUESTS = 8
 BLOCK = 8 * 2**20  # bytes
-# Timeouts in seconds. botocore's own retries are off, because s3fs retries five times and so do we.
-_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}}}
+# Timeouts in seconds. The retries of botocore and s3fs are off: all libraries' attempts multiply, and ours are enough.
+_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 0}}}
 _PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _NOT_RETRIED = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)
@@ -60,6 +66,8 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.is_conditional = True  # False once the backend has turned out to have no conditional creation
+        self._down_since = -math.inf  # when all attempts at a request had failed, by the monotonic clock
 
     @cached_property
     def _filesystem(self) -> tuple[Any, str]:
@@ -72,6 +80,8 @@ class Remote:
             extra = _PACKAGES.get(scheme)
             how = f"`pip install 'nautile[{extra}]'`" if extra else f"install the package ({error})"
             raise ConfigError(f"the store {self.url} needs a package that is not installed: {how}") from None
+        if _PACKAGES.get(scheme) == "s3":
+            filesystem.retries = 1
         return filesystem, base.rstrip("/")
 
     def names(self, folder: str) -> dict[str, RemoteObject]:
@@ -128,6 +138,7 @@ class Remote:
             except FileExistsError:
                 return False
             except (TypeError, NotImplementedError):  # this file system of fsspec has no such mode
+                self.is_conditional = False
                 if filesystem.exists(path):
                     return False
                 filesystem.pipe_file(path, data)
@@ -178,29 +189,66 @@ class Remote:
         return self._request(stream, f"reading {name}")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; one that does not exist is not an error."""
-        object_names = list(names)
+        """Delete objects; one that does not exist is not an error.
 
-        def remove(filesystem: Any, base: str) -> None:
-            paths = [f"{base}/{name}" for name in object_names]
-            try:
-                filesystem.rm(paths)
-            except FileNotFoundError:  # at least one does not exist: delete the others one by one
-                for path in paths:
-                    if filesystem.exists(path):
-                        filesystem.rm_file(path)
+        One request each: the answer to a request for many is "done" even if some of them were refused, and fsspec would
+        take `*` and `[` in their names for patterns.
+        """
 
-        if object_names:
-            self._request(remove, "deleting")
+        def remove(name: str) -> None:
+            def request(filesystem: Any, base: str) -> None:
+                with suppress(FileNotFoundError):
+                    filesystem.rm_file(f"{base}/{name}")
+
+            self._request(request, f"deleting {name}")
+
+        self.map(remove, names)
 
     def delete_folder(self, folder: str) -> None:
         """Delete all objects under `folder`."""
         self.delete(f"{folder}/{name}" for name in self.names(folder))
 
+    def server_time(self) -> float | None:
+        """The time by the clock of the server, with which it stamps objects; None if it does not stamp them.
+
+        In seconds since 1970. An object is written and listed.
+        """
+        self.write("clock/now", b"{}")
+        written = self.names("clock").get("now")
+        return written.written if written else None
+
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """Apply `function` to the items in parallel; returns the results in order, raises the first error."""
-        with ThreadPoolExecutor(max_workers=PARALLEL_REQUESTS) as pool:
-            return list(pool.map(function, items))
+        """Apply `function` to the items in parallel; returns the results in order, raises the first error.
+
+        After an error, and when the caller is interrupted, no further item is begun.
+        """
+        pending = list(enumerate(items))[::-1]
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            with suppress(IndexError):  # by `pop`, once nothing is pending
+                while not errors:
+                    index, item = pending.pop()
+                    try:
+                        results[index] = function(item)
+                    except BaseException as error:
+                        errors.append(error)
+
+        count = len(pending)
+        # Daemons, unlike the threads of an executor: a request that is never answered must not hold the process.
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(PARALLEL_REQUESTS, count))]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            pending.clear()
+            raise
+        if errors:
+            raise errors[0]
+        return [results[index] for index in range(count)]
 
     def _request(self, request: Callable[[Any, str], T], action: str, local: Path | None = None) -> T:
         """Call `request(filesystem, base)` with retries after connection errors.
@@ -216,12 +264,24 @@ class Remote:
             except Exception as error:
                 raise self._translate_error(error, action, local) from None
 
-        return retry(
-            attempt,
-            BACKOFF,
-            should_retry=lambda error: isinstance(error, StoreUnreachable),
-            before_pause=lambda error, attempt, pause_s: logger.info("%s; again in %.1f s", error, pause_s),
-        )
+        began = time.monotonic()
+
+        def report(error: Exception, attempt: int, pause_s: float) -> None:
+            level = logging.INFO if time.monotonic() - began < SLOW_S else logging.WARNING
+            logger.log(level, "%s; again in %.1f s", error, pause_s)
+
+        try:
+            result = retry(
+                attempt,
+                ONCE if began - self._down_since < DOWN_S else BACKOFF,
+                should_retry=lambda error: isinstance(error, StoreUnreachable),
+                before_pause=report,
+            )
+        except StoreUnreachable:
+            self._down_since = time.monotonic()
+            raise
+        self._down_since = -math.inf
+        return result
 
     def _translate_error(self, error: Exception, action: str, local: Path | None) -> ConfigError | Retryable:
         """Translate a backend's error: `ConfigError` for what the operator must change, else `StoreUnreachable`."""

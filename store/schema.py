@@ -20,11 +20,12 @@ import duckdb
 from common.errors import ConfigError
 from store.artifacts import Artifact
 from store.events import NAMED_BY_FIELD, with_finite
+from store.manifest import recorded_execution
 
 logger = logging.getLogger(__name__)
 
 _EPOCH = datetime(1970, 1, 1)
-SCHEMA = 3  # a new version needs an entry in MIGRATIONS
+SCHEMA = 5  # a new version needs an entry in MIGRATIONS
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ ARTIFACTS = CatalogTable(
     execution VARCHAR, stage VARCHAR, version INTEGER, run VARCHAR, created TIMESTAMP, bytes BIGINT, file_count INTEGER,
     digest VARCHAR, commit VARCHAR, host VARCHAR, config JSON, facts JSON,
     files JSON,  -- path -> {bytes, sha256}
-    label VARCHAR  -- of the step: evaluate:align
+    label VARCHAR,  -- of the step: evaluate:align
+    published_as VARCHAR  -- the execution's id in the manifest, which differs after a takeover by another machine
     """,
 )
 INPUTS = CatalogTable(
@@ -92,7 +94,8 @@ INPUTS = CatalogTable(
     """
     artifact VARCHAR,  -- artifacts.id of the artifact that was made
     name VARCHAR, kind VARCHAR, key VARCHAR,
-    execution VARCHAR  -- of the input: which version of it was read
+    execution VARCHAR,  -- of the input
+    published_as VARCHAR  -- of the input: which version of it was read
     """,
     key=("artifact", "name"),
 )
@@ -163,10 +166,9 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
     """The row of an artifact in the table `artifacts`."""
     manifest = artifact.manifest
     return {
-        **{
-            name: manifest[name]
-            for name in ("stage", "label", "version", "execution", "run", "digest", "commit", "host")
-        },
+        **{name: manifest[name] for name in ("stage", "label", "version", "run", "digest", "commit", "host")},
+        "execution": artifact.recorded_execution,
+        "published_as": artifact.execution,
         "id": artifact.id,
         "kind": artifact.kind,
         "key": artifact.key,
@@ -182,7 +184,14 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
     """The rows of an artifact's inputs in the table `inputs`."""
     executions = artifact.manifest["input_executions"]
     return [
-        {"artifact": artifact.id, "name": name, "kind": kind, "key": key, "execution": executions.get(name)}
+        {
+            "artifact": artifact.id,
+            "name": name,
+            "kind": kind,
+            "key": key,
+            "execution": recorded_execution(executions[name]),
+            "published_as": executions[name],
+        }
         for name, full_id in artifact.manifest["inputs"].items()
         for kind, _, key in [full_id.partition("/")]
     ]
@@ -259,10 +268,10 @@ WITH RECURSIVE up(id, depth, name, made) AS (
     SELECT a.id, up.depth + 1, i.name, i.artifact
     FROM up JOIN inputs i ON i.artifact = up.id
     JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
-        a.execution = i.execution
+        a.published_as = i.published_as
         -- the version that was read is gone: show the one that has its key now
         OR (a.superseded = 0 AND NOT EXISTS (
-            SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.execution = i.execution)))
+            SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.published_as = i.published_as)))
 )
 SELECT up.depth, up.name, up.made, a.* FROM up JOIN artifacts a USING (id) ORDER BY up.depth, a.kind, a.id
 """
@@ -297,6 +306,12 @@ FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
     2: (PLANS.create(), NOTES.create()),
+    3: (),
+    4: (
+        "ALTER TABLE artifacts ADD COLUMN published_as VARCHAR",
+        "ALTER TABLE inputs ADD COLUMN published_as VARCHAR",
+        "DELETE FROM ingested WHERE path LIKE 'artifacts/%'",
+    ),
 }
 
 

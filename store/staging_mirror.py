@@ -1,7 +1,11 @@
 """Mirror of a staging folder at the remote, so that another machine can resume the work of one that is lost.
 
-    <url>/staging/<key>/<file>            the files of the staging folder
-    <url>/staging/<key>/snapshot.json     written last: {"id", "progress", "files": name -> bytes}
+    <url>/staging/<key>/<fence>/<file>            the files of the staging folder
+    <url>/staging/<key>/<fence>/snapshot.json     written last: {"id", "progress", "files": name -> bytes}
+
+Each holder of the key's lease has a folder of its own, so that one that stood still and goes on mixes nothing into the
+work of its successor. Who has sent a snapshot removes the folders of earlier holders. The hosts of a stage that share
+no disk write without a `<fence>`.
 
 A snapshot is sent whenever something is finished: a checkpoint (`checkpoints/steps/<n>/`) or a work item (its marker
 under `rounds/`). Other changes are sent every few minutes. A snapshot lists the files that existed at one moment, so a
@@ -25,6 +29,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, sync_folder, write_json, writing
+from common.text import duration
 from store.manifest import LARGEST_MANIFEST, is_safe_name
 from store.remote import Remote
 
@@ -32,14 +37,20 @@ logger = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 20.0
 PUSH_CHANGES_EVERY_S = 300.0
+WARN_AFTER = 3  # pushes in a row that fail, of which the operator is told; of one that is refused at once
+STOP_S = 30.0  # how long a cancelled step waits until its unfinished work is sent
 CLOCK_TICK_S = 0.01  # resolution of file times: the kernel takes them from its last clock tick
 LISTINGS = 20  # attempts to list a folder in which files keep being removed, until the next push tries again
 SNAPSHOT, LOG = "snapshot.json", "log.txt"
+PUBLICATION = "publication.json"  # the id under which this machine publishes the outputs (tasks/engine/staging.py)
+UPLOADS = "uploads.json"  # {"at": time of the last snapshot sent or null, "error": why none could be sent since, or ""}
 SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} of the last snapshot sent
+_SNAPSHOT = re.compile(rf"(?:[0-9]{{8,}}/)?{re.escape(SNAPSHOT)}")
+_OF_HOLDER = re.compile(r"([0-9]{8,})/.*")
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
 _MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", SENT}
+_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", PUBLICATION, UPLOADS, SENT}
 # What an item is working on: another machine runs it from the beginning.
 _OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
 
@@ -53,12 +64,17 @@ class StagingMirror:
     `before`: called before each snapshot, to send data that must not be older than the snapshot.
     """
 
-    def __init__(self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None) -> None:
-        self._remote, self._folder, self._before = remote, folder, before
-        self._prefix = f"staging/{folder.name}"
+    def __init__(
+        self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None, *, fence: int = 0
+    ) -> None:
+        self._remote, self._folder, self._before, self._fence = remote, folder, before, fence
+        self._all = f"staging/{folder.name}"
+        self._prefix = f"{self._all}/{fence:08d}" if fence else self._all
         self._finished: int | None = None  # count of finished steps and items in the last snapshot, see `_finished`
         self._sent: Stamps = {}
         self._pushed_at = time.monotonic()
+        self.patience_s: float | None = None
+        self._failures = 0  # pushes that failed since the last snapshot was sent
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._push_often, name="staging-mirror", daemon=True)
 
@@ -67,14 +83,26 @@ class StagingMirror:
         self._thread.start()
 
     def stop(self, *, published: bool) -> None:
-        """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote."""
+        """Stop the thread, and send a snapshot if more is finished; if `published`, remove everything at the remote.
+
+        After `patience_s`, if set, the rest is left to a daemon thread: Ctrl-C must not wait for hours of uploads, or
+        for a remote that does not answer.
+        """
         self._stop.set()
+        end = threading.Thread(target=self._end, args=(published,), name="staging-mirror-end", daemon=True)
+        end.start()
+        end.join(self.patience_s)
+        if end.is_alive():
+            logger.warning("the unfinished work was not sent to %s within %s s", self._remote.url, self.patience_s)
+
+    def _end(self, published: bool) -> None:
         # A thread that was never started has no `ident`: then this process only reads the mirror.
         is_sender = self._thread.ident is not None
         if is_sender:
             self._thread.join()
         try:
             if published:
+                self._before()  # which raises if another machine works on the key by now
                 self.remove()
             elif is_sender and self._folder.is_dir():
                 self.push()
@@ -107,9 +135,16 @@ class StagingMirror:
         }
         self._remote.write(f"{self._prefix}/{SNAPSHOT}", json.dumps(content, sort_keys=True).encode())
         self._pushed_at = time.monotonic()
+        self._failures = 0
         self._record_sent(snapshot, files)
+        self._note_upload(time.time(), "")
         # Only now: the snapshot before this one, which another machine may be reading, listed them.
-        self._remote.delete(f"{self._prefix}/{name}" for name in remote_files.keys() - files.keys() - {SNAPSHOT})
+        obsolete = {name for name in remote_files.keys() - files.keys() - {SNAPSHOT} if _fence_of(name) is None}
+        self._remote.delete(f"{self._prefix}/{name}" for name in obsolete)
+        if self._fence:
+            names = self._remote.names(self._all)
+            earlier = [name for name in names if (_fence_of(name) or self._fence) < self._fence]
+            self._remote.delete(f"{self._all}/{name}" for name in earlier)
         return True
 
     def _send(self, files: Stamps, sent: Stamps) -> bool:
@@ -132,9 +167,10 @@ class StagingMirror:
 
     def pull(self) -> bool:
         """Replace the folder by the snapshot if that is more advanced; returns whether it was replaced."""
-        snapshot = self._snapshot()
-        if not _is_valid(snapshot):
+        most_advanced = self._most_advanced()
+        if most_advanced is None:
             return False
+        prefix, snapshot = most_advanced
         # This machine may be further along, for what is newer than the last snapshot is only here.
         if self._folder.is_dir() and _progress(_list_consistently(self._folder)) >= snapshot["progress"]:
             return False
@@ -145,8 +181,10 @@ class StagingMirror:
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
             # If one is missing, a sender that has lost the lease may have replaced the snapshot in the meantime.
-            if not all(self._remote.map(lambda name: self._fetch(name, target / name), snapshot["files"])):
-                logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, self._prefix)
+            if not all(
+                self._remote.map(lambda name: self._fetch(f"{prefix}/{name}", target / name), snapshot["files"])
+            ):
+                logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, prefix)
                 shutil.rmtree(target)
                 return False
             if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
@@ -163,26 +201,34 @@ class StagingMirror:
 
     def _fetch(self, name: str, target: Path) -> bool:
         """Download a file of the snapshot and fsync it; False if it does not exist."""
-        if not self._remote.get(f"{self._prefix}/{name}", target):
+        if not self._remote.get(name, target):
             return False
         with target.open("rb") as file:
             os.fsync(file.fileno())
         return True
 
     def remove(self) -> None:
-        """Remove the key's unfinished work from the remote, the snapshot first."""
-        names = self._remote.names(self._prefix)
-        if SNAPSHOT in names:
-            self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
-        self._remote.delete(f"{self._prefix}/{name}" for name in names if name != SNAPSHOT)
+        """Remove the key's unfinished work from the remote, the snapshots first."""
+        names = self._remote.names(self._all)
+        snapshots = {name for name in names if _SNAPSHOT.fullmatch(name)}
+        self._remote.delete(f"{self._all}/{name}" for name in snapshots)
+        self._remote.delete(f"{self._all}/{name}" for name in names.keys() - snapshots)
         self._remote.delete_folder(host_files(self._folder.name))
 
-    def _snapshot(self) -> Any:
-        return self._remote.read_json(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
+    def _snapshot(self, prefix: str) -> Any:
+        return self._remote.read_json(f"{prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
+
+    def _most_advanced(self) -> tuple[str, Any] | None:
+        """The most advanced of the snapshots that holders of the lease have sent, with the prefix of its files."""
+        names = sorted(name for name in self._remote.names(self._all) if _SNAPSHOT.fullmatch(name))
+        prefixes = [f"{self._all}/{name}".removesuffix(f"/{SNAPSHOT}") for name in names]
+        snapshots = [(prefix, self._snapshot(prefix)) for prefix in prefixes]
+        valid = [entry for entry in snapshots if _is_valid(entry[1])]
+        return max(valid, key=lambda entry: entry[1]["progress"], default=None)
 
     def _last_sent(self) -> Stamps:
         """The files of the last snapshot that this machine sent; empty if another machine has sent one since."""
-        sent, snapshot = read_json(self._folder / SENT), self._snapshot()
+        sent, snapshot = read_json(self._folder / SENT), self._snapshot(self._prefix)
         if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
             return sent["files"]
         return {}
@@ -197,13 +243,38 @@ class StagingMirror:
             try:
                 self.push(changes=time.monotonic() - self._pushed_at > PUSH_CHANGES_EVERY_S)
             except (ConfigError, Retryable, OSError) as error:
-                # A checkpoint may have been removed meanwhile for a newer one.
-                logger.info("unfinished work is sent later: %s", error)
+                # Once may be chance: a checkpoint may have been removed meanwhile for a newer one.
+                self._failures += 1
+                refused = isinstance(error, ConfigError)
+                first = self._failures == (1 if refused else WARN_AFTER)
+                logger.log(logging.WARNING if first else logging.INFO, "unfinished work cannot be sent: %s", error)
+                if refused or self._failures >= WARN_AFTER:
+                    uploads = read_json(self._folder / UPLOADS)
+                    self._note_upload(uploads.get("at") if isinstance(uploads, dict) else None, str(error))
+
+    def _note_upload(self, at: float | None, error: str) -> None:
+        with suppress(OSError):  # the folder may be gone, or its disk full
+            write_json(self._folder / UPLOADS, {"at": at, "error": error}, durable=False)
+
+
+def upload_note(folder: Path) -> str:
+    """When the unfinished work in a staging folder was last sent to the remote, and why not since; "" without one."""
+    uploads = read_json(folder / UPLOADS)
+    if not isinstance(uploads, dict):
+        return ""
+    ago = f"{duration(max(0.0, time.time() - uploads['at']))} ago" if uploads.get("at") else "never"
+    return f"NOT uploaded (last: {ago}): {uploads['error']}" if uploads.get("error") else f"uploaded {ago}"
 
 
 def host_files(key: str) -> str:
     """The folder at the remote in which the hosts of a stage and the launching machine exchange messages."""
     return f"hosts/{key}"
+
+
+def _fence_of(name: str) -> int | None:
+    """The fence in the name of a file below `staging/<key>`; None if it is in no holder's folder."""
+    match = _OF_HOLDER.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _list_consistently(folder: Path) -> Stamps:

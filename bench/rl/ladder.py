@@ -97,8 +97,8 @@ def read_figures(store: Store, record: Mapping[str, list], table: FactTable) -> 
             if evaluation is None or checkpoint is None:  # not finished yet
                 continue
             rows = read_rows(evaluation.path / "rows.jsonl")
-            (processor,) = catalog.query(_PROCESSOR, (checkpoint.execution,))
-            factors = tuple(row["value"] for row in catalog.query(_FACTOR, (checkpoint.execution,)))
+            (processor,) = catalog.query(_PROCESSOR, (checkpoint.recorded_execution,))
+            factors = tuple(row["value"] for row in catalog.query(_FACTOR, (checkpoint.recorded_execution,)))
             figures[run["arm"]][stage][run["seed"]] = StageFigures(
                 **figures_of(rows, table), processor_seconds=processor["seconds"], factors=factors
             )

@@ -76,7 +76,7 @@ class Bench:
         catalog.ingest()
         query = catalog.query(
             "SELECT name, step, value FROM metrics WHERE execution = ? ORDER BY name, step",
-            [self.store.get(artifact).execution],
+            [self.store.get(artifact).recorded_execution],
         )
         curves: dict[str, list[tuple[int, float]]] = {}
         for row in query:

@@ -287,12 +287,16 @@ class EndpointPool:
         try:
             # Wait for a request of the same digest in another process, then look for its reply.
             pause = FIRST_POLL_S
-            while not cache.locks.acquire(digest):
+            while not (cache.locks.acquire(digest) and await cache.claim(digest)):
                 if pause == LONGEST_POLL_S and not self._wait_is_logged:
                     self._wait_is_logged = True
                     logger.warning("endpoint %r: waiting for replies that another process has asked for", name)
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_POLL_S, 2 * pause)
+                if cache.claims is not None:  # the claim of a host stays; what ends the wait is the reply
+                    cache.refresh()
+                    if cache.reply(digest) is not None:
+                        break
             # Whoever held the lock has written its reply to a shard of its own, which is not indexed here yet.
             cache.refresh()
             if (cached := await self._cached(request, name, digest)) is not None:
@@ -307,6 +311,8 @@ class EndpointPool:
             # process may send them. The job may be of another endpoint for the same model, whose fallback this one is.
             if not any(queue.has_in_job(digest) for queue in self._batch_queues.values()):
                 cache.locks.release(digest)
+                if cache.claims is not None:
+                    cache.claims.release(digest, answered=isinstance(result, ChatReply))
             del self._in_flight[digest]
             in_flight.set_result(result)
 

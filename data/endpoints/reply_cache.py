@@ -1,6 +1,6 @@
 """The reply cache: paid replies of a model by request digest, shared by all runs, and the ledger events of attempts.
 
-    <replies>/<model>/<host>-<random>.jsonl   a shard: appended to by one process at a time, which holds its flock
+    <replies>/<model>/<host>-….jsonl          a shard: appended to by one process at a time, which holds its flock
     <replies>/<model>/pulled/*.jsonl          shards of other machines, fetched from the store's remote
     <replies>/<model>/batches/                batch jobs in progress
     <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
@@ -12,6 +12,7 @@ million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.events import Emit, emit_all
 from common.file_locks import has_locks, try_flock
-from common.files import sync_folder
+from common.files import folder_identity, sync_folder
 from common.keyed_log import KeyedLog
 from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
@@ -70,6 +71,8 @@ class ReplyCache:
         self._pending: list[_Entry] = []
         self.writer: asyncio.Task[None] | None = None
         self._log = KeyedLog(self._index_line)
+        # Who pays again on purpose waits for nobody's reply.
+        self.claims = source.claims(model) if source.claims and not source.ask_again else None
         self._own_shards: dict[Path, int] = {}  # path -> the descriptor that holds its flock
         try:
             (self.folder / BATCHES).mkdir(parents=True, exist_ok=True)
@@ -129,6 +132,10 @@ class ReplyCache:
         # The reply is paid for, so the cancellation of a request must not cancel the write.
         await asyncio.shield(entry.done)
 
+    async def claim(self, digest: str) -> bool:
+        """Claim a request among the hosts that share the replies; False while another one has claimed it."""
+        return self.claims is None or await asyncio.to_thread(self.claims.acquire, digest)
+
     def adopt(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write rows of an earlier file of this execution, except those that are here already."""
         by_digest = {row["digest"]: row for row in rows if self._log.get(bytes.fromhex(row["digest"])) is None}
@@ -147,7 +154,9 @@ class ReplyCache:
     def _open_shard(self) -> None:
         """Choose the shard to append to: one of this host that no process writes to, or a new one."""
         prefix = re.sub(r"[^A-Za-z0-9.]+", "_", platform.node())[:64].lstrip(".") or "host"
-        # Only shards that this host began: whether a lock also keeps other hosts out depends on the file system.
+        # Only shards that this host began in this folder: whether a lock also keeps other hosts out depends on the file
+        # system, and of two copies of a folder that go on with one shard, the remote would keep the longer one.
+        prefix += f"-{hashlib.sha256(folder_identity(self.folder).encode()).hexdigest()[:8]}"
         existing = [
             path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES
         ]

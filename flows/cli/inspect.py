@@ -15,14 +15,16 @@ from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from flows.starts import dag_in
 from store.add import add_files, check_plain
-from store.artifacts import Artifact, Store
+from store.artifacts import Artifact, Store, short_id
 from store.catalog import Catalog, CatalogRow
 from store.garbage import collect, find_garbage
-from store.manifest import ADDED
+from store.manifest import ADDED, MANIFEST
 from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
+from store.staging_mirror import upload_note
 from tasks.engine.staging import read_retry_note
 
+READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
 # The newest attempt at each key. A reuse is an attempt's row as well, but says nothing about how the work went.
 _LAST_RUNS = """
 SELECT key, state, attempt, started, seconds, error FROM runs
@@ -79,6 +81,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "artifacts": [artifact.id for artifact in artifacts],
                 "start": next((store.get(full_id).id for full_id in step.stored_inputs.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
+                "upload": upload_note(staging) if state in ("running", "waiting", "interrupted", "failed") else "",
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),
                 "error": damage or (last_run.get("error") if state == "failed" else None),
@@ -165,16 +168,32 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
     else:
         # A folder whose manifest cannot be read is not in the list of artifacts, and is the one that must be reported.
         # So all folders are visited, not all artifacts.
-        readable = {artifact.folder: artifact for artifact in store.list(superseded=True)}
         checked = {}
         for kind, key, number, folder in store.folders():
-            name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
-            listed = readable.get(folder)
-            checked[name] = store.verify(listed, remote=remote) if listed else ["manifest.json"]
+            damage = _damage(store, kind, key, number, folder, remote)
+            if damage is not None:
+                checked[short_id(kind, key, number)] = damage
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
     return {"artifacts": len(checked), "damaged": damaged, "remedies": {name: _remedy(store, name) for name in damaged}}
+
+
+def _damage(store: Store, kind: str, key: str, number: int, folder: Path, remote: bool) -> list[str] | None:
+    """The damaged files of the artifact in a folder; None if there is none any more.
+
+    Runs may publish meanwhile: then the folder has moved, and another version may have its path.
+    """
+    damage = [MANIFEST]
+    for _ in range(READ_AGAIN):
+        artifact = store.read(kind, key, number, folder)
+        damage = store.verify(artifact, remote=remote) if artifact else [MANIFEST]
+        if not folder.is_dir():
+            return None
+        current = store.read(kind, key, number, folder)
+        if not damage or (current.manifest if current else None) == (artifact.manifest if artifact else None):
+            break
+    return damage
 
 
 def _remedy(store: Store, artifact_id: str) -> str:
@@ -347,7 +366,7 @@ def _catalog(store: Store) -> Catalog:
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
-    catalog.ingest()
+    catalog.catch_up()
     return catalog
 
 

@@ -100,7 +100,7 @@ def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[
     while whole_run:
         # Check whether the run is alive before reading its stages, so that a stage that ends in between is not missed.
         alive = store.run_lock(log.run).held_elsewhere()
-        Catalog(store).ingest()
+        Catalog(store).catch_up()
         later = [
             other for other in run_logs(store, log.run) if other.state != "reused" and _goes_on(store, other, read)
         ]
@@ -155,7 +155,7 @@ def run_id(store: Store, run: str | None) -> str:
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
-    catalog.ingest()
+    catalog.catch_up()
     runs = {row["run"]: row["name"] for row in catalog.query(_RUNS)}
     if not runs:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
 from flows.run_state import LIVE, RUNS, Query, RunState, StepState, questions_by_run, run_state, state_of
 from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy, CatalogRow
+from store.catalog import Catalog, CatalogRow
 
 MOST_SEARCHED = 10_000  # newest runs that are searched for a name
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
@@ -101,8 +101,7 @@ def reading(store: Store) -> Iterator[Query]:
         yield lambda sql, *parameters: []
         return
     catalog = Catalog(store)
-    with suppress(CatalogBusy):  # other processes keep updating it, so it is recent enough
-        catalog.ingest(patience=PATIENCE_S)
+    catalog.catch_up(patience=PATIENCE_S)
     with catalog.reading() as query:
         yield query
 

@@ -145,6 +145,8 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
         if not detail and row["state"] in ("running", "interrupted") and progress.get("done") is not None:
             total = f"/{amount(progress['total'])}" if progress.get("total") else ""
             detail = f"{amount(progress['done'])}{total} {progress.get('unit', '')}"
+        if row.get("upload"):
+            detail = "  ".join(part for part in (detail, f"({visible(row['upload'])})") if part)
         elapsed = duration(row["seconds"]) if row["seconds"] is not None and row["state"] == "made" else ""
         state = Text(row["state"], style=STATES[row["state"]])
         start = [f"(from {row['start']})"] if row["start"] else []

@@ -6,6 +6,7 @@ comparison is published: if the process is killed in between, it is raised twice
 """
 
 import logging
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -223,7 +224,7 @@ def _publish_comparison(
     counts = {side.artifact.id: len(side.comparison["benchmarks"]) for side in comparisons}
     # Two nights on two machines may end with the same comparison. The lock and `supersede` make the second one replace
     # the first.
-    with store.lock(key) as _:
+    with store.lock(key), store.lease(key, time.sleep, lambda host: None) as lease:
         folder = store.staging(key) / "output" / KIND
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "comparison.json", {"sides": sides, "regressions": regressions, "notes": notes})
@@ -238,12 +239,13 @@ def _publish_comparison(
             config=config.schedule.model_dump(mode="json", include=_RULE),
             inputs={"new": new, **earlier.by_role},
             facts={"regressions": regressions, "benchmarks": counts},
+            fence=lease.fence,
             run=run_id,
             label="evaluation",
             supersede=True,
         )
         store.discard(store.staging(key))
-    _mirror(store, artifact)
+        _mirror(store, artifact)
     try:
         Catalog(store).ingest(patience=5.0)
     except (CatalogBusy, ConfigError) as error:

@@ -257,7 +257,7 @@ def lock_files(store: Store) -> int:
 def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     """Write the final row of an attempt whose process died: done if all outputs are published, else interrupted."""
     label, run = row["label"] or row["stage"], (row["run"] or "")[:8]
-    published = {a.kind: a for a in store.list() if (a.key, a.execution) == (row["key"], row["execution"])}
+    published = {a.kind: a for a in store.list() if (a.key, a.recorded_execution) == (row["key"], row["execution"])}
     complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
     execution_file = store.root / "staging" / row["key"] / "execution.json"
     execution = read_json(execution_file)

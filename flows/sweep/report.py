@@ -105,7 +105,7 @@ def _execution(store: Store, record: Record, key: str) -> str | None:
         artifacts = [store.find(kind, key) for kind in outputs]
     except ConfigError:
         return None  # damaged: it will be made again
-    return artifacts[0].execution if artifacts[0] and all(artifacts) else None
+    return artifacts[0].recorded_execution if artifacts[0] and all(artifacts) else None
 
 
 def _state(

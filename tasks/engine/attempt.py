@@ -24,7 +24,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import write_json, writing
-from store.artifacts import Artifact, Store
+from store.artifacts import Artifact, KeyLease, Store
 from store.events import EventWriter, read_live
 from store.locks import KeyLock
 from store.manifest import code_commit, host
@@ -36,7 +36,7 @@ from tasks.engine.fanout.executor import ExecutorFactory, local_executor
 from tasks.engine.fanout.own_disk import through_remote
 from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import Staging, failure_in_sweep, open_staging
+from tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
 from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
 from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
@@ -94,7 +94,7 @@ class _Attempt:
             reusable = self._reusable()
         except (ConfigError, Retryable):
             reusable = None  # another process may be replacing the artifacts: check again under the lock
-        if reusable:
+        if reusable and self._is_sent(reusable):
             return self._reuse(reusable)
         with self.slot():
             return self._run_with_slot()
@@ -103,17 +103,18 @@ class _Attempt:
         lock = self._take_lock()
         try:
             # The previous holder of the lock may have published the artifacts.
-            if reusable := self._reusable():
+            reusable = self._reusable()
+            if reusable and self._is_sent(reusable):
                 return self._reuse(reusable)
             # The lock excludes processes of this machine, the lease those of other machines that share the remote.
-            with self.store.lease(self.key, pause, self._wait_for_host) as check_lease:
+            with self.store.lease(self.key, pause, self._wait_for_host) as lease:
                 if self.store.url is not None:
                     self.store.refresh(held=self.key)
                     if reusable := self._reusable():  # likewise the previous holder of the lease
                         return self._reuse(reusable)
                 send = not self._hosts_have_own_disks()
-                with self.store.mirrored_staging(self.key, send=send, check=check_lease):
-                    return self._produce(check_lease)
+                with self.store.mirrored_staging(self.key, send=send, check=lease.check):
+                    return self._produce(lease)
         finally:
             lock.release()
 
@@ -174,14 +175,23 @@ class _Attempt:
         complete = all(set(a.manifest["outputs"]) == artifacts.keys() for a in artifacts.values())
         return artifacts if complete and len(executions) == 1 else None
 
+    def _is_sent(self, artifacts: Artifacts) -> bool:
+        """Whether the store's remote, if it has one, has the artifacts.
+
+        Those that an earlier attempt could not send are reused only under the lease: another machine may have taken
+        the work over since, and then its artifacts are the ones that all machines use.
+        """
+        store = self.store
+        return not isinstance(store, MirroredStore) or all(map(store.is_mirrored, artifacts.values()))
+
     def _reuse(self, artifacts: Artifacts) -> dict[str, str]:
         outputs = {kind: artifact.id for kind, artifact in artifacts.items()}
-        self.log.reused(next(iter(artifacts.values())).execution, outputs)
+        self.log.reused(next(iter(artifacts.values())).recorded_execution, outputs)
         return outputs
 
     # Work
 
-    def _produce(self, check_lease: Callable[[], None]) -> dict[str, str]:
+    def _produce(self, lease: KeyLease) -> dict[str, str]:
         """Fetch the inputs, open the staging folder, work and publish; record how it ends."""
         # An input that was damaged since is found now, not in the results of hours of work.
         for artifact in self.inputs.values():
@@ -190,27 +200,25 @@ class _Attempt:
                 self.log.notify("waiting", note=f"fetching {artifact.id} from {self.store.location}")
                 self.store.fetch(artifact, without=self.stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
         with writing(self.store.root):
-            staging = open_staging(self.store, self.key, self.inputs, force=self.context.force)
+            staging = open_staging(self.store, self.key, self.inputs, force=self.context.force, fence=lease.fence)
             self.log.started(staging)
         self.log.ingest()
         try:
-            outputs = self._work_and_publish(staging, check_lease, self._forwarder(staging))
+            outputs = self._work_and_publish(staging, lease, self._forwarder(staging))
         except BaseException as error:
             self.log.failed(staging, error)
             raise
         self.log.done(outputs)
         return outputs
 
-    def _work_and_publish(
-        self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder
-    ) -> dict[str, str]:
+    def _work_and_publish(self, staging: Staging, lease: KeyLease, forwarder: Forwarder) -> dict[str, str]:
         """Work unless it is complete, and publish. Returns kind -> artifact id. Always ends the telemetry."""
         try:
             # After an attempt that was interrupted between `done.json` and its last rename, publishing is all to do.
             if staging.done() is None:
-                self._work(staging, check_lease, forwarder)
-            check_lease()
-            outputs = self._publish(staging)
+                self._work(staging, lease.check, forwarder)
+            lease.check()
+            outputs = self._publish(staging, lease.fence)
         except BaseException as error:
             outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
             self._end_telemetry(staging, forwarder, outcome)
@@ -228,9 +236,9 @@ class _Attempt:
         self._write_request(staging)
         ingested_at = mirrored_at = time.monotonic()
         # Replies that other machines have paid for are fetched before the first request is sent.
-        endpoints = self.section.get("endpoints", {}).values()
-        if endpoints and isinstance(self.store, MirroredStore):
-            self.store.pull_replies({endpoint["model"] for endpoint in endpoints})
+        models = {endpoint["model"] for endpoint in self.section.get("endpoints", {}).values()}
+        if models and isinstance(self.store, MirroredStore):
+            self.store.pull_replies(models)
 
         # Called several times a second: catalog, telemetry and mirror are updated at longer intervals.
         def on_progress(live: dict[str, Any]) -> None:
@@ -242,9 +250,9 @@ class _Attempt:
                 self.log.ingest(unless_s=INGEST_EVERY_S)
                 forwarder.forward()
                 ingested_at = time.monotonic()
-            if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
+            if models and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
                 # In a thread: an upload must not stop this loop, which also watches the child and the lease.
-                threading.Thread(target=self.log.mirror_replies, daemon=True).start()
+                threading.Thread(target=self.log.mirror_replies, args=(models,), daemon=True).start()
                 mirrored_at = time.monotonic()
 
         # The fan-outs must be complete before the function, which reads what they wrote.
@@ -297,9 +305,13 @@ class _Attempt:
         return self.store.url is not None and on_other_hosts
 
     def _child_module(self) -> str:
-        """The module of the child process: another one if files of the inputs are only at the remote."""
+        """The module of the child process: another one if it needs the store's remote.
+
+        For files of the inputs that are only there, or for claims on requests that other hosts may send, too.
+        """
+        asks = self.store.url is not None and bool(self.section.get("endpoints"))
         all_local = all(map(self.store.has_files, self.inputs.values()))
-        return "tasks.engine.child_main" if all_local else "tasks.engine.remote_child"
+        return "tasks.engine.child_main" if all_local and not asks else "tasks.engine.remote_child"
 
     def _events(self, staging: Staging) -> Path:
         """The path that the names of this attempt's event files start with."""
@@ -370,12 +382,13 @@ class _Attempt:
         emit("metric", name="telemetry_undelivered", step=staging.attempt, value=count)
         emit.close()
 
-    # Publication
+    # PublishedAs
 
-    def _publish(self, staging: Staging) -> dict[str, str]:
+    def _publish(self, staging: Staging, fence: int) -> dict[str, str]:
         """Publish with one rename per kind; kinds that an earlier attempt of this execution published are skipped."""
         self.log.notify("publishing")
         written_kinds = staging.done() or []
+        publication = staging.publication(fence)
         kinds = [kind for kind in self.stage.outputs if kind in written_kinds]
         # One rename for each kind, in the order of the stage's declaration.
         published = {}
@@ -383,11 +396,13 @@ class _Attempt:
             folder = staging.output(kind)
             # The rename moves the folder away, so a folder with files is one that is still to be published.
             if folder.is_dir() and any(folder.iterdir()):
-                published[kind] = self._publish_kind(kind, kinds, staging).id
+                published[kind] = self._publish_kind(kind, kinds, staging, publication).id
                 continue
             # The folder has been moved: an earlier attempt of this execution must have published this kind.
             artifact = self.store.find(kind, self.key)
-            if artifact is None or artifact.execution != staging.execution:
+            if artifact is None or artifact.execution != publication.execution:
+                # Or it did, and another machine has published its own since: then all kinds are written again.
+                staging.mark_unfinished()
                 raise StageCrash(f"its output {kind} is missing from {folder}")
             published[kind] = artifact.id
         # With everything published, the staging folder can be removed; its log moves to the store's logs.
@@ -399,7 +414,7 @@ class _Attempt:
             self.store.discard(staging.path)
         return published
 
-    def _publish_kind(self, kind: str, kinds: list[str], staging: Staging) -> Artifact:
+    def _publish_kind(self, kind: str, kinds: list[str], staging: Staging, publication: PublishedAs) -> Artifact:
         try:
             return self.store.publish(
                 kind,
@@ -410,7 +425,8 @@ class _Attempt:
                 config=self.section,
                 inputs=self.inputs,
                 facts=staging.facts(kind),
-                execution=staging.execution,
+                execution=publication.execution,
+                fence=publication.fence,
                 outputs=tuple(kinds),
                 run=self.context.run_id,
                 label=self.log.label,

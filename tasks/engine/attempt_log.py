@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,14 +164,16 @@ class AttemptLog:
             with _uploading:
                 self._store.push_replies()
 
-    def mirror_replies(self) -> None:
-        """Send the paid replies so far to the store's remote, unless another thread does; the end sends them again.
+    def mirror_replies(self, models: Collection[str] = ()) -> None:
+        """Send the paid replies so far to the store's remote, unless another thread does, and fetch those of `models`.
 
-        So a failure is only logged.
+        What other hosts have paid for meanwhile need not be asked again. The end sends the replies again, so a failure
+        is only logged.
         """
         if isinstance(self._store, MirroredStore) and _uploading.acquire(blocking=False):
             try:
                 self._store.push_replies()
+                self._store.pull_replies(models)
             except (ConfigError, Retryable, OSError) as error:
                 logger.warning("paid replies are not mirrored: %s", error)
             finally:

@@ -13,6 +13,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -22,6 +24,7 @@ from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
 from common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
 from common.processes import ExitCode, collector_paused, die_with_parent, give_way
+from data.endpoints.reply_source import HostClaims
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
 from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
@@ -57,7 +60,15 @@ def begin(parent: int) -> None:
     logging.getLogger("jax").setLevel(logging.WARNING)  # below, it logs each kind of device that is not present
 
 
-def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
+@dataclass(frozen=True)
+class RemoteAccess:
+    """What the function of a stage needs of the store's remote (`Job`); empty without one."""
+
+    files: RemoteFiles | None = None
+    claims: Callable[[str], HostClaims] | None = None
+
+
+def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess = RemoteAccess()) -> ExitCode:
     """Do the work of a request; return the exit code, and write `error.json` for a failure.
 
     `fan_out_part`: fan-out, item, slot and parent's PID as in `main`, or empty for the stage's function.
@@ -74,7 +85,7 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteF
         if fan_out_part:
             _run_fan_out_part(request, *fan_out_part[:3])
         else:
-            _run_stage_function(request, process_rank(), remote_files)
+            _run_stage_function(request, process_rank(), remote)
     except ConfigError as error:
         return failed(folder, ExitCode.BAD_INPUT, error)
     except Retryable as error:
@@ -146,7 +157,7 @@ def keep_compiled(store: Path, rank: int = 0) -> None:
         compile_cache.keep_on_every_process()
 
 
-def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files: RemoteFiles | None) -> None:
+def _run_stage_function(request: dict[str, Any], rank: int | None, remote: RemoteAccess) -> None:
     stage, staging = _stage_of(request), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
@@ -154,12 +165,12 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
         keep_compiled(Path(request["store"]), rank or 0)
     if rank:
         # Only process 0 reports and publishes.
-        stage.work(_job(request, stage, silent, rank, remote_files))
+        stage.work(_job(request, stage, silent, rank, remote))
         return
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
         with usage_reported(request):
-            stage.work(_job(request, stage, LoggedProgress(emit), 0, remote_files))
+            stage.work(_job(request, stage, LoggedProgress(emit), 0, remote))
         outputs = _written_outputs(stage, staging)
         # Last of all: from now on the work is complete, and the parent publishes it even if this process does not exit.
         write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
@@ -208,7 +219,7 @@ def _join_hosts(rank: int, silent_s: float) -> None:
     )
 
 
-def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_files: RemoteFiles | None = None) -> Job:
+def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote: RemoteAccess = RemoteAccess()) -> Job:
     return Job(
         stage=stage.name,
         key=request["key"],
@@ -218,7 +229,8 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_fi
         staging=Path(request["staging"]),
         emit=emit,
         replies=Path(request["store"]) / "replies",
-        remote_files=remote_files,
+        claims=remote.claims,
+        remote_files=remote.files,
         shared_disk="url" not in request,
         ask_again=request["ask_again"],
         process=rank,

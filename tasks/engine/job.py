@@ -5,7 +5,7 @@ The staging folder survives crashes and retries, so a stage continues from what 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from common.files import RemoteFiles, read_json, write_json
 from configs.base import Section, SeedName
 from configs.endpoint import EndpointConfig
 from configs.keys import FILES
-from data.endpoints.reply_source import ReplySource
+from data.endpoints.reply_source import HostClaims, ReplySource
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 
@@ -36,6 +36,7 @@ class Job:
     emit: Emit
     replies: Path | None = None  # the store's folder of paid replies
     ask_again: bool = False  # pay again for replies that other executions have paid for
+    claims: Callable[[str], HostClaims] | None = None  # of requests, among hosts that share only the store's remote
     remote_files: RemoteFiles | None = None  # opens files of inputs that are fetched only when they are read
     shared_disk: bool = True  # whether all processes of a multi-host stage see the same staging folder
     process: int = 0  # rank among the processes of a multi-host stage; only the output of process 0 is published
@@ -70,7 +71,7 @@ class Job:
         """The cache of endpoint replies: in the store, shared by all runs and stages that send the same request."""
         # Earlier versions wrote the replies of an unfinished execution to this file; they are taken over.
         folder, legacy_file = self.replies or self.scratch / "replies", self.scratch / "replies.jsonl"
-        return ReplySource(folder, self.execution, self.ask_again, legacy_file)
+        return ReplySource(folder, self.execution, self.ask_again, legacy_file, self.claims)
 
     @property
     def scratch(self) -> Path:

@@ -50,7 +50,7 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
         rows.append((name, str(len(artifact.manifest["files"])), size(artifact.bytes)))
     parts = [f"## {update.label}: {update.state}", markdown_table(("artifact", "files", "size"), rows)]
     if artifacts and update.state == "done":
-        parts += curve(store, artifacts[0].execution, update.label)
+        parts += curve(store, artifacts[0].recorded_execution, update.label)
 
     # Tables of facts and of the newest metrics, limited to what a page can show.
     facts = [(f"{a.kind}.{name}", value) for a in artifacts for name, value in _short_facts(a.manifest["facts"])]

@@ -2,7 +2,8 @@
 
 It replaces `tasks.engine.child_main`, which so need not import the clients of remotes. Its arguments:
 
-    REQUEST.json    on the machine of the run: some input files are only at the remote, and are read through a cache
+    REQUEST.json    on the machine of the run: some input files are only at the remote, and are read through a cache, or
+                    it sends requests to endpoints, of which other hosts may send the same
     URL KEY         on a host that shares no disk with that machine: one process of a multi-host stage
 
 Such a host has its own folder for the store (`$NAUTILE_STORE_CACHE` there) and gets everything from the URL: the
@@ -19,6 +20,7 @@ import logging
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ from common.processes import ExitCode
 from store.file_cache import FileCache
 from store.manifest import LARGEST_MANIFEST
 from store.mirror import MirroredStore, open_store
+from store.request_claims import RequestClaims
 from store.staging_mirror import StagingMirror, host_files
-from tasks.engine.child_main import begin, failed, leave, load_stage, process_rank, work
+from tasks.engine.child_main import RemoteAccess, begin, failed, leave, load_stage, process_rank, work
 
 logger = logging.getLogger("tasks.engine.remote_child")
 
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> int:
         return _work_on_own_disk(*arguments)
     request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     begin(request["parent"])
-    return work(request, [], _file_cache(open_remote(request["store"]), request))
+    return work(request, [], _access(open_remote(request["store"]), request))
 
 
 def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[str, Any]) -> None:
@@ -107,7 +110,7 @@ def _work_on_own_disk(url: str, key: str) -> int:
         mirror.start()
         threading.Thread(target=_send_progress, args=(store, key, ended), daemon=True).start()
     try:
-        code = work(request, [], _file_cache(store, request))
+        code = work(request, [], _access(store, request))
     finally:
         ended.set()
         if code:
@@ -201,9 +204,10 @@ def open_remote(location: str) -> MirroredStore:
     return store
 
 
-def _file_cache(store: MirroredStore, request: dict[str, Any]) -> FileCache:
-    """The cache of this machine, of the size that the request names."""
-    return FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
+def _access(store: MirroredStore, request: dict[str, Any]) -> RemoteAccess:
+    """The cache of this machine, of the size that the request names, and its claims on requests to endpoints."""
+    files = FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
+    return RemoteAccess(files, partial(RequestClaims, store))
 
 
 if __name__ == "__main__":

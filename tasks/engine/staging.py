@@ -1,9 +1,11 @@
 """The staging folder of a key, and the record that lets a later process continue its execution.
 
 An execution writes the artifacts of a key once, in one or more attempts. All attempts share its id, kept in
-`execution.json`, so metrics and samples have the same ids in each of them and a resume duplicates none.
+`execution.json`, so metrics and samples have the same ids in each of them and a resume duplicates none. What a machine
+publishes after it has taken the work over from another one has an id of its own, because the other may have published
+it as well.
 
-    execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt
+    execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt  publication.json
     rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
@@ -12,14 +14,23 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.files import read_json, write_json
 from store.artifacts import Artifact, Store
+from store.manifest import execution_after_takeover
+from store.staging_mirror import PUBLICATION
 from tasks.engine.child_process import ChildFiles
 from tasks.engine.stage import RunContext
 
 LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
+
+
+class PublishedAs(NamedTuple):
+    """The id and the fence under which all outputs of an execution are published."""
+
+    execution: str
+    fence: int
 
 
 @dataclass
@@ -32,6 +43,7 @@ class Staging:
     forced: bool
     inputs: dict[str, str]  # name -> digest of the artifact's content
     began: float  # when the first attempt did, in seconds since 1970
+    fence: int = 0  # of the lease under which the first attempt began
     unfinished_row: dict[str, Any] | None = None  # the row of an earlier attempt that never recorded its end
 
     @property
@@ -53,6 +65,17 @@ class Staging:
     def mark_unfinished(self) -> None:
         """Have the next attempt work again instead of publishing what is here."""
         (self.path / "done.json").unlink(missing_ok=True)
+        (self.path / PUBLICATION).unlink(missing_ok=True)
+
+    def publication(self, fence: int) -> PublishedAs:
+        """The id of the artifacts, of which an earlier attempt may have published some; `fence`: of the lease."""
+        record = read_json(self.path / PUBLICATION)
+        if isinstance(record, dict):
+            return PublishedAs(record["execution"], record["fence"])
+        execution = self.execution if fence == self.fence else execution_after_takeover(self.execution, fence)
+        # Before the first rename, and not sent to the remote: another machine that takes the work over publishes all.
+        write_json(self.path / PUBLICATION, {"execution": execution, "fence": fence})
+        return PublishedAs(execution, fence)
 
     def facts(self, kind: str) -> dict[str, Any]:
         """The facts that `Job.describe` recorded, and the environment in which the work was done."""
@@ -74,13 +97,14 @@ class Staging:
                 "forced": self.forced,
                 "inputs": self.inputs,
                 "began": self.began,
+                "fence": self.fence,
                 "run": row,
             },
         )
 
 
-def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Staging:
-    """Continue the execution in `staging/<key>`, or start a new one in an empty folder.
+def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool, fence: int = 0) -> Staging:
+    """Continue the execution in `staging/<key>`, or start a new one in an empty folder. `fence`: of the lease.
 
     A new one starts if the content of an input has changed since (it was written again), or if `force` is set and the
     existing execution was not forced. An interrupted forced execution continues, so that preemption loses no progress.
@@ -91,13 +115,12 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
     if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
         began = record.get("began", time.time())  # earlier versions did not record it
-        staging = Staging(
-            folder, record["execution"], record["attempt"] + 1, record["forced"], digests, began, record["run"]
-        )
+        attempt, forced, begun_under = record["attempt"] + 1, record["forced"], record.get("fence", 0)
+        staging = Staging(folder, record["execution"], attempt, forced, digests, began, begun_under, record["run"])
     else:
         if any(folder.iterdir()):
             store.discard(folder)
-        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests, time.time())
+        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests, time.time(), fence)
     # What the previous attempt left for its parent must not be taken for this one's.
     staging.files.clear()
     # The attempt that they announced begins here: the display and the other runs of a sweep see it at work.

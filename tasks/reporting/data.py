@@ -87,7 +87,7 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     catalog = Catalog(store)
     catalog.ingest()
     # Every figure from the catalog is asked for by execution: other runs of the same stages do not count.
-    labels = {item.artifact.execution: item.label for item in inputs}
+    labels = {item.artifact.recorded_execution: item.label for item in inputs}
     spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     ladder_data = ladder(by_stage, rows)
@@ -116,7 +116,7 @@ def _about(catalog: Catalog, inputs: Sequence[Input]) -> Facts:
     `seeds` has a list for each name: "data", "weights", "sampling", "evaluation".
     """
     manifests = [item.artifact.manifest for item in inputs]
-    newest = catalog.query(_NEWEST_RUN, [[item.artifact.execution for item in inputs]])
+    newest = catalog.query(_NEWEST_RUN, [[item.artifact.recorded_execution for item in inputs]])
     dirty = "-dirty"
     # Twelve digits, and the mark of a working tree with changes, which stands after the fortieth.
     commits = [
@@ -329,7 +329,7 @@ def _balanced(rows: Sequence[Facts], most: int) -> list[Facts]:
 
 def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
     """The rollouts with the highest and the lowest reward of the last three steps."""
-    execution, half = item.artifact.execution, max(1, most // 4)
+    execution, half = item.artifact.recorded_execution, max(1, most // 4)
     ends = [
         (good, json.loads(row["fields"]))
         for good, order in ((True, "DESC"), (False, "ASC"))

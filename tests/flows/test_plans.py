@@ -42,6 +42,7 @@ def test_a_run_is_recorded_as_it_starts_and_as_it_ends(tmp_path, toy, end, state
     steps = {step["label"]: step for step in json.loads(row["steps"])}
     assert list(steps) == [step.label for step in run.steps]
     assert steps["evaluate:align"]["after"] == ["align"]
+    assert steps["evaluate:align"]["inputs"] == sorted(run.steps[-1].inputs.values())
     assert json.loads(row["settings"])["seed"] == toy.seed
     with recorded(store, toy, run, "r1", "a name", "nautile run toy"):  # a retry is another start of the same run
         pass

@@ -244,3 +244,13 @@ def test_a_manifest_names_the_commit_of_the_code(store):
     commit = code_commit()
     assert commit is None or len(commit.removesuffix("-dirty")) == 40
     assert published(store, "tokens", "one").manifest["commit"] == commit
+
+
+def test_files_that_a_library_made_for_its_owner_alone_have_the_mode_of_all_others(store):
+    folder = filled(store.staging(key_of("in")) / "output" / "tokens", {"a.bin": "a", "deep/b.txt": "b"})
+    (folder / "a.bin").chmod(0o600)
+    fields = {"stage": "toy", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+    artifact = store.publish("tokens", key_of("in"), folder, **fields)
+    modes = {path.stat().st_mode for path in artifact.folder.rglob("*") if path.is_file()}
+    assert modes == {(artifact.folder / "manifest.json").stat().st_mode}
+    assert store.verify(artifact) == []

@@ -313,7 +313,7 @@ def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
 
 
 @pytest.mark.slow
-def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(store, catalog):
+def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(store, catalog, monkeypatch):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
@@ -324,6 +324,10 @@ def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(s
         catalog.ingest(patience=0.2)
     with pytest.raises(CatalogBusy):
         catalog.query("SELECT 1", patience=0.2)
+    monkeypatch.setattr(catalogs, "FOREIGN_S", 0.2)
+    with pytest.raises(CatalogBusy, match=r"close it .*PID"):
+        catalog.query("SELECT 1", patience=3600)
+    monkeypatch.setattr(catalogs, "FOREIGN_S", 60)
     results = []
     waiter = threading.Thread(target=lambda: results.append(everything(catalog)))
     waiter.start()
@@ -382,6 +386,70 @@ def test_a_damaged_catalog_is_named_and_replaced_by_a_rebuild(store, catalog, co
             catalog.ingest()
     catalog.rebuild()
     assert everything(catalog) == before
+
+
+def test_a_rebuild_is_done_beside_those_who_read_and_write(store, catalog, monkeypatch):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    ingest, rebuilding = Catalog.ingest, []
+
+    def ingest_beside_others(self, **options):
+        rows = ingest(self, **options)
+        if self.path != catalog.path and not rebuilding:
+            rebuilding.append(self.path)
+            assert everything(catalog) == before
+            writer(store, "meanwhile")("metric", name="loss", step=1234, value=1.0)
+            assert ingest(catalog) == 1
+        return rows
+
+    monkeypatch.setattr(Catalog, "ingest", ingest_beside_others)
+    assert catalog.rebuild()["metrics"] == len(before["metrics"]) + 1
+    assert catalog.query("SELECT value FROM metrics WHERE step = 1234") == [{"value": 1.0}]
+    assert [path.name for path in store.root.glob("catalog*")] == ["catalog.duckdb"]
+    # What a killed rebuild leaves is not read again.
+    rebuilding[0].write_bytes(b"half")
+    monkeypatch.undo()
+    catalog.rebuild()
+    assert not rebuilding[0].exists()
+
+
+def test_a_catalog_that_was_cut_off_names_its_remedy(store, catalog):
+    fill(store)
+    emit = writer(store, "many")
+    for step in range(20_000):
+        emit("metric", name=f"loss {step}", step=step, value=step / 7)
+    catalog.ingest()
+    with catalog.path.open("r+b") as file:
+        file.truncate(catalog.path.stat().st_size // 2)
+    with pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"):
+        catalog.query("SELECT sum(value), max(name) FROM metrics")
+    catalog.rebuild()
+    assert catalog.query("SELECT count(*) AS n FROM metrics WHERE name LIKE 'loss %'") == [{"n": 20_000}]
+
+
+@pytest.mark.parametrize("reason", ["Read-only file system", "Permission denied", "No space left on device"])
+def test_a_store_that_cannot_be_written_is_read_as_it_is(store, catalog, monkeypatch, caplog, reason):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    connect = duckdb.connect
+
+    def refuse_to_write(path, *, read_only, **options):
+        if not read_only:
+            raise duckdb.IOException(f'IO Error: Cannot open file "{path}": {reason}')
+        return connect(path, read_only=read_only, **options)
+
+    monkeypatch.setattr(duckdb, "connect", refuse_to_write)
+    with pytest.raises(ConfigError, match=r"cannot be written .*free some space or fix its permissions") as error:
+        catalog.ingest()
+    assert "rebuild" not in str(error.value)
+    catalog.catch_up()
+    assert everything(catalog) == before
+    assert "is not shown" in caplog.text
+    catalog.path.unlink()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        catalog.catch_up()
 
 
 def test_a_catalog_of_an_unknown_older_schema_is_rebuilt(store, catalog):

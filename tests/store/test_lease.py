@@ -1,5 +1,6 @@
 """A lease of a key at the remote: one machine at a time, and what becomes of one that falls silent."""
 
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from common.errors import Retryable
+from common.files import folder_identity
 from store import lease as leases
 from store.lease import Lease, machine_id
 from store.mirror import open_store
@@ -62,9 +64,11 @@ def test_one_machine_at_a_time_has_it_in_the_order_of_the_fences(pair):
     assert (first.fence, second.fence) == (1, 2)
     second.check()
     second.release()
-    assert list(a.remote.names("leases")) == [f"{KEY}/00000002.json"]
-    with a.lease(KEY, refuse, refuse) as check:
-        check()
+    # No number is given twice, whatever an old listing shows: the objects of earlier holders stay.
+    assert list(a.remote.names("leases")) == [f"{KEY}/00000001.json", f"{KEY}/00000002.json"]
+    with a.lease(KEY, refuse, refuse) as lease:
+        assert lease.fence == 3
+        lease.check()
 
 
 def test_a_machine_that_vanishes_is_replaced_and_one_that_returns_has_lost_it(pair, monkeypatch):
@@ -86,6 +90,60 @@ def test_a_machine_that_vanishes_is_replaced_and_one_that_returns_has_lost_it(pa
     first.release()
     second.check()
     second.release()
+
+
+def test_who_has_lost_the_lease_learns_it_by_a_request_before_anything_others_rely_on(pair):
+    a, b = pair
+    first, second = Lease(a.remote, a.root, KEY), Lease(b.remote, b.root, KEY)
+    assert first.try_acquire()
+    first.confirm()
+    assert second._create(2)
+    first.check()  # it has not asked since
+    with pytest.raises(Retryable, match="taken over by"):
+        first.confirm()
+    second.confirm()
+
+
+def test_an_old_listing_gives_no_number_twice(pair, monkeypatch):
+    a, b = pair
+    holders = [Lease(a.remote, a.root, KEY) for _ in range(3)]
+    for holder in holders:
+        assert holder.try_acquire()
+        if holder is not holders[-1]:
+            holder.release()
+    names = b.remote.names
+    monkeypatch.setattr(b.remote, "names", lambda folder: dict(list(names(folder).items())[:1]))
+    late = Lease(b.remote, b.root, KEY)
+    assert not late.try_acquire()
+    holders[-1].release()
+    assert late.try_acquire()
+    assert [holder.fence for holder in (*holders, late)] == [1, 2, 3, 4]
+    # Nor do the numbers begin again in a bucket that was emptied: artifacts here have greater ones.
+    a.remote.delete_folder("leases")
+    after = Lease(b.remote, b.root, KEY, above=4)
+    assert after.try_acquire()
+    assert after.fence == 5
+
+
+def test_the_time_in_which_a_machine_was_suspended_counts(pair, monkeypatch):
+    a, _ = pair
+    lease = Lease(a.remote, a.root, KEY)
+    assert lease.try_acquire()
+    awake, real = time.clock_gettime(time.CLOCK_BOOTTIME), time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 1000 * (clock == time.CLOCK_BOOTTIME))
+    assert leases.clock() >= awake + 1000
+    with pytest.raises(Retryable, match="could not be renewed"):
+        lease.check()
+
+
+def test_a_lease_that_was_last_written_long_ago_by_the_clock_of_the_remote_has_expired(pair):
+    a, b = pair
+    assert Lease(a.remote, a.root, KEY).try_acquire()
+    now = b.remote.server_time()
+    look = Lease(b.remote, b.root, KEY)
+    assert not look.is_free(now)
+    assert not look.is_free(now + leases.EXPIRES_S)
+    assert look.is_free(now + 3 * leases.EXPIRES_S)
 
 
 def test_a_holder_that_cannot_renew_stops_before_another_begins(pair, monkeypatch):
@@ -126,6 +184,16 @@ def test_two_steps_that_start_on_a_new_machine_agree_on_its_id(store, monkeypatc
 
     monkeypatch.setattr(leases, "read_json", read_before_another)
     assert machine_id(store.root) == other[0]
+
+
+def test_a_copy_of_a_folder_is_another_machine(store, tmp_path, monkeypatch):
+    own = machine_id(store.root)
+    assert machine_id(store.root) == own
+    shutil.copytree(store.root, tmp_path / "copy")
+    assert machine_id(tmp_path / "copy") != own
+    # The same bytes at the same place on another machine, as a copied image has them.
+    monkeypatch.setattr(leases, "folder_identity", lambda root: folder_identity(root).replace("-", "+"))
+    assert machine_id(store.root) != own
 
 
 def test_of_many_that_create_an_object_at_once_one_succeeds(machine):

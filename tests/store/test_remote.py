@@ -85,7 +85,7 @@ def test_the_manifest_is_sent_last(pair, monkeypatch):
     monkeypatch.setattr(a.remote, "map", lambda function, items: [function(item) for item in items])
     with pytest.raises(Retryable, match="cut"):
         send(a)
-    assert len(objects(a)[2]) == 3
+    assert len([name for name in objects(a)[2] if name.startswith("payload/")]) == 3
     b.refresh()
     assert b.list() == []
     sent.clear()
@@ -255,7 +255,11 @@ def test_removal_includes_the_remote_and_other_machines_forget(pair):
     assert len(b.list(superseded=True)) == 2
     removed = collect(a, find_garbage(a))
     assert [item.path.name for item in removed] == [f"{first.key}.1"]
-    assert not [name for name in objects(a)[2] if first.execution in name]
+    # An empty object in place of the manifest: nobody can publish under that id again.
+    left = [name for name in objects(a)[2] if first.execution in name]
+    assert left == [f"manifests/tokens/{first.key}/{first.execution}.json"]
+    assert a.remote.read(left[0], 10) == b""
+    assert a.unusable_manifests() == []
     b.refresh()
     assert [artifact.superseded for artifact in b.list(superseded=True)] == [0]
     filesystem, base, _ = objects(a)
@@ -263,6 +267,8 @@ def test_removal_includes_the_remote_and_other_machines_forget(pair):
     assert find_garbage(a) == []
     leftovers = find_garbage(a, stale_days=-1)
     assert [item.bytes for item in leftovers if item.remote] == [4]
+    with b.lease(key_of("half"), time.sleep, print):
+        assert collect(a, leftovers) == [], "another machine works on the key"
     collect(a, leftovers)
     assert not [name for name in objects(a)[2] if "/e9/" in name]
 

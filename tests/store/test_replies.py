@@ -1,6 +1,7 @@
 """Paid replies in the store: out of reach of garbage collection unless named, and on every machine of a remote."""
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -9,7 +10,9 @@ from common.events import silent
 from data.endpoints.chat_types import ChatReply
 from data.endpoints.reply_cache import ReplyCache
 from data.endpoints.reply_source import ReplySource
+from store.artifacts import Store
 from store.garbage import collect, find_garbage
+from store.mirror import MirroredStore
 
 MODEL = "openai/gpt-oss-20b"
 
@@ -44,6 +47,36 @@ def test_replies_are_removed_by_the_name_of_their_model_alone(store):
     assert item.bytes > 200
     collect(store, [item])
     assert not item.path.exists()
+
+
+def test_two_copies_of_a_folder_do_not_go_on_with_one_file(store, tmp_path):
+    """Of two files of one name the remote keeps the longer one, and the replies of the other would be paid again."""
+    keep(store, 1)
+    shutil.copytree(store.root, tmp_path / "copy")
+    copy = Store(tmp_path / "copy")
+    keep(store, 2)
+    keep(copy, 3)
+
+    def names(opened):
+        return {path.name for path in (opened.root / "replies").rglob("*.jsonl") if path.stat().st_size}
+
+    assert len(names(store)) == 1
+    assert len(names(copy)) == 2
+    assert names(store) < names(copy)
+
+
+@pytest.mark.slow
+def test_what_the_original_of_a_copied_folder_pays_for_is_found_on_the_copy(machine):
+    a = machine("a")
+    keep(a, 1)
+    a.push_replies()
+    b = MirroredStore(a.root.with_name("b"), a.url)
+    shutil.copytree(a.root, b.root)
+    keep(a, 2)
+    a.push_replies()
+    b.pull_replies([MODEL])
+    opened = cache(b, "another")
+    assert [opened.reply(f"{number:064x}") is not None for number in (1, 2)] == [True, True]
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ from common.files import write_json
 from configs.operation import RetentionConfig
 from store.artifacts import Store
 from store.catalog import Catalog
+from store.events import EventWriter
 from store.garbage import collect, find_garbage
+from store.manifest import host
 from tests.support.samples.stage_store import key_of, published
 
 
@@ -81,6 +83,67 @@ def test_inputs_of_unfinished_work_and_locked_keys_stay(store, publish):
     with store.lock(busy.key):
         assert retired(store, days=1) == set()
     assert retired(store, days=1) == {"busy"}
+
+
+PLAN = {"id": "p", "run": "r1", "state": "running", "started": "2026-01-02T03:04:05+00:00", "host": host()}
+
+
+def planned(store, *artifacts, reads=(), **fields):
+    """A run that plans to make these artifacts, and to read others."""
+    steps = [{"label": "x", "stage": "x", "key": artifact.key, "inputs": [], "after": []} for artifact in artifacts]
+    steps += [{"label": "y", "stage": "y", "key": "0" * 64, "inputs": [other.full_id], "after": []} for other in reads]
+    emit = EventWriter(store.root / "events" / f"plan-{len(list(store.root.rglob('*.jsonl')))}.jsonl", "")
+    emit("plan", **PLAN | {"steps": steps} | fields)
+    emit.close()
+
+
+def test_what_a_run_plans_that_has_not_ended_stays(store, publish, monkeypatch):
+    text = publish("text", "tokens", days=90, label="ingest")
+    old = publish("old", days=80, reads=[text], label="pretrain")
+    start = publish("start", days=70, label="tune")
+    for index in range(2):
+        publish(f"new{index}", days=3, label="pretrain")
+        publish(f"newer{index}", days=3, label="tune")
+        publish(f"text{index}", "tokens", days=3, label="ingest")
+    rules = {"newest": 2}
+    assert retired(store, **rules) == {"text", "old", "start"}
+    # At work, or waiting for a slot: its process lives.
+    planned(store, old, reads=[start])
+    with store.run_lock("r1"):
+        assert retired(store, **rules) == set()
+    assert retired(store, **rules) == {"text", "old", "start"}, "its process was killed"
+    planned(store, old, reads=[start], host="another")
+    assert retired(store, **rules) == set(), "what another machine does is not known"
+    # Waiting for an approval: without a process.
+    planned(store, old, state="suspended", ended="2026-01-02T03:04:06+00:00")
+    assert retired(store, **rules) == {"start"}
+    monkeypatch.setattr("store.garbage.STALE_DAYS", -1.0)
+    assert retired(store, **rules) == {"text", "old", "start"}, "long ago, and nobody is asked any more"
+    (store.root / "waiting").mkdir()
+    write_json(store.root / "waiting" / "r1.json", {"run": "r1"})
+    assert retired(store, **rules) == {"start"}, "it waits for an answer, however long"
+    planned(store, old, reads=[start], id="later", state="done", started="2026-01-03T03:04:05+00:00")
+    assert retired(store, **rules) == {"text", "old", "start"}
+
+
+def test_what_a_run_begins_to_need_during_a_collection_stays(store, publish, monkeypatch):
+    monkeypatch.setattr("store.garbage.ASK_AGAIN_S", -1.0)
+    old, older = publish("old", days=8), publish("older", days=9)
+    items = find_garbage(store, rules=RetentionConfig(days=5))
+    assert len(items) == 2
+    planned(store, old)
+    with store.run_lock("r1"):
+        assert [item.artifact for item in collect(store, items)] == [older]
+    assert store.list() == [old]
+
+
+def test_a_replaced_version_that_unfinished_work_reads_stays(store, publish):
+    old = publish("text", "tokens", days=3)
+    published(store, "tokens", "text", {"a.txt": "new"}, supersede=True)
+    assert len(find_garbage(store)) == 1
+    record = {"execution": "e", "inputs": {"x": old.manifest["digest"]}}
+    write_json(store.staging(key_of("next")) / "execution.json", record)
+    assert find_garbage(store) == []
 
 
 def test_a_dry_run_lists_what_would_be_removed_and_frees_nothing(store, publish):

@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
+import threading
 import time
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
-from common.errors import Retryable
+from common.errors import ConfigError, Retryable
 from model.training.checkpoint import TrainCheckpoints
 from store.garbage import collect, find_garbage
-from store.staging_mirror import SENT, SNAPSHOT, StagingMirror
+from store.staging_mirror import SENT, SNAPSHOT, UPLOADS, StagingMirror, upload_note
 from tests.support.samples.stage_store import filled, key_of, published
 
 pytestmark = pytest.mark.slow
@@ -31,8 +33,7 @@ def mirror(store):
 def contents(store):
     folder = store.root / "staging" / KEY
     files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    files.pop(SENT, None)
-    return files
+    return {name: text for name, text in files.items() if name not in (SENT, UPLOADS)}
 
 
 def begun(store):
@@ -293,3 +294,55 @@ def test_the_checkpoints_of_a_training_are_intact_on_the_other_machine(pair):
     second.close()
     assert restored["weights"].tolist() == state["weights"].tolist()
     assert extra == {"tokens": 3}
+
+
+def test_work_that_cannot_be_sent_is_said_with_the_reason_and_the_age_of_the_last_upload(pair, monkeypatch, caplog):
+    a, _ = pair
+    folder = a.root / "staging" / KEY
+    assert upload_note(folder) == ""
+    begun(a)
+    mirror(a).push()
+    assert re.fullmatch(r"uploaded \d.* ago", upload_note(folder))
+    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.01)
+
+    def refuse(*_):
+        raise ConfigError("the store refuses (PermissionError: 403)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(a.remote, "put", refuse)
+        filled(folder, {f"{STEP}/2/state": "two"})
+        sender = mirror(a)
+        sender.start()
+        while not upload_note(folder).startswith("NOT"):
+            time.sleep(0.01)
+        sender.stop(published=False)
+    assert re.fullmatch(
+        r"NOT uploaded \(last: .* ago\): the store refuses \(PermissionError: 403\)", upload_note(folder)
+    )
+    assert caplog.text.count("unfinished work cannot be sent: the store refuses") == 1
+    mirror(a).push()
+    assert upload_note(folder).startswith("uploaded ")
+    assert not [name for name in a.remote.names("staging") if "uploads" in name]
+
+
+def test_ctrl_c_waits_for_an_upload_that_hangs_only_so_long(pair, monkeypatch):
+    a, _ = pair
+    begun(a)
+    hanging, hangs = threading.Event(), threading.Event()
+
+    def hang(*_):
+        hangs.set()
+        hanging.wait()
+
+    monkeypatch.setattr(a.remote, "put", hang)
+    monkeypatch.setattr("store.mirror.STOP_S", 0.05)
+    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.01)
+
+    def work():
+        with a.mirrored_staging(KEY):
+            hangs.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    hanging.set()

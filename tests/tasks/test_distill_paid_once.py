@@ -1,6 +1,8 @@
 """A distillation in a store, run in every way that must not pay again: the teacher counts what it was asked."""
 
 import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,6 +10,7 @@ from configs.distill import IndexConfig
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
 from tasks.distill import distill
+from tasks.engine import attempt
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tests.support.samples.exemplar_index import index_exemplars
@@ -58,3 +61,29 @@ def test_a_distillation_is_paid_for_once(store, retrieval):
         if PROMPTS < 100:
             run(server, "again", ask_again=True)
             assert server.answered == 2 * PROMPTS
+
+
+@pytest.mark.slow
+def test_two_hosts_with_two_configurations_that_start_together_pay_once(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "MIRROR_REPLIES_EVERY_S", 1.0)
+    folder = index_exemplars(tmp_path)
+
+    def run(store, prompts):
+        source = shutil.copytree(folder, store.staging(key_of("index")) / "output")
+        fields = {"stage": "index", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+        retrieval = store.publish("retrieval", key_of("index"), source, **fields)
+        section = {
+            "row_length": 128,
+            "tokenizer": {"ranks": 400},
+            "index": IndexConfig().model_dump(mode="json"),
+            "distill": {"prompts": prompts, "teachers": [{"endpoint": "t"}]},
+            "endpoints": {"t": {"kind": "openai", "model": "fake", "url": server.url, **PRICES}},
+        }
+        context = RunContext(f"{prompts} prompts", str(store.root), label="distill")
+        return store.get(run_stage(distill, section, {"retrieval": retrieval.id}, context)["documents"])
+
+    with FakeOpenAI(per_million=(1.0, 2.0), delay_s=0.1) as server, ThreadPoolExecutor(2) as hosts:
+        made = list(hosts.map(run, (machine("a"), machine("b")), (20, 16)))
+        assert server.answered == 20
+    paid = sum(artifact.manifest["facts"]["dollars"] for artifact in made)
+    assert paid == pytest.approx(server.dollars, rel=1e-3)

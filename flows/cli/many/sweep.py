@@ -59,7 +59,7 @@ def sweep(
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root}: `nautile sweep {file}` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
-    catalog.ingest()
+    catalog.catch_up()
     # Printed also after failures: the arms that are finished can be compared, and the exit code says that some are not.
     result = sweep_report(store, sweep_file.record(), lambda sql, *parameters: catalog.query(sql, parameters))
     if as_json:

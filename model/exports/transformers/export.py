@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from common.files import write_text
+from common.files import atomic_path, write_text
 from configs.model import ModelConfig, TokenizerConfig
 from data.labelled.label_set import copy_label_set, refuse_head
 from data.tokenizer import Tokenizer
@@ -90,7 +90,8 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     # Older versions of `transformers` refuse a file without this field. More fields would be written in hash order, and
     # the file's digest would vary.
-    save_file(to_author(params, model), out / "model.safetensors", metadata={"format": "pt"})
+    with atomic_path(out / "model.safetensors") as temporary:
+        save_file(to_author(params, model), temporary, metadata={"format": "pt"})
     for name in CODE:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, content in contents.items():

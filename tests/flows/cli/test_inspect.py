@@ -129,6 +129,28 @@ def test_sql_is_read_only(made):
         inspect.sql(store, "DELETE FROM artifacts")
 
 
+def test_verify_beside_a_publication_reports_no_damage(store, monkeypatch):
+    published(store, "tokens", "in", {"a.txt": "old"})
+    check, replaced = Store.verify, []
+
+    def verify_while_a_run_replaces_it(self, artifact, **options):
+        if not replaced:
+            replaced.append(published(store, "tokens", "in", {"a.txt": "new"}, supersede=True))
+        return check(self, artifact, **options)
+
+    monkeypatch.setattr(Store, "verify", verify_while_a_run_replaces_it)
+    assert inspect.verify(store, None)["damaged"] == {}
+    assert len(replaced) == 1
+
+
+def test_a_manifest_that_cannot_be_read_is_no_reason_for_a_command_with_a_placeholder(copy, made):
+    artifact_id = made[1]["reason"]["rollouts"]
+    flip_byte(copy.get(artifact_id).path / "manifest.json")
+    with pytest.raises(ConfigError, match="`nautile run CONFIG` names the step") as error:
+        copy.get(artifact_id)
+    assert "STAGE" not in str(error.value)
+
+
 def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")

@@ -1,0 +1,129 @@
+"""Of hosts that share only a remote, one sends a request, whatever steps need its reply; the others wait for it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from common.errors import Retryable
+from common.events import silent
+from data.endpoints.chat_types import ChatReply
+from data.endpoints.pool import EndpointPool
+from data.endpoints.reply_source import ReplySource
+from store import request_claims
+from store.garbage import collect, find_garbage
+from store.request_claims import RequestClaims
+from tests.support.processes.asking_process import config, requests
+from tests.support.samples.stage_store import key_of
+from tests.support.servers.fake_openai import FakeOpenAI
+
+pytestmark = pytest.mark.slow
+DIGEST = key_of("request")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(request_claims, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(request_claims, "RENEW_S", 0.05)
+
+
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+def until(condition):
+    while not condition():
+        threading.Event().wait(0.02)
+
+
+def test_two_hosts_with_different_steps_pay_once_for_the_requests_that_they_share(pair):
+    def ask(store, numbers):
+        source = ReplySource(
+            store.root / "replies", f"execution of {store.root.name}", claims=partial(RequestClaims, store)
+        )
+        with EndpointPool({"fake": config(server.url)}, source, silent) as pool:
+            return pool.ask([requests(30)[number] for number in numbers])
+
+    def mirror_replies():
+        while not ended.wait(0.05):
+            for store in pair:
+                store.push_replies()
+
+    ended = threading.Event()
+    with FakeOpenAI(delay_s=0.02) as server, ThreadPoolExecutor(3) as threads:
+        threads.submit(mirror_replies)
+        asking = [
+            threads.submit(ask, store, numbers)
+            for store, numbers in zip(pair, (range(30), range(29, 4, -1)), strict=True)
+        ]
+        replies = [future.result() for future in asking]
+        ended.set()
+        assert server.answered == 30
+    assert [len(part) for part in replies] == [30, 25]
+    assert all(isinstance(reply, ChatReply) for part in replies for reply in part)
+
+
+def test_a_claim_excludes_other_hosts_and_not_the_own_one(pair):
+    a, b = pair
+    first, other = RequestClaims(a, "m"), RequestClaims(b, "m")
+    assert first.acquire(DIGEST)
+    assert first.acquire(DIGEST)
+    assert RequestClaims(a, "m").acquire(DIGEST), "a process after one that was killed"
+    assert not other.acquire(DIGEST)
+    assert RequestClaims(b, "another").acquire(DIGEST)
+    first.release(DIGEST, answered=True)
+    assert not RequestClaims(b, "m").acquire(DIGEST), "the reply comes with the next upload"
+
+
+def test_a_request_that_has_failed_is_left_to_the_other_host(pair):
+    a, b = pair
+    first, other = RequestClaims(a, "m"), RequestClaims(b, "m")
+    assert first.acquire(DIGEST)
+    assert not other.acquire(DIGEST)
+    first.release(DIGEST, answered=False)
+    until(lambda: other.acquire(DIGEST))
+    assert not first.acquire(DIGEST)
+
+
+def test_the_claim_of_a_host_that_has_died_lasts_as_long_as_a_lease(pair, monkeypatch):
+    a, b = pair
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestClaims, "_keep_alive", lambda claims: None)
+        assert RequestClaims(a, "m").acquire(DIGEST)
+    other = RequestClaims(b, "m")
+    assert not other.acquire(DIGEST)
+    monkeypatch.setattr(request_claims, "EXPIRES_S", 0.2)
+    until(lambda: other.acquire(DIGEST))
+
+
+def test_what_cannot_be_claimed_is_not_sent(pair, monkeypatch):
+    a, _ = pair
+
+    def unreachable(*_):
+        raise Retryable("the store cannot be reached")
+
+    monkeypatch.setattr(a.remote, "create", unreachable)
+    source = ReplySource(a.root / "replies", "e", claims=partial(RequestClaims, a))
+    with FakeOpenAI() as server:
+        with EndpointPool({"fake": config(server.url)}, source, silent) as pool, pytest.raises(Retryable):
+            pool.ask(requests(3))
+        assert server.answered == 0
+        # Who pays again on purpose waits for nobody.
+        again = ReplySource(a.root / "replies", "f", ask_again=True, claims=partial(RequestClaims, a))
+        with EndpointPool({"fake": config(server.url)}, again, silent) as pool:
+            pool.ask(requests(3))
+        assert server.answered == 3
+
+
+def test_old_claims_are_garbage(pair, monkeypatch):
+    a, _ = pair
+    assert RequestClaims(a, "m").acquire(DIGEST)
+    assert find_garbage(a, stale_days=0.0) == []
+    now = a.remote.server_time()
+    monkeypatch.setattr(a.remote, "server_time", lambda: now + 8 * 86400)
+    items = find_garbage(a)
+    assert [item.path.name for item in items] == ["requests"]
+    collect(a, items)
+    assert a.remote.names("requests/m") == {}

@@ -1,0 +1,317 @@
+"""Machines that share a bucket in memory: each runs attempts at steps and other work on a store, one request at a time.
+
+The attempts are those of `tasks.engine.attempt`; only the child process is replaced. All threads but one stand still: a
+machine goes on when the test says so, and stops before its next request or rename. There it can be killed (a kill
+unwinds the thread, which can no longer change anything), cut off, or left for longer than any lease.
+"""
+
+import json
+import shutil
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from common.retry import Backoff
+from store import lease as leases
+from store import remote as remotes
+from store import staging_mirror
+from store.garbage import collect, find_garbage
+from store.manifest import checked_manifest
+from store.mirror import MirroredStore
+from tasks.engine import attempt
+from tasks.engine.attempt import run_stage
+from tasks.engine.attempt_log import AttemptLog
+from tasks.engine.errors import StageCrash
+from tasks.engine.stage import RunContext, Stage
+from tests.support.servers.simulated_bucket import Bucket, BucketView, sha256
+
+URL = "s3://simulated/run"
+EPOCH = 1_790_000_000.0
+KINDS = ("numbers", "notes")
+_here = threading.local()  # the process whose thread this is
+
+
+class Killed(BaseException):
+    """The process of this thread was killed."""
+
+
+class Process:
+    """A process of a machine: a thread that goes on to its next request or rename at each `step`."""
+
+    def __init__(self, machine: "Machine", body: Callable[[], Any]) -> None:
+        self.machine, self.result, self.at = machine, None, "start"
+        self.error: BaseException | None = None
+        self.is_killed, self.has_ended = False, False
+        self._body, self._go, self._stopped = body, threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def step(self) -> None:
+        if not self.has_ended:
+            self._go.release()
+            self._stopped.acquire()
+
+    def kill(self) -> None:
+        self.is_killed = True
+        while not self.has_ended:
+            self.step()
+
+    def turn(self, at: str) -> None:
+        """Stand still until the next `step`. Called in the thread of the process."""
+        if self.is_killed:
+            raise Killed
+        self.at = at
+        self._stopped.release()
+        self._go.acquire()
+        if self.is_killed:
+            raise Killed
+
+    def _run(self) -> None:
+        _here.process = self
+        self._go.acquire()
+        try:
+            self.result = self._body()
+        except (Killed, Retryable, ConfigError, StageCrash) as error:
+            self.error = error
+        except BaseException as error:
+            traceback.print_exc()
+            self.error = error
+        self.has_ended = True
+        self._stopped.release()
+
+
+class Machine:
+    """A machine with its own disk and clock."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world, self.name, self.root = world, name, world.folder / name
+        self.clock_ahead_s = 0.0
+        self.view = BucketView(world.bucket, turn)
+        self.process: Process | None = None
+        self.mirror: staging_mirror.StagingMirror | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.process is not None and not self.process.has_ended
+
+    @property
+    def store(self) -> MirroredStore:
+        return MirroredStore(self.root, URL)
+
+    def start(self, body: Callable[[], Any]) -> None:
+        assert not self.is_busy
+        self.process = Process(self, body)
+
+    def run(self, stage: Stage, *, force: bool = False) -> None:
+        """Start an attempt at `stage` and, before it, at the stage that it reads."""
+
+        def body() -> dict[str, str]:
+            store = self.store
+            store.prepare()
+            inputs = {}
+            if stage is DOWN:
+                outputs = run_stage(UP, section(), {}, RunContext("r", str(self.root)))
+                inputs = {"up": outputs["numbers"]}
+            run = uuid.uuid4().hex
+            return run_stage(stage, section(), inputs, RunContext(run, str(self.root), force=force))
+
+        self.start(body)
+
+    def collect_garbage(self) -> None:
+        def body() -> None:
+            store = self.store
+            store.refresh()
+            collect(store, find_garbage(store, stale_days=0.0))
+
+        self.start(body)
+
+    def push(self) -> None:
+        self.start(lambda: self.store.push_all())
+
+
+class World:
+    """The bucket, the machines and the time. `patched` replaces what does not belong to the store's own logic."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.time = folder, 0.0
+        self.bucket = Bucket(lambda: EPOCH + self.time)
+        self.machines = {name: Machine(self, name) for name in "abc"}
+        self._outside: Machine | None = None  # the machine as which the test itself acts
+        self._patch(patch)
+
+    def machine(self) -> Machine:
+        process = getattr(_here, "process", None)
+        machine = process.machine if process else self._outside
+        assert machine is not None
+        return machine
+
+    @contextmanager
+    def acting_as(self, machine: Machine) -> Iterator[None]:
+        self._outside = machine
+        yield
+        self._outside = None
+
+    def renew(self, machine: Machine) -> None:
+        """What the thread of a lease does every 30 s."""
+        for lease in self.held.get(machine.name, []):
+            with self.acting_as(machine), suppress(Retryable, ConfigError):
+                lease.renew()
+
+    def copy(self, source: Machine, target: Machine) -> None:
+        """Make the disk of `target` a copy of that of `source`, as a copied image does."""
+        if source.root.exists() and not target.root.exists():
+            shutil.copytree(source.root, target.root, symlinks=True)
+
+    def finish(self, machine: Machine) -> Process:
+        """Let a machine go on until its process ends, with nobody else at work: an hour passes between its turns."""
+        process = machine.process
+        assert process is not None
+        turns = 0
+        while not process.has_ended:
+            turns += 1
+            assert turns < 5000, f"{machine.name} never ends, at {process.at!r}"
+            self.time += 1.0 if "wait" not in process.at else 60.0
+            process.step()
+        return process
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        self.held: dict[str, list[leases.Lease]] = {}
+        world = self
+
+        def keep(lease: leases.Lease) -> None:
+            world.held.setdefault(world.machine().name, []).append(lease)
+
+        def release(lease: leases.Lease) -> None:
+            held = world.held.get(world.machine().name, [])
+            if lease in held:
+                held.remove(lease)
+            lease._give_back()
+
+        def stop(mirror: staging_mirror.StagingMirror, published: bool) -> None:
+            world.machine().mirror = None
+            mirror._end(published)
+
+        def start(mirror: staging_mirror.StagingMirror) -> None:
+            world.machine().mirror = mirror
+
+        patch.setattr(leases, "clock", lambda: world.time)
+        patch.setattr(leases.Lease, "keep", keep)
+        patch.setattr(leases.Lease, "release", release)
+        patch.setattr(staging_mirror.StagingMirror, "start", start)
+        patch.setattr(staging_mirror.StagingMirror, "stop", stop)
+        patch.setattr(staging_mirror, "CLOCK_TICK_S", 0.0)
+        patch.setattr(remotes, "BACKOFF", Backoff(attempts=2, first_s=0.0))
+        patch.setattr(remotes, "DOWN_S", 0.0)
+        patch.setattr(remotes.Remote, "_filesystem", property(lambda remote: (world.machine().view, "simulated/run")))
+        patch.setattr(remotes.Remote, "map", lambda remote, function, items: [function(item) for item in items])
+        # Locks between the threads of a process; here these are of several machines.
+        patch.setattr("store.mirror._sending_events", nullcontext())
+        patch.setattr("tasks.engine.attempt_log._uploading", nullcontext())
+        patch.setattr("store.artifacts.now", lambda: world.wall_clock())
+        patch.setattr(attempt, "pause", lambda seconds: turn("wait"))
+        patch.setattr(attempt._Attempt, "_work", work)
+        patch.setattr(attempt._Attempt, "_forwarder", lambda self, staging: None)
+        patch.setattr(attempt._Attempt, "_end_telemetry", lambda self, staging, forwarder, outcome: None)
+        patch.setattr(AttemptLog, "ingest", lambda log, **options: None)
+        patch.setattr(AttemptLog, "_write_failure_page", lambda log, staging, error: "")
+        for name in ("rename", "replace"):
+            patch.setattr(Path, name, stopping(getattr(Path, name)))
+
+    def wall_clock(self) -> str:
+        seconds = EPOCH + self.time + self.machine().clock_ahead_s
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def turn(at: str) -> None:
+    process = getattr(_here, "process", None)
+    if process is not None:
+        process.turn(at)
+
+
+def stopping(function: Callable[[Path, Any], Any]) -> Callable[[Path, Any], Any]:
+    """`function`, a rename, with a turn before it."""
+
+    def stop_first(path: Path, target: Any) -> Any:
+        turn(f"rename to {target}")
+        return function(path, target)
+
+    return stop_first
+
+
+def section() -> dict[str, Any]:
+    return {"seeds": {"data": 5}}
+
+
+def work(self: attempt._Attempt, staging: Any, check_lease: Callable[[], None], forwarder: Any) -> None:
+    """The work of a stage: a checkpoint, then files that all hold the same random word, and what the input held.
+
+    No two executions of it write the same, as no two machines train to the same last bit.
+    """
+    step = staging.path / "scratch/checkpoints/steps/1"
+    if not step.is_dir():
+        step.mkdir(parents=True)
+        (step / "state").write_text(uuid.uuid4().hex)
+    mirror = _here.process.machine.mirror
+    if mirror is not None:
+        with suppress(Retryable, ConfigError, OSError):
+            mirror.push()
+    check_lease()
+    read = {name: json.loads((artifact.path / "a.json").read_text()) for name, artifact in self.inputs.items()}
+    content = json.dumps({"word": uuid.uuid4().hex, "read": {name: value["word"] for name, value in read.items()}})
+    for kind in KINDS:
+        staging.output(kind).mkdir(parents=True, exist_ok=True)
+        for name in ("a.json", "b.json"):
+            (staging.output(kind) / name).write_text(content)
+    turn("before the end of the work")
+    (staging.path / "done.json").write_text(json.dumps({"outputs": list(KINDS)}))
+    if mirror is not None:
+        with suppress(Retryable, ConfigError, OSError):
+            mirror.push()
+
+
+def nothing(job: Any) -> None:
+    """The function of the stages, which is not called."""
+
+
+UP = Stage("up", 1, KINDS, nothing)
+DOWN = Stage("down", 1, KINDS, nothing)
+
+
+def published(world: World) -> dict[tuple[str, str, str], tuple[dict[str, Any], dict[str, Any]]]:
+    """(kind, key, execution) -> (manifest, content of its files) of everything that machines can see as published."""
+    bucket, prefix, versions = world.bucket, "simulated/run", {}
+    for path in bucket.objects:
+        if path.startswith(f"{prefix}/manifests/") and bucket.objects[path][0]:
+            manifest = checked_manifest(bucket.json(path), path)
+            assert manifest is not None, f"{path} is no manifest"
+            version = manifest["kind"], manifest["key"], manifest["execution"]
+            assert path == f"{prefix}/manifests/{'/'.join(version)}.json"
+            contents = set()
+            for name, entry in manifest["files"].items():
+                data, _ = bucket.objects.get(f"{prefix}/payload/{'/'.join(version)}/{name}", (None, 0))
+                assert data is not None, f"{path}: {name} is missing"
+                assert sha256(data) == entry["sha256"], f"{path}: {name} has other bytes"
+                contents.add(data)
+            assert len(contents) == 1, f"{path} has files of two executions"
+            versions[version] = manifest, json.loads(contents.pop())
+    return versions
+
+
+def check(world: World) -> None:
+    """Every published artifact is whole, of one execution, and the one that the lineage of its readers names."""
+    versions = published(world)
+    for (kind, key, execution), (manifest, content) in versions.items():
+        for other in set(KINDS) - {kind}:
+            if sibling := versions.get((other, key, execution)):
+                assert sibling[1] == content, f"{key} {execution}: {kind} and {other} are of two executions"
+        for name, full_id in manifest["inputs"].items():
+            source = versions.get((*full_id.split("/"), manifest["input_executions"][name]))
+            if source:  # else it was replaced, and removed
+                assert source[1]["word"] == content["read"][name], f"{key}: lineage names what was not read"
