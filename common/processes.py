@@ -1,4 +1,4 @@
-"""Process utilities: exit codes, ending with the parent, priorities, memory limits, garbage collector, sockets."""
+"""Process utilities: exit codes, child processes, ending with the parent, priorities, memory limits, sockets."""
 
 import ctypes
 import gc
@@ -32,6 +32,15 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2  # the operator must change something (`ConfigError`)
     RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later (`Retryable`)
     INTERRUPTED = 130  # Ctrl-C or SIGTERM, as shells report SIGINT
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs `module` in a new interpreter, which does not import from its working directory.
+
+    Without -P a folder named `store` or `data` there, with which any user may work, would hide the package of that
+    name.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -80,7 +80,9 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
-    os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
+    # The processes of flow runs inherit both. Prefect starts them with `-m`, which would otherwise import from the
+    # working directory: see `common.processes.module_command`.
+    os.environ |= {WORKER: _served_text(config, argument), "PYTHONSAFEPATH": "1"}
     asyncio.run(
         _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
     )

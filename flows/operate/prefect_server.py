@@ -24,7 +24,15 @@ from pathlib import Path
 import httpx
 
 from common.errors import ConfigError
-from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen, url_host
+from common.processes import (
+    collector_paused,
+    die_with_parent,
+    free_port,
+    is_loopback,
+    listen,
+    module_command,
+    url_host,
+)
 from flows.operate.own_page import OwnPageOnly
 from flows.operate.prefect_calls import call, wants_login
 from store.artifacts import Store
@@ -169,7 +177,7 @@ def prefect_api() -> Iterator[str]:
 def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with open(log_name, "ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+            module_command("flows.operate.prefect_server", str(port), str(os.getpid())),
             env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
             stdin=subprocess.DEVNULL,
             stdout=output,

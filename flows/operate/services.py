@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
-from common.processes import is_loopback, listen, url_host
+from common.processes import is_loopback, listen, module_command, url_host
 from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
@@ -85,7 +84,7 @@ def up(
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
-    nautile = [sys.executable, "-m", "flows.cli.main"]
+    nautile = module_command("flows.cli.main")
     api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
@@ -95,7 +94,7 @@ def up(
         if not is_loopback(host):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
-    start_server = [sys.executable, "-m", "flows.operate.prefect_server", str(server_port)]
+    start_server = module_command("flows.operate.prefect_server", str(server_port))
     server = prefect_server.server_settings(host, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]

@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from common.processes import ExitCode
+from common.processes import ExitCode, module_command
 from common.text import duration, visible
 from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
@@ -167,4 +166,4 @@ def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
     """The command line of a run's process."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []
-    return [sys.executable, "-m", "flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until]
+    return module_command("flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until)

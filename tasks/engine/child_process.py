@@ -22,7 +22,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from common.processes import HUGE_PAGES, ExitCode, give_session_way
+from common.processes import HUGE_PAGES, ExitCode, give_session_way, module_command
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,7 @@ def run_child(
         environment["JAX_PLATFORMS"] = "cpu"  # only stages that declare it may use the accelerator
     with log.open("ab") as output:
         child = subprocess.Popen(
-            # -P keeps the working directory off sys.path: a folder named `data` or `model` there must not be imported.
-            [sys.executable, "-P", "-m", module, *arguments],
+            module_command(module, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.processes import ExitCode, free_port, give_session_way, give_way, url_host
+from common.processes import ExitCode, free_port, give_session_way, give_way, module_command, url_host
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, time; from common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
@@ -36,6 +36,15 @@ def test_a_command_begins_again_once_on_huge_pages():
             out, _ = child.communicate(timeout=60)
         tunables = given.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         assert out.splitlines() == [str(child.pid)] * starts + [f"chat a b {tunables}"]
+
+
+def test_a_child_imports_nothing_from_its_working_directory(tmp_path):
+    """Not our packages and not those of a library: a user may have folders of any name."""
+    for name in ("common", "store", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(module_command("common.processes"), cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_child_ends_when_its_parent_is_killed():
