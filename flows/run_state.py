@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.changes import Change
+from configs.changes import Change, read_changes
 from flows.operate.questions import waiting
 from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
 from store.events import read_live
-from store.manifest import host
+from store.manifest import RUN, host
 from tasks.engine.staging import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
@@ -57,7 +57,7 @@ PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT
 # executed and then reused after a retry counts as done, not as reused. (run)
 STEPS = """
 WITH spent AS (
-    SELECT execution, sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    SELECT execution, sum(dollars) AS dollars, sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars,
         count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached
     FROM calls GROUP BY execution),
 mine AS (
@@ -188,8 +188,10 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return next((state for column, state in attempts if row[column]), "done")
     if row["state"] == "suspended":
         return "cancelled"  # it was suspended for an approval, and its question is gone
-    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock.
-    if row["state"] == "running" and row["host"] == host() and not store.run_lock(row["run"]).held_elsewhere():
+    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. Without a valid id
+    # there is no lock.
+    here = row["state"] == "running" and row["host"] == host()
+    if here and not (RUN.fullmatch(row["run"]) and store.run_lock(row["run"]).held_elsewhere()):
         return "interrupted"
     return str(row["state"])
 
@@ -263,7 +265,7 @@ def run_state(
         (plan and plan["error"]) or "",
         summary["begun"],
         None if live else summary["ended"],
-        tuple(Change(**change) for change in json.loads(summary["changes"] or "[]")),
+        tuple(read_changes(summary["changes"])),
     )
 
 
@@ -283,7 +285,7 @@ def _attempt_state(
     store: Store, row: CatalogRow, run_state: str, time_left: Callable[[str, float, float], float | None] | None
 ) -> tuple[str, dict[str, Any]]:
     """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
-    staging = store.root / "staging" / row["key"]  # not `Store.staging`, which would create the folder
+    staging = store.root / "staging" / (row["key"] or "unknown")  # not `Store.staging`, which would create the folder
     # Failed, but the run still lives and a retry is planned.
     if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
@@ -295,10 +297,10 @@ def _attempt_state(
     # A running step: its progress is in live.json, which its process rewrites every few seconds.
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["started"]).total_seconds()
     live = read_live(staging / "live.json")
-    fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
-    fields |= {name: str(live.get(name) or "") for name in ("note", "unit")}
+    fields: dict[str, Any] = {"row": row, "elapsed_s": max(0.0, elapsed), "metrics": live.get("metrics", {})}
+    fields |= {name: live.get(name) or "" for name in ("note", "unit")}
     done, total = live.get("done"), live.get("total")
-    if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
+    if done is not None and total is not None and total > 0:
         fields |= {"done": done, "total": total}
         fields["left_s"] = time_left(row["key"], done, total) if time_left else None
         # After a resume, `done` includes work of earlier attempts, so the rate of this attempt is not known.

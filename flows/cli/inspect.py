@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.files import read_json
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
@@ -15,6 +14,7 @@ from flows.starts import dag_in
 from store.add import add_files
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogRow
+from store.events import read_live
 from store.garbage import collect, find_garbage
 from store.manifest import ADDED
 from store.mirror import MirroredStore, open_store
@@ -48,7 +48,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             damage = str(error)
         last_run = last.get(step.key, {})
         staging = store.root / "staging" / step.key
-        live = read_json(staging / "live.json") or {}
+        live = read_live(staging / "live.json")
         # The order matters: a damaged or complete artifact counts more than what its staging folder says.
         state = "not made"
         if damage:
@@ -153,7 +153,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
     """Compare the files of one artifact or of all with their digests; `remote`: also the remote copies.
 
     Returns `artifacts`: the number of checked artifacts; `damaged`: id -> names of damaged files; `remedies`: id ->
-    what to do. An artifact whose manifest cannot be read counts as damaged.
+    what to do; `events_left_out`: event file -> the number of its events that are not in the catalog. An artifact whose
+    manifest cannot be read counts as damaged.
     """
     store.refresh()
     if artifact_id:
@@ -171,7 +172,12 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
-    return {"artifacts": len(checked), "damaged": damaged, "remedies": {name: _remedy(store, name) for name in damaged}}
+    return {
+        "artifacts": len(checked),
+        "damaged": damaged,
+        "remedies": {name: _remedy(store, name) for name in damaged},
+        "events_left_out": _catalog(store).left_out() if store.root.exists() else {},
+    }
 
 
 def _remedy(store: Store, artifact_id: str) -> str:

@@ -16,6 +16,7 @@ from common.text import visible
 from flows.cli.terminal import run_named
 from store.artifacts import Store
 from store.catalog import Catalog
+from store.manifest import RUN
 from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
@@ -28,7 +29,8 @@ FROM runs r LEFT JOIN plans p USING (run) WHERE run IS NOT NULL
 GROUP BY run ORDER BY starts_with(run, 'plan-'), begun DESC
 """
 _STAGES = """
-SELECT run, label, stage, key, execution, state, started FROM runs WHERE run = ?
+SELECT run, label, coalesce(stage, '') AS stage, coalesce(key, '') AS key, coalesce(execution, '') AS execution, state,
+    started FROM runs WHERE run = ?
 QUALIFY row_number() OVER (PARTITION BY label ORDER BY started DESC, time DESC) = 1 ORDER BY started
 """
 
@@ -99,7 +101,7 @@ def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[
     yield from _follow_stage(store, log, lines, read)
     while whole_run:
         # Check whether the run is alive before reading its stages, so that a stage that ends in between is not missed.
-        alive = store.run_lock(log.run).held_elsewhere()
+        alive = bool(RUN.fullmatch(log.run)) and store.run_lock(log.run).held_elsewhere()
         Catalog(store).ingest()
         later = [
             other for other in run_logs(store, log.run) if other.state != "reused" and _goes_on(store, other, read)

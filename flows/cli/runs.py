@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from common.errors import ConfigError
 from common.text import amount, dollars, duration, visible
-from configs.changes import Change, describe_changes
+from configs.changes import Change, describe_changes, read_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
@@ -86,7 +87,7 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "steps": steps,
         "share": row["finished"] / steps if steps else None,
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
-        "changes": json.loads(row["changes"] or "[]"),
+        "changes": [asdict(change) for change in read_changes(row["changes"])],
         "resume": row["resume"] or None,
         "error": None,
     }
@@ -121,7 +122,7 @@ def run_row(run: RunState) -> dict[str, Any]:
         "share": run.share(),
         "seconds_left": left[0] if left else None,
         "steps_without_time": left[1] if left else None,
-        "changes": [{"field": c.field, "before": c.before, "after": c.after} for c in run.changes],
+        "changes": [asdict(change) for change in run.changes],
         "question": run.question["message"] if run.question else None,
         "answer": f"nautile approve {run.run[:8]}" if run.question else None,
         "resume": run.resume or None,
@@ -160,6 +161,8 @@ def _step_row(step: StepState) -> dict[str, Any]:
 
 def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     """The state and progress of a run, the table of its steps, and the command that answers or resumes it."""
+    if not rows:
+        return Text("the run has no steps")
     run = rows[0]["run"]
     begun = datetime.fromisoformat(run["begun"])
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)

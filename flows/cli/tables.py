@@ -248,12 +248,19 @@ def service_table(services: list[Any]) -> FittingTable:
 
 def verify_table(result: dict[str, Any]) -> RenderableType:
     """The damaged artifacts, the remedy for each, and the number of checked artifacts."""
+    left_out = [f"{visible(name)}: {left_out_text(count)}" for name, count in result["events_left_out"].items()]
     if not result["damaged"]:
-        return Text(f"{result['artifacts']} artifacts, none damaged")
+        return Text("\n".join([f"{result['artifacts']} artifacts, none damaged", *left_out]))
     table = text_table("artifact", "damaged files", "what to do")
     for name, files in result["damaged"].items():
         table.add_row(name, Text("; ".join(files), style="bold red"), Text(result["remedies"][name]))
-    return Group(table, Text(f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"))
+    closing = f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"
+    return Group(table, Text("\n".join([closing, *left_out])))
+
+
+def left_out_text(count: int) -> str:
+    """The number of events that the catalog leaves out."""
+    return f"{count:,} {'event is' if count == 1 else 'events are'} left out: this version does not know the form"
 
 
 def garbage_table(rows: list[dict[str, Any]], dry_run: bool) -> RenderableType:

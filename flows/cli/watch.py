@@ -59,6 +59,7 @@ def status(
             watch_status(read, runs.run_view)
         if run is not None:
             show_as(runs.step_rows(run), as_json, runs.run_view)
+            _note_left_out(store)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
         message = (
@@ -96,6 +97,21 @@ def runs(
     from flows.cli.runs import list_runs, runs_table
 
     show_as(list_runs(the_store(), most), as_json, runs_table)
+    _note_left_out(the_store())
+
+
+def _note_left_out(store: Any) -> None:
+    """Print, on standard error, how many events are not shown because their form is unknown."""
+    from flows.cli.runs import PATIENCE_S
+    from flows.cli.tables import left_out_text
+    from store.catalog import Catalog
+
+    left_out: dict[str, int] = {}
+    with contextlib.suppress(ConfigError, Retryable):  # the next command says it
+        left_out = Catalog(store).left_out(patience=PATIENCE_S) if store.root.exists() else {}
+    if left_out:
+        line = f"{left_out_text(sum(left_out.values()))}; `nautile store verify` names the files"
+        console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
 
 
 def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[dict[str, Any]]], Any]) -> NoReturn:

@@ -44,7 +44,7 @@ PATIENCE_S = 5.0  # how long to wait for a process that writes the catalog
 GONE = "Its process is gone."
 STARTING = timedelta(seconds=60)  # most time from Prefect's "running" to the run's lock, when a run is retried
 _PAGE = 200
-_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running'"
+_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running' AND coalesce(key, '') <> ''"
 _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
@@ -186,6 +186,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     execution_file = store.root / "staging" / row["key"] / "execution.json"
     execution = read_json(execution_file)
     fields = {name: _json_value(value) for name, value in row.items() if name != "time"}
+    fields["outputs"] = json.loads(row["outputs"] or "null")
     if complete:
         fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"
@@ -200,11 +201,9 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
 
 
 def _json_value(value: Any) -> Any:
-    """A value of a catalog row, in the form in which the attempt log writes it."""
+    """A value of a catalog row other than JSON, in the form in which the attempt log writes it."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC).isoformat()
-    if isinstance(value, str) and value[:1] == "{":
-        return json.loads(value)
     return value
 
 

@@ -20,6 +20,7 @@ from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
 from store.schema import TABLES
+from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
@@ -200,6 +201,67 @@ def test_a_strange_event_of_another_machine_harms_no_other(store, catalog, part)
     (store.root / "events" / "pulled.jsonl").write_text("\n".join(lines) + "\n")
     catalog.ingest()
     assert {"id": "good"} in catalog.query("SELECT id FROM metrics")
+
+
+@pytest.mark.parametrize("part", OF_ANOTHER_FORM, ids=str)
+def test_a_plan_of_another_form_is_left_out_and_counted(store, catalog, part):
+    write_events(store, event_of("plan", **PLAN | part), event_of("plan", **PLAN | {"id": "good"}) | {"id": "good"})
+    catalog.ingest()
+    assert catalog.query("SELECT id FROM plans") == [{"id": "good"}]
+    assert catalog.left_out() == {"events/other.jsonl": 1}
+
+
+def test_what_a_later_version_adds_to_a_plan_is_dropped(store, catalog):
+    step, change = (PLAN[name][0] | {"more": [1]} for name in ("steps", "changes"))
+    write_events(store, event_of("plan", **PLAN | {"steps": [step], "changes": [change], "more": {"a": 1}}))
+    catalog.ingest()
+    (row,) = catalog.query("SELECT steps, changes FROM plans")
+    assert {name: json.loads(text) for name, text in row.items()} == {name: PLAN[name] for name in row}
+    assert catalog.left_out() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("run", {"label": "align", "state": "done", "key": "../../etc"}),
+        ("run", {"label": "align", "state": "done", "execution": "../x"}),
+        ("run", {"label": "align", "state": "done", "seconds": "inf"}),
+        ("run", {"label": "align", "state": "done", "seconds": -1.0}),
+        ("run", {"label": "align", "state": "done", "outputs": ["checkpoint/x"]}),
+        ("run", {"label": "align", "state": "done", "reused": "perhaps"}),
+        ("run", {"state": "done"}),
+        ("note", {"text": "a", "tags": "low"}),
+        ("note", {"text": "a", "tags": {"low": 1}}),
+        ("call", {"dollars": "nan"}),
+        ("call", {"dollars": -3.0}),
+        ("call", {"latency_s": "inf"}),
+        ("call", {"cached": "no"}),
+        ("call", {"tokens_in": 10**30}),
+        ("metric", {"name": "loss", "step": 1, "value": [1]}),
+        ("sample", {"index": "first"}),
+        ("alert", {"name": "of a later version"}),
+    ],
+    ids=str,
+)
+def test_an_event_with_a_value_that_no_reader_expects_is_left_out(store, catalog, kind, fields):
+    write_events(store, event_of(kind, **{"id": "r2"} | fields), event_of("plan", **PLAN))
+    catalog.ingest()
+    assert catalog.query("SELECT run FROM plans") == [{"run": "r2"}]
+    assert catalog.left_out() == {"events/other.jsonl": 1}
+
+
+def test_events_that_are_left_out_are_counted_once_and_again_by_a_rebuild(store, catalog):
+    bad = event_of("plan", **PLAN | {"state": "paused"})
+    write_events(store, bad, bad)
+    for _ in range(2):
+        catalog.ingest()
+        assert catalog.left_out() == {"events/other.jsonl": 2}
+    with (store.root / "events" / "other.jsonl").open("a") as file:
+        file.write(json.dumps(bad) + "\n")
+    catalog.ingest()
+    assert catalog.left_out() == {"events/other.jsonl": 3}
+    catalog.rebuild()
+    assert catalog.left_out() == {"events/other.jsonl": 3}
 
 
 @pytest.mark.parametrize(
@@ -440,6 +502,29 @@ def test_lineage_reaches_shards_and_calls(store, catalog):
     ]
     spent = catalog.query("SELECT purpose, sum(dollars) AS d FROM lineage_calls(?) GROUP BY 1 ORDER BY 1", [score.id])
     assert spent == [{"purpose": "judge", "d": 1.0}, {"purpose": "teacher", "d": 1.5}]
+
+
+def test_a_lineage_in_a_circle_ends_and_visits_each_artifact_once(store, catalog):
+    """Of manifests whose seals are right, although keys cannot be digests of each other."""
+    names = "abcd"
+    for place, name in enumerate(names):
+        inputs = {"next": f"tokens/{key_of(names[(place + 1) % 4])}", "after": f"tokens/{key_of(names[place - 2])}"}
+        fields = {"key": key_of(name), "inputs": inputs, "input_executions": dict.fromkeys(inputs, "e1")}
+        folder = store.root / "artifacts" / "tokens" / key_of(name)
+        filled(folder, {"manifest.json": json.dumps(manifest_of(**fields))})
+    rows = catalog.lineage(f"tokens/{key_of('a')[:12]}")
+    assert len({(row["id"], row["made"], row["name"]) for row in rows}) == len(rows) == 1 + 2 * len(names)
+    assert (rows[0]["depth"], rows[0]["key"], rows[0]["made"]) == (0, key_of("a"), None)
+    assert {row["key"]: row["depth"] for row in reversed(rows)} == {
+        key_of(name): depth for name, depth in zip(names, (0, 1, 1, 2), strict=True)
+    }
+
+
+def test_a_lineage_of_many_paths_is_as_long_as_its_inputs(store, catalog):
+    last = published(store, "tokens", "0")
+    for number in range(1, 41):  # 2^40 paths
+        last = published(store, "tokens", str(number), inputs={"x": last, "y": last})
+    assert len(catalog.lineage(last.id)) == 81
 
 
 def test_lineage_shows_the_live_artifact_where_the_version_that_was_read_is_removed(store, catalog):

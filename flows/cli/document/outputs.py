@@ -337,6 +337,7 @@ class Verification(Output):
     artifacts: int
     damaged: dict[str, list[str]]  # id -> names of files
     remedies: dict[str, str]  # id -> what to do
+    events_left_out: dict[str, int]  # event file -> events that the catalog leaves out, because their form is unknown
 
 
 class GarbageOutput(Output):

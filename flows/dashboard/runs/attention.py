@@ -120,7 +120,8 @@ def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
     for row in chosen.stages:
         section = settings.get(row["stage"])
         budget = section.get("budget_dollars") if isinstance(section, Mapping) else None
-        if budget and (row["stage"] != "evaluate" or row["calls"]):
+        # Of a run of another version it need not be a number.
+        if isinstance(budget, (int, float)) and budget > 0 and (row["stage"] != "evaluate" or row["calls"]):
             yield row["label"], spent([row]) or 0.0, float(budget)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from common.text import visible
-from configs.changes import Change, describe_changes
+from configs.changes import describe_changes, read_changes
 from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
 from flows.dashboard import queries, shared
@@ -22,7 +22,7 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 def show(chosen: str | None) -> None:
     """Draw the table and its controls. `chosen`: the run that the page shows."""
     summaries = shared.run_summaries()
-    changed = [change["field"] for row in summaries for change in json.loads(row["changes"] or "[]")]
+    changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
     title.subheader("All runs")
     parameters = left.multiselect(
@@ -100,7 +100,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
         before = next((by_stage[stage] for by_stage in earlier if stage in by_stage), None)
         note, cost = notes.get(run, {}), costs.get(run, {})
-        changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
+        changes = describe_changes(read_changes(row["changes"]))
         rows.append(
             {
                 "show": f"/?run={run}",
