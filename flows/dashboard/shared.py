@@ -231,6 +231,13 @@ def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
     return json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
 
 
+def nested(value: Any, *names: str) -> Any:
+    """The value at a path in JSON data; None if a part of the path is missing, as in facts of another version."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def questions() -> dict[str, dict[str, Any]]:
     """The notes of the runs that wait for an approval: run -> note."""
     return questions_by_run(open_store())

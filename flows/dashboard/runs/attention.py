@@ -89,9 +89,9 @@ def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
     """Judges of the chosen run whose calibration AUC is below `POOR_JUDGE`."""
     for row in shared.query(queries.ARTIFACTS_OF, chosen.executions()):
         facts = json.loads(row["facts"])
-        auc = ((facts.get("calibration") or {}).get("auc") or {}).get("overall")
+        auc = shared.nested(facts, "calibration", "auc", "overall")
         if row["kind"] == "checkpoint" and isinstance(auc, (int, float)) and auc < POOR_JUDGE:
-            judge = visible((facts.get("judge") or {}).get("model") or "the judge", 80)
+            judge = visible(shared.nested(facts, "judge", "model") or "the judge", 80)
             yield Concern(
                 "warning",
                 f"The judge of {row['stage']} is poor",

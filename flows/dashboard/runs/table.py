@@ -127,9 +127,10 @@ def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
     measured: dict[str, dict[str, float]] = {}
     for row in rows:
         accuracy = json.loads(row["accuracy"] or "{}")
-        name = next((name for name in TABLE_1_BENCHMARKS if accuracy.get(name) is not None), None)
-        if name is not None:
-            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(accuracy[name])
+        values = (shared.nested(accuracy, name) for name in TABLE_1_BENCHMARKS)
+        value = next((value for value in values if isinstance(value, (int, float))), None)
+        if value is not None:
+            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(value)
     return {run: {stage: own[stage] for stage in TABLE_1 if stage in own} for run, own in measured.items()}
 
 
