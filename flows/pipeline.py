@@ -21,6 +21,7 @@ from prefect.context import TagsContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import deployment, flow_run
 
+from common.commands import retry_command
 from common.errors import ConfigError
 from common.processes import give_way
 from configs.load import load_form
@@ -103,7 +104,7 @@ def run_selected(argument: str, overrides: Sequence[str], selection: Selection) 
     def resume(label: str) -> str:
         # A deployment's run is retried in Prefect with its parameters; a run from a terminal with its command.
         if deployment.id:
-            return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
+            return retry_command(run_id)
         return prepared[1].resume_command(label) if prepared else ""
 
     give_way(config.launch.niceness)

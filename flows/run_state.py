@@ -6,11 +6,14 @@ it every few seconds, also after the processes of the run have ended.
 
 import json
 import operator
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any
 
+from common.commands import program, retry_command, shell_command
 from configs.changes import Change, read_changes
 from flows.operate.questions import waiting
 from store.artifacts import Artifact, Store
@@ -24,8 +27,9 @@ FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
 
 # Stands for a step in the resume command of a forced run. The command is recorded as the run starts, because a run that
-# is killed cannot record where it was; `RUNS` puts in the step.
+# is killed cannot record where it was; `resume_command` puts in the step.
 FIRST_UNFINISHED = "{first unfinished step}"
+_STEP = "{step}"  # the same as one word
 
 # Pipeline runs, newest first: the newest start of each, with the counts of its steps by state. Old runs have no row in
 # `plans`; they are included if they have several steps, which single uses of a model do not have. (limit)
@@ -42,15 +46,14 @@ begun AS (
     FROM latest GROUP BY run),
 plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    replace(p.resume, '{first_unfinished}', coalesce(
-        list_filter(json_extract_string(p.steps, '$[*].label'),
-            lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1], '')) AS resume,
+    p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
+        lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
     coalesce(least(b.begun, p.started), p.started, b.begun) AS begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
     coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
     coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped
 FROM begun b FULL JOIN plan p USING (run) WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY begun DESC LIMIT ?
-""".replace("{first_unfinished}", FIRST_UNFINISHED)
+"""
 # The newest start of a run. (run)
 PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
 # The last attempt at each step of a run, its times, and the endpoint calls of its execution. A step that the run itself
@@ -196,6 +199,23 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
     return str(row["state"])
 
 
+def resume_command(row: CatalogRow) -> str:
+    """The command that resumes the run of a row of `RUNS`; "" if none is recorded.
+
+    What is recorded comes from an event, which any machine may have written, and users copy it into a shell. So only
+    the commands that resume a run are shown, with each word quoted again.
+    """
+    try:
+        words = shlex.split((row["resume"] or "").replace(FIRST_UNFINISHED, _STEP), comments=True)
+    except ValueError:  # a quote that does not end
+        return ""
+    if words[:3] == ["prefect", "flow-run", "retry"]:  # as earlier versions recorded it
+        words = shlex.split(retry_command(row["run"]))
+    if len(words) < 3 or PurePath(words[0]).name != "nautile" or words[1] not in ("run", "retry"):
+        return ""
+    return shell_command(program(), *((row["first_unfinished"] or "") if word == _STEP else word for word in words[1:]))
+
+
 def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
     """The artifact of `kind` that the step of a row of `STEPS` made or reused; None if it was removed.
 
@@ -260,7 +280,7 @@ def run_state(
         state,
         tuple(steps),
         question,
-        summary["resume"] or "",
+        resume_command(summary),
         json.loads(plan["settings"] or "{}") if plan else {},
         (plan and plan["error"]) or "",
         summary["begun"],

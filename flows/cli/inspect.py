@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
@@ -93,7 +94,8 @@ def _approval_notes(store: Store) -> dict[str, str]:
         # have other settings.
         plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
         steps = json.loads(plans[0]["steps"]) if plans else []
-        command = f"for an answer: `nautile approve {run[:8]}` (`nautile status {run[:8]}` shows the question)"
+        commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
+        command = "for an answer: `{}` (`{}` shows the question)".format(*commands)
         notes |= {step["key"]: command for step in steps if step["label"] == note["label"]}
     return notes
 
@@ -195,8 +197,9 @@ def _remedy(store: Store, artifact_id: str) -> str:
     if artifact.manifest["stage"] == ADDED:
         return "add it again: `nautile store add FOLDER`"
     if artifact.superseded:
-        return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
-    return f"run its stage again: `nautile run CONFIG --only {label} --force`"
+        command = shell_command("nautile", "run", "CONFIG", "--from", label, "--force")
+        return f"it was replaced: `{command}`, then `nautile store gc` removes it"
+    return f"run its stage again: `{shell_command('nautile', 'run', 'CONFIG', '--only', label, '--force')}`"
 
 
 def garbage(

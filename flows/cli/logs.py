@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from common.errors import ConfigError
 from common.files import read_json
@@ -147,6 +148,14 @@ def _follow_stage(store: Store, log: LogFile, lines: int, read: _Read) -> Iterat
 
 def _tail(text: str, lines: int) -> str:
     return "".join(visible(text).splitlines(keepends=True)[-lines:])
+
+
+def full_id(store: Store, run: str) -> str:
+    """The id of a run of a Prefect server: `run` itself if it is one, else as `run_id` finds it in the store."""
+    try:
+        return str(UUID(run))  # also of a run that was refused before the store recorded it
+    except ValueError:
+        return run_id(store, run)
 
 
 def run_id(store: Store, run: str | None) -> str:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,12 +18,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from common.processes import give_way, restart_on_huge_pages
 from common.text import visible
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
-from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
+from flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
 from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
@@ -106,7 +106,7 @@ def run(
     from flows.selection import Selection
 
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
-    words = config_words(config, settings) + (f" --name {shlex.quote(name)}" if name else "")
+    words = config_words(config, settings) + (f" {shell_command('--name', name)}" if name else "")
     consoles = console_for(), console_for(stderr=True)
     raise typer.Exit(run_pipeline(run_config, words, selection, *consoles, base=base, name=name))
 
@@ -277,7 +277,7 @@ def export(
     from functools import partial
 
     from flows.cli.inspect import checkpoint_folder
-    from flows.cli.tables import file_table
+    from flows.cli.tables import file_table, how_to_try
     from model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
@@ -288,13 +288,8 @@ def export(
             raise ConfigError(f"--bits {bits}: only for --format {' or '.join(WITH_BITS)}, not {format_}")
         write = partial(write, bits=bits)
     show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
-    next_step = {
-        "onnx": f"try it: `nautile chat {out} --runtime onnx`, or without this project `python {out}/chat.py`",
-        "web": f"serve it with `python -m http.server --bind 127.0.0.1 --directory {out} 8000`, and open "
-        "http://127.0.0.1:8000/",
-    }
-    if format_ in next_step and not as_json:
-        console_for().print(next_step[format_], soft_wrap=True)
+    if not as_json:
+        console_for().print(how_to_try(format_, out), soft_wrap=True, end="")
 
 
 def import_(
@@ -421,12 +416,13 @@ def distill(
 ) -> None:
     """Label texts with a teacher model, and measure its agreement with rows that people have labelled."""
     if not label:
-        raise ConfigError(f"distill: pass --label; to distil documents, use `nautile run {config} --only distill`")
+        command = shell_command("nautile", "run", config, "--only", "distill")
+        raise ConfigError(f"distill: pass --label; to distil documents, use `{command}`")
     from configs.label import LabelRun
     from configs.load import load_part
     from flows.cli.uses.label import label_texts
 
-    words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
+    words = shell_command("nautile", "distill", "--label", *(["--questions", questions] if questions else []))
     command = f"{words} {config_words(config, settings)}" + " --force" * force
     run_config = load_part(config, LabelRun, settings)
     artifact = label_texts(the_store(), run_config, questions, command, force, as_json)
@@ -488,6 +484,7 @@ PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
         "down": down,
         "server": server,
         "approve": approve,
+        "retry": retry,
         "reconcile": reconcile,
         "store": store_app,
     },

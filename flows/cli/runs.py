@@ -10,13 +10,24 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.text import amount, dollars, duration, visible
 from configs.changes import Change, describe_changes, read_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
-from flows.run_state import LIVE, RUNS, Query, RunState, StepState, questions_by_run, run_state, state_of
+from flows.run_state import (
+    LIVE,
+    RUNS,
+    Query,
+    RunState,
+    StepState,
+    questions_by_run,
+    resume_command,
+    run_state,
+    state_of,
+)
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, CatalogRow
 
@@ -88,7 +99,7 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "share": row["finished"] / steps if steps else None,
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
         "changes": [asdict(change) for change in read_changes(row["changes"])],
-        "resume": row["resume"] or None,
+        "resume": resume_command(row) or None,
         "error": None,
     }
 
@@ -124,7 +135,7 @@ def run_row(run: RunState) -> dict[str, Any]:
         "steps_without_time": left[1] if left else None,
         "changes": [asdict(change) for change in run.changes],
         "question": run.question["message"] if run.question else None,
-        "answer": f"nautile approve {run.run[:8]}" if run.question else None,
+        "answer": shell_command("nautile", "approve", run.run[:8]) if run.question else None,
         "resume": run.resume or None,
         "error": run.error or None,
     }

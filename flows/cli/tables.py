@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from common.commands import shell_command
 from common.text import amount, duration, size, visible
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
@@ -166,6 +167,17 @@ def file_table(paths: list[str]) -> Table:
     for path in paths:
         table.add_row(path, size(Path(path).stat().st_size))
     return table
+
+
+def how_to_try(format_: str, out: Path) -> str:
+    """A line with the commands that use an export; "" for a format that needs programs of the user's own."""
+    if format_ == "onnx":
+        commands = shell_command("nautile", "chat", out, "--runtime", "onnx"), shell_command("python", out / "chat.py")
+        return "try it: `{}`, or without this project `{}`\n".format(*commands)
+    if format_ == "web":
+        options = ("--bind", "127.0.0.1", "--directory", out, 8000)
+        return f"serve it with `{shell_command('python', '-m', 'http.server', *options)}`, and open http://127.0.0.1:8000/\n"
+    return ""
 
 
 def artifact_table(rows: list[dict[str, Any]]) -> Table:

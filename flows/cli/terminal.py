@@ -5,13 +5,13 @@ The store and Rich are imported when a command runs, so that `--help` stays fast
 
 import glob
 import json
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ JSON_VERSION = 1  # of the --json outputs (flows/cli/document/outputs.py): withi
 
 def config_words(config: str, settings: Sequence[str] | None) -> str:
     """The configuration and its `--set` options, quoted for a shell, for commands that are printed."""
-    return shlex.join([config, *(word for setting in settings or () for word in ("--set", setting))])
+    return shell_command(config, *(word for setting in settings or () for word in ("--set", setting)))
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:

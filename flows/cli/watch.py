@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
 
@@ -85,7 +86,8 @@ def status(
     # A hint at the end, where it stays visible: the steps of a configuration do not say that a run works on them.
     current = None if as_json else runs.newest_run(store)
     if current is not None and current.state in ("running", "waiting"):
-        line = f"run {current.run[:8]} ({current.name}) is {current.state}: `nautile status {current.run[:8]}`"
+        command = shell_command("nautile", "status", current.run[:8])
+        line = f"run {current.run[:8]} ({current.name}) is {current.state}: `{command}`"
         console_for().print(line, soft_wrap=True)
 
 

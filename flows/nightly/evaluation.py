@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from common.commands import retry_command
 from common.errors import ConfigError
 from common.files import write_json, write_text
 from configs.keys import with_local_files
@@ -70,7 +71,7 @@ def evaluation(
         run_config, _ = load_form(config, overrides)
     except ConfigError as error:
         return refused(error)
-    with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
+    with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry_command(run_id)):
         return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
 
 
@@ -162,8 +163,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
             # From here on the run is recorded, so it must be detectable when its process is killed: the lock shows that
             # it lives.
             stack.enter_context(store.run_lock(run_id).for_life())
-            retry = f"prefect flow-run retry {run_id}"
-            stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
+            stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry_command(run_id)))
         approval.before_step(store, config, step, False, run_id)
         return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 

