@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from common.text import one_line
 from store.manifest import utc_time
 
 MOST_STEPS = 10_000  # of a plan
@@ -25,8 +26,15 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()  # DuckDB refuses a lone surrogate
 
 
+def as_line(value: Any) -> str:
+    """The same without line breaks and control characters, which could change what a terminal shows."""
+    text = as_text(value)
+    return text if text.isprintable() else one_line(text)
+
+
 _Text = Annotated[str, BeforeValidator(as_text)]
-_Name = Annotated[str, BeforeValidator(as_text), Field(min_length=1, max_length=4096)]
+_Line = Annotated[str, BeforeValidator(as_line)]
+_Name = Annotated[str, BeforeValidator(as_line), Field(min_length=1, max_length=4096)]
 # Runs, keys, executions and stages name files: no separators, no control characters, no dot in front.
 _Id = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,127}$")]
 _OptionalId = _Id | Literal[""]
@@ -57,13 +65,13 @@ class _Began(_Fields):
 
     id: _Name
     run: _OptionalId | None = None
-    config: _Text | None = None
+    config: _Line | None = None
     state: _State
     started: _Time
     ended: _Time | None = None
     error: _Text | None = None
-    commit: _Text | None = None
-    host: _Text | None = None
+    commit: _Line | None = None
+    host: _Line | None = None
 
 
 class _Attempt(_Began):
@@ -82,17 +90,17 @@ class _Attempt(_Began):
 
 class _Plan(_Began):
     run: _Id
-    name: _Text | None = None
+    name: _Line | None = None
     steps: Annotated[list[_PlannedStep], Field(max_length=MOST_STEPS)] = []
     settings: dict[str, Any] = {}
     changes: list[_Change] = []
-    resume: _Text | None = None
+    resume: _Line | None = None
 
 
 class _Note(_Fields):
     id: _Id
     text: _Text | None = None
-    tags: list[_Text] = []
+    tags: list[_Line] = []
 
 
 MODELS: Mapping[str, type[_Fields]] = {"run": _Attempt, "plan": _Plan, "note": _Note}

@@ -34,6 +34,7 @@ from pydantic import (
 import configs
 from common.errors import ConfigError
 from common.files import read_json, sync_folder
+from common.text import one_line
 from configs.base import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,14 @@ _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-def _storable(text: str) -> str:
+def _plain(text: str) -> str:
     text.encode()  # JSON can spell half of a surrogate pair, which no database stores; the error is a `ValueError`
+    if text != one_line(text):  # a terminal shows it as a part of a line
+        raise ValueError("has a line break or another control character")
     return text
 
 
-_Text = Annotated[str, AfterValidator(_storable)]
+_Text = Annotated[str, AfterValidator(_plain)]
 
 
 def utc_time(text: Any) -> datetime:

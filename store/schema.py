@@ -20,7 +20,7 @@ import duckdb
 
 from common.errors import ConfigError
 from store.artifacts import Artifact
-from store.event_fields import MODELS, as_text, checked_fields
+from store.event_fields import MODELS, as_line, as_text, checked_fields
 from store.events import NAMED_BY_FIELD, with_finite
 from store.manifest import EARLIEST, LATEST, utc_time
 
@@ -202,10 +202,10 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     time = EARLIEST + timedelta(microseconds=int(event["time"]))
     if not EARLIEST <= time < LATEST:
         raise ValueError(f"its time is {time}")
-    common = {"id": as_text(event["id"]), "time": time}
+    common = {"id": as_line(event["id"]), "time": time}
     if kind not in NAMED_BY_FIELD:
         stage = event.get("stage")
-        common |= {"execution": as_text(event["execution"]), "stage": as_text(stage) if stage else None}
+        common |= {"execution": as_line(event["execution"]), "stage": as_line(stage) if stage else None}
     if kind in MODELS:
         fields = checked_fields(kind, fields, time)
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
@@ -252,7 +252,7 @@ def _boolean(value: Any) -> bool:
 
 
 _CASTS: dict[str, Callable[[Any], Any]] = {
-    "VARCHAR": as_text,
+    "VARCHAR": as_line,
     "JSON": _json,
     "INTEGER": _integer(32),
     "BIGINT": _integer(64),
@@ -262,6 +262,8 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 }
 _CASTS_OF = {table.name: {name: _CASTS[kind] for name, kind in table.columns.items()} for table in TABLES}
 _CASTS_OF["calls"] |= dict.fromkeys(("latency_s", "dollars"), _amount)
+for _table, _column in (("calls", "error"), ("runs", "error"), ("plans", "error"), ("notes", "text")):
+    _CASTS_OF[_table][_column] = as_text  # of several lines
 
 
 # Each artifact is visited once, at its least distance: damaged manifests may name each other as inputs in a circle.

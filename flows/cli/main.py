@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from common.processes import give_way, restart_on_huge_pages
-from common.text import visible
+from common.text import controls_escaped, visible
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
@@ -40,6 +40,7 @@ from flows.cli.terminal import (
     complete_stage,
     config_words,
     console_for,
+    json_text,
     print_markdown,
     show_as,
     the_store,
@@ -204,7 +205,7 @@ def chat(
     if prompt is None:
         converse(session, console_for(), not hide_thinking, heading(folder, checkpoint_name(folder)))
     elif as_json:
-        print(json.dumps(answer_as_json(session, prompt), indent=1, ensure_ascii=False))
+        print(json_text(answer_as_json(session, prompt), ensure_ascii=False))
     else:
         stream_answer(session, prompt, console_for(), not hide_thinking)
 
@@ -343,7 +344,7 @@ def report(
 
     folder = inspect.named_or_newest(the_store(), "report", artifact).path
     if as_json:
-        print((folder / "report.json").read_text(encoding="utf-8"))
+        print(controls_escaped((folder / "report.json").read_text(encoding="utf-8")))
         return
     print_markdown((folder / "report.md").read_text(encoding="utf-8"))
     # Repeated at the end, which stays visible: the newest report may be about another configuration than expected.

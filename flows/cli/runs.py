@@ -12,7 +12,7 @@ from rich.text import Text
 
 from common.commands import shell_command
 from common.errors import ConfigError
-from common.text import amount, dollars, duration, visible
+from common.text import amount, dollars, duration, one_line, visible
 from configs.changes import Change, describe_changes, read_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
@@ -183,7 +183,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
         more = f", and {unknown} steps of unknown time" if unknown else ""
         left = f", about {duration(run['seconds_left'])} left{more}"
     lines = [
-        f"run {run['id'][:8]} ({visible(run['name'])}): {run['state']}",
+        f"run {run['id'][:8]} ({one_line(run['name'])}): {run['state']}",
         *([f"changes {describe_changes(_changes(run), None)}"] if run["changes"] else []),
         f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
         f"{duration((ended - begun).total_seconds())}",

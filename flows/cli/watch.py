@@ -10,6 +10,7 @@ import typer
 
 from common.commands import shell_command
 from common.errors import ConfigError, Retryable
+from common.text import one_line
 from flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
 
 EVERY_S = 2.0
@@ -87,7 +88,7 @@ def status(
     current = None if as_json else runs.newest_run(store)
     if current is not None and current.state in ("running", "waiting"):
         command = shell_command("nautile", "status", current.run[:8])
-        line = f"run {current.run[:8]} ({current.name}) is {current.state}: `{command}`"
+        line = f"run {current.run[:8]} ({one_line(current.name)}) is {current.state}: `{command}`"
         console_for().print(line, soft_wrap=True)
 
 
