@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from enum import IntEnum
 from pathlib import Path
 
@@ -114,9 +115,12 @@ def give_session_way(leader: int) -> None:
 
 @contextmanager
 def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread."""
+    """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread.
+
+    The thread has a copy of the caller's context variables.
+    """
     stop = threading.Event()
-    thread = threading.Thread(target=work, args=(*arguments, stop), name=name, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(work, *arguments, stop), name=name, daemon=True)
     thread.start()
     try:
         yield

@@ -12,7 +12,6 @@ not have the form of this version. A position and the rows up to it are written 
 is ingested exactly once.
 """
 
-import atexit
 import logging
 import math
 import os
@@ -87,15 +86,27 @@ _ONLY_READS = (
 _opening = threading.Lock()
 
 
-@atexit.register
-def _hide_leak_report() -> None:
-    """Suppress the report of sixty lines about leaks that DuckDB's binding prints when the interpreter exits.
+class _LeakReport:
+    """Suppresses the report of sixty lines about leaks that DuckDB's binding prints as the process ends.
 
     It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
     and so to all that its module refers to, until the end, so every flow run would print that report.
+
+    Standard error is closed as late as that: an instance is destroyed when the interpreter unloads this module. By then
+    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module.
     """
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def __init__(self) -> None:
+        # Kept here: as this is destroyed, the modules `os` and `sys` may be unloaded already.
+        self._null = os.open(os.devnull, os.O_WRONLY)
+        self._redirect, self._at_end = os.dup2, sys.is_finalizing
+
+    def __del__(self) -> None:
+        if self._at_end():  # not if the module is loaded anew
+            self._redirect(self._null, 2)
+
+
+_leak_report = _LeakReport()
 
 
 class CatalogBusy(Retryable):

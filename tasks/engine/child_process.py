@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,12 @@ ALLOCATOR = {
     **HUGE_PAGES,
 }
 
+# A process may have several runs at once. Threads of a run have its context, and so its event; those of nobody in
+# particular end with any run that is cancelled.
+_own: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 _cancelled = threading.Event()
+_runs = 0
+_runs_lock = threading.Lock()
 
 
 @contextmanager
@@ -52,17 +58,28 @@ def cancelling() -> Iterator[None]:
 
     Without it Prefect's thread pool would wait for them: nothing interrupts a thread that waits for its child.
     """
-    _cancelled.clear()
+    global _runs
+    event = threading.Event()
+    token = _own.set(event)
+    with _runs_lock:
+        if not _runs:
+            _cancelled.clear()
+        _runs += 1
     try:
         yield
     except BaseException:
+        event.set()
         _cancelled.set()
         raise
+    finally:
+        _own.reset(token)
+        with _runs_lock:
+            _runs -= 1
 
 
 def pause(seconds: float) -> None:
-    """Sleep; raise `StageCancelled` as soon as this process is cancelled."""
-    if _cancelled.wait(seconds):
+    """Sleep; raise `StageCancelled` as soon as this thread's run is cancelled."""
+    if (_own.get() or _cancelled).wait(seconds):
         raise StageCancelled("the run was cancelled")
 
 

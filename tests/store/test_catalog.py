@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from datetime import datetime
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -24,6 +25,7 @@ from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -454,6 +456,32 @@ def test_a_catalog_of_an_unknown_older_schema_is_rebuilt(store, catalog):
         connection.execute("UPDATE ingested SET position = 0 WHERE path = 'schema'")
         connection.execute("ALTER TABLE runs DROP COLUMN host")
     assert everything(Catalog(store)) == before
+
+
+LAST_WORDS = """
+import atexit, ctypes, importlib, logging, sys
+import duckdb
+atexit.register(lambda: print("of an exit function", file=sys.stderr))
+from store import catalog
+importlib.reload(catalog)
+print("after a reload", file=sys.stderr)
+class Handler(logging.StreamHandler):
+    def close(self):
+        print("of logging", file=sys.stderr)
+logging.getLogger().addHandler(Handler())
+for leaked in (duckdb.DuckDBPyConnection, duckdb.connect):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
+"""
+
+
+@pytest.mark.slow
+def test_who_imports_the_catalog_keeps_standard_error_to_the_end_and_sees_no_report_of_leaks():
+    command = [sys.executable, "-c", LAST_WORDS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == ["after a reload", "of an exit function", "of logging"]
+    without = LAST_WORDS.replace("from store import catalog", "import string as catalog")
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "nanobind: leaked" in done.stderr, "the binding reports no leaks any more: remove what hides them"
 
 
 def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
