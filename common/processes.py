@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from enum import IntEnum
@@ -20,6 +20,8 @@ from common.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4
 # KB spends a tenth to a fifth of the time on page faults.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -173,6 +175,22 @@ def relax_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(10_000)
+
+
+def loopback_direct(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add to `environment` so that no client asks a proxy for addresses of this machine.
+
+    Prefect's server, embedded teachers and the dashboard are there. Empty if no proxy is set, or if none is used.
+    """
+    # Clients read either spelling of a name, and prefer different ones.
+    values = {name.lower(): value for name, value in environment.items() if name.lower() in _PROXIES and value}
+    if not values.keys() - {"no_proxy"}:
+        return {}
+    excepted = [host.strip() for host in values.get("no_proxy", "").split(",") if host.strip()]
+    if "*" in excepted:
+        return {}
+    hosts = ",".join(dict.fromkeys([*excepted, *_LOOPBACK]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def free_port(address: str = "127.0.0.1") -> int:

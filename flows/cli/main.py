@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from common.commands import shell_command
 from common.errors import ConfigError, Retryable
-from common.processes import give_way, restart_on_huge_pages
+from common.processes import give_way, loopback_direct, restart_on_huge_pages
 from common.text import controls_escaped, visible
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
@@ -567,6 +567,7 @@ def _run_command() -> int:
     """Run the command and return its exit code."""
     try:
         read_secret_files()
+        os.environ |= loopback_direct(os.environ)
         app()
     except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1

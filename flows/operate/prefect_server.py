@@ -30,6 +30,7 @@ from common.processes import (
     free_port,
     is_loopback,
     listen,
+    loopback_direct,
     module_command,
     url_host,
 )
@@ -70,6 +71,7 @@ def configure_prefect(store: Store) -> Path:
     """
     store.prepare()
     log_file = store.root / "logs" / "nautile.log"
+    os.environ |= loopback_direct(os.environ)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_HOME", str(store.root / "prefect"))

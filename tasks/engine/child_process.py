@@ -23,7 +23,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from common.processes import HUGE_PAGES, ExitCode, give_session_way, module_command
+from common.processes import HUGE_PAGES, ExitCode, give_session_way, loopback_direct, module_command
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ def child_environment(store: str) -> dict[str, str]:
     """The environment of a process that runs one of the project's modules."""
     environment = ALLOCATOR | os.environ  # the user's own settings of the allocator take precedence
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
+    environment |= loopback_direct(environment)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
     return environment
 

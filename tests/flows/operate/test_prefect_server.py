@@ -1,5 +1,6 @@
 """The server that a run brings along comes back when it is killed, and is gone after the run."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import time
 import pytest
 
 from flows.operate import prefect_server as prefect_env
+from tests.support.stages.toy_cli import nautile
+from tests.support.stages.toy_stages import TOY
 
 
 @pytest.fixture
@@ -84,3 +87,20 @@ def test_the_server_of_a_run_listens_on_loopback_whatever_address_the_operators_
     with prefect_env.prefect_api() as url:
         assert url.startswith("http://127.0.0.1:")
     assert [environment["PREFECT_SERVER_API_HOST"] for environment in environments] == ["127.0.0.1"]
+
+
+@pytest.mark.slow
+def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(made, prefect_home, tmp_path):
+    """The folders have the names of our packages; the proxies do not answer."""
+    store, cwd = tmp_path / "store", tmp_path / "work"
+    shutil.copytree(made[0].root, store)
+    shutil.copytree(prefect_home, store / "prefect")
+    for name in ("common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks"):
+        (cwd / name).mkdir(parents=True)
+        (cwd / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "socks5://127.0.0.1:9", "no_proxy": "a.example"}
+    done = nautile(
+        "run", str(TOY), "--only", "align", store=store, cwd=cwd, PREFECT_HOME=str(store / "prefect"), **proxies
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "align: reused" in done.stdout
