@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -44,6 +43,7 @@ from flows.cli.terminal import (
     print_markdown,
     show_as,
     the_store,
+    unexpected,
 )
 from flows.cli.uses.labelling import classify, extract
 from flows.cli.uses.simulate import simulate
@@ -578,15 +578,7 @@ def _run_command() -> int:
     except BrokenPipeError:
         return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
-        # A fault of the program: the trace goes into the store, and one line to the terminal.
-        path = the_store().root / "logs" / "errors.log"
-        details = f" (details in {path})"
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                traceback.print_exc(file=file)
-        except OSError:
-            details = ""
-        return _fail(f"unexpected {type(error).__name__}: {error}{details}", 1)
+        return _fail(unexpected(error), 1)
     return 0
 
 

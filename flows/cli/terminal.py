@@ -6,6 +6,7 @@ The store and Rich are imported when a command runs, so that `--help` stays fast
 import glob
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -84,6 +85,20 @@ def the_store() -> Any:
     from store.mirror import open_store
 
     return open_store()
+
+
+def unexpected(error: Exception) -> str:
+    """The line about a fault of the program or of Prefect's server. The trace goes into the store: logs/errors.log."""
+    from flows.operate.prefect_faults import described
+
+    path = the_store().root / "logs" / "errors.log"
+    details = f" (details in {path})"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        details = ""
+    return (described(error) or f"unexpected {type(error).__name__}: {error}") + details
 
 
 def console_for(stderr: bool = False) -> Any:

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-
 from common.errors import ConfigError
 from common.processes import (
     collector_paused,
@@ -35,7 +33,7 @@ from common.processes import (
     url_host,
 )
 from flows.operate.own_page import OwnPageOnly
-from flows.operate.prefect_calls import call, wants_login
+from flows.operate.prefect_faults import api_fault, database_fault, last_error
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -118,20 +116,13 @@ def prepare_to_serve(store: Store, host: str, port: int) -> None:
 def require_api() -> str:
     """The API address of PREFECT_API_URL.
 
-    Raises `ConfigError` if it is not set, if its server does not answer, or if the server refuses the login.
+    Raises `ConfigError` if it is not set, or if it is not that of a server which this process can use (`api_fault`).
     """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set: start a server with `nautile up`, or name your own")
-    # Two questions, because `/health` answers without a login, and the second shows whether ours is accepted.
-    if not healthy(url, timeout_s=10.0):
-        raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
-    try:
-        status = call("GET", url, "/admin/version", timeout=10.0).status_code
-    except httpx.HTTPError as error:
-        raise ConfigError(f"PREFECT_API_URL: {url} does not answer ({type(error).__name__})") from None
-    if status == httpx.codes.UNAUTHORIZED and "PREFECT_API_KEY" not in os.environ:  # a key is for Prefect Cloud
-        raise ConfigError(f"PREFECT_API_URL: {wants_login(url)}")
+    if fault := api_fault(url):
+        raise ConfigError(f"PREFECT_API_URL: {fault}")
     return url
 
 
@@ -149,7 +140,7 @@ def prefect_api() -> Iterator[str]:
     # The lock prevents two servers from migrating the same database at the same time.
     with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        port = free_port()
+        port, earlier = free_port(), output.tell()
         url = f"http://127.0.0.1:{port}/api"
         environment = {**os.environ, **_SERVER}
         for name in os.environ.keys() - without_database(os.environ).keys():
@@ -161,7 +152,7 @@ def prefect_api() -> Iterator[str]:
             with collector_paused():
                 import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
-            _wait(process, url, output.name)
+            _wait(process, url, Path(output.name), earlier)
         except BaseException:
             # Also Ctrl-C: the server has no terminal of its own to receive it.
             _end(process)
@@ -224,13 +215,22 @@ class _Keeper:
         self._closed.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
-    """Wait until the server answers. Raises `RuntimeError` if it ends, or does not answer within `STARTUP_S`."""
+def _wait(process: subprocess.Popen[bytes], url: str, log_path: Path, earlier: int) -> None:
+    """Wait until the server answers. `earlier`: the size of its log before it was started, in bytes.
+
+    Raises `ConfigError` with what helps if it ends, or does not answer within `STARTUP_S`.
+    """
     deadline = time.monotonic() + STARTUP_S
     while not healthy(url, timeout_s=5.0):
         if process.poll() is not None or time.monotonic() > deadline:
             problem = f"ended with {process.poll()}" if process.poll() is not None else "did not start in time"
-            raise RuntimeError(f"the embedded Prefect server {problem}; see {log_name}")
+            lines = log_path.read_bytes()[earlier:].decode(errors="replace").splitlines()
+            help_ = (
+                database_fault(lines) or "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server of yours"
+            )
+            raise ConfigError(
+                f"the embedded Prefect server {problem} ({last_error(lines)}): {help_}. Its log is {log_path}"
+            )
         time.sleep(0.1)
 
 

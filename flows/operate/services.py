@@ -7,7 +7,6 @@ generated and stored in a file that only its owner can read.
 
 import json
 import os
-import re
 import secrets
 import subprocess
 import time
@@ -25,6 +24,7 @@ from common.processes import is_loopback, listen, module_command, url_host
 from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
+from flows.operate.prefect_faults import database_fault, last_error
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
@@ -33,7 +33,6 @@ DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
-_ERROR = re.compile(r"[\w.]+Error: ")  # the last line of a traceback
 
 
 @dataclass(frozen=True)
@@ -212,10 +211,9 @@ def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> N
     while not ready(service):
         if not service.alive():
             new_lines = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
-            lines = [line.strip() for line in reversed(new_lines) if line.strip()]
-            # The last error, not the last line: Uvicorn writes "Application startup failed" after the error.
-            last = next(filter(_ERROR.match, lines), next(iter(lines), "its log is empty"))
-            raise ConfigError(f"{service.name} did not start: {last} (its log is {service.log})")
+            fault = database_fault(new_lines) if service.name == "server" else ""
+            more = f"; {fault}" if fault else ""
+            raise ConfigError(f"{service.name} did not start: {last_error(new_lines)}{more} (its log is {service.log})")
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
         time.sleep(0.2)
