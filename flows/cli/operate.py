@@ -141,7 +141,7 @@ def up(
     """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
     from configs.load import load
     from flows.cli.tables import service_table
-    from flows.operate import services
+    from flows.operate import prefect_server, services
 
     load(config)  # raises for an invalid configuration before anything is started
     store, console = the_store(), console_for()
@@ -157,6 +157,8 @@ def up(
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
+    if line := prefect_server.other_history(store):
+        console.print(line, style="yellow", soft_wrap=True)
     console.print(
         "`nautile run` uses this server if it has the same store; elsewhere, and for Prefect's own commands:\n"
         + shell_command("export", f"PREFECT_API_URL={services.url_of(store, 'server')}"),

@@ -29,7 +29,7 @@ from common.commands import shell_command
 from common.errors import ConfigError
 from common.processes import give_way
 from configs.forms import WORKER, ServedConfig
-from configs.load import load_base
+from configs.load import load, load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.dag import pipeline_steps
@@ -154,6 +154,15 @@ async def prepare(limits: dict[str, int]) -> None:
     concurrency.declare(limits)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
+
+
+def declare(config: str) -> dict[str, Any]:
+    """`prepare` as a build step of prefect.yaml, so that `prefect deploy --all` declares the same as `nautile deploy`.
+
+    Returns no outputs for later steps.
+    """
+    asyncio.run(prepare(step_limits(load(config), None)))
+    return {}
 
 
 def _served_text(config: RunConfig, argument: str) -> str:

@@ -78,6 +78,20 @@ def configure_prefect(store: Store) -> Path:
     return log_file
 
 
+def other_history(store: Store) -> str:
+    """A line that says that the server's history of runs is not the store's own; "" if it is, or in another database.
+
+    After `configure_prefect`. The store has a history of its own, which this does not concern.
+    """
+    own, home = store.root / "prefect", os.environ.get("PREFECT_HOME")
+    if not home or any(name.startswith(_DATABASE) for name in os.environ):
+        return ""
+    path = Path(home).expanduser().absolute()
+    if path == own:
+        return ""
+    return f"PREFECT_HOME is set: the server has the history of runs in {path}, not that of this store in {own}"
+
+
 def without_database(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for processes other than the server, without the settings and password of its database."""
     return {name: value for name, value in environment.items() if not name.startswith(_DATABASE)}

@@ -104,3 +104,14 @@ def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(ma
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "align: reused" in done.stdout
+
+
+def test_another_home_of_prefect_has_another_history_which_is_said(store, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", "")  # so that what is set below is undone
+    monkeypatch.delenv("PREFECT_HOME")
+    prefect_env.configure_prefect(store)
+    assert prefect_env.other_history(store) == ""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "other"))
+    assert f"history of runs in {tmp_path / 'other'}, not that of this store" in prefect_env.other_history(store)
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://db/x")
+    assert prefect_env.other_history(store) == ""
