@@ -32,6 +32,7 @@ from flows.nightly.earlier import (
     earlier_table,
     find_earlier,
 )
+from flows.nightly.own_checkpoints import executions_of_others, newest_own
 from flows.operate import approval, concurrency
 from flows.operate.notifications import notifying
 from flows.plans import recorded
@@ -78,14 +79,16 @@ def evaluation(
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
     """The body of the flow; returns its final state, whose message and data describe the result."""
     store.prepare()
-    store.refresh()  # with a remote: checkpoints and evaluations are made on other machines, this folder may be empty
-    chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
+    # With a remote: checkpoints and evaluations are made on other machines, this folder may be empty.
+    store.refresh(events=True)
+    chosen = checkpoint_of(store, config, checkpoint or config.schedule.checkpoint)
     if chosen is None:
         return Completed(
-            message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None}
+            message=f"No checkpoint of {config.name} in {store.root} yet: nothing was evaluated.",
+            data={"evaluation": None},
         )
     new = _evaluate(store, config, chosen, run_id)
-    earlier = find_earlier(store, new, config.schedule)
+    earlier = find_earlier(store, new, config.schedule, executions_of_others(store, config))
     key = comparison_key(new, earlier, config)
     data: dict[str, Any] = {"checkpoint": chosen.id, "evaluation": new.id, "comparison": None, "regressions": []}
     # The usual night: the checkpoint, the rule and the earlier evaluations are the same, so all of this was said
@@ -122,11 +125,13 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     return Completed(message=" ".join([headline, *notes]), data=data)
 
 
-def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The named checkpoint, or the newest; None if there is no checkpoint. Raises `ConfigError` for a wrong id."""
+def checkpoint_of(store: Store, config: RunConfig, name: str) -> Artifact | None:
+    """The named checkpoint, or the newest of the configuration's pipeline; None if it has none.
+
+    Raises `ConfigError` for a wrong id.
+    """
     if name == NEWEST:
-        checkpoints = store.list("checkpoint")
-        return checkpoints[-1] if checkpoints else None
+        return newest_own(store, config)
     artifact = store.get(name)
     if artifact.kind != "checkpoint":
         raise ConfigError(
