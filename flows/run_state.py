@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from common.commands import program, retry_command, shell_command
+from common.text import duration
 from configs.changes import Change, read_changes
 from flows.operate.questions import waiting
 from store.artifacts import Artifact, Store
@@ -31,28 +32,33 @@ LIVE = ("running", "waiting")
 FIRST_UNFINISHED = "{first unfinished step}"
 _STEP = "{step}"  # the same as one word
 
-# Pipeline runs, newest first: the newest start of each, with the counts of its steps by state. Old runs have no row in
-# `plans`; they are included if they have several steps, which single uses of a model do not have. (limit)
+# Pipeline runs, those that were started or retried last first: the newest start of each, with the counts of its steps
+# by state. Old runs have no row in `plans`; they are included if they have several steps, which single uses of a model
+# do not have. (limit)
 RUNS = """
 WITH latest AS (
     SELECT * FROM runs WHERE run IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
 begun AS (
-    SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
+    SELECT run, any_value(config) AS config, min(started) AS newest, max(coalesce(ended, time)) AS ended,
         count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,
         count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
         count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped,
         list(label) FILTER (state IN ('done', 'reused')) AS finished_labels
     FROM latest GROUP BY run),
-plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1)
+plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
+-- Of all starts and attempts: a retry begins none of them anew.
+first AS (SELECT run, min(started) AS begun
+    FROM (SELECT run, started FROM runs UNION ALL SELECT run, started FROM plans) GROUP BY run)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
     p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
         lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
-    coalesce(least(b.begun, p.started), p.started, b.begun) AS begun,
+    f.begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
     coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
     coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped
-FROM begun b FULL JOIN plan p USING (run) WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY begun DESC LIMIT ?
+FROM begun b FULL JOIN plan p USING (run) JOIN first f ON f.run = coalesce(p.run, b.run)
+WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY coalesce(least(b.newest, p.started), p.started, b.newest) DESC LIMIT ?
 """
 # The newest start of a run. (run)
 PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
@@ -117,6 +123,17 @@ class StepState:
     expected_s: float | None = None  # time of its last execution; 0 if it will be reused
 
     @property
+    def longer_than(self) -> float | None:
+        """The time of its last execution, if it takes longer than that and no rate says how much longer; else None."""
+        overruns = (
+            self.state == "running"
+            and self.left_s is None
+            and None not in (self.expected_s, self.elapsed_s)
+            and (self.elapsed_s or 0.0) > (self.expected_s or 0.0) > 0
+        )
+        return self.expected_s if overruns else None
+
+    @property
     def share(self) -> float | None:
         """Completed share of the step, 0..1; None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
@@ -171,15 +188,23 @@ class RunState:
         for step in self.steps:
             own = 0.0
             if step.state not in FINISHED:
-                # The measured rate first; without one, what is left of the time that it took before; never less than
-                # zero, where it takes longer.
+                # The measured rate first; without one, what is left of the time that it took before. Where it takes
+                # longer than that, nothing is known.
                 known = step.left_s
-                if known is None and step.expected_s is not None:
+                if known is None and step.expected_s is not None and step.longer_than is None:
                     known = max(0.0, step.expected_s - (step.elapsed_s or 0.0))
                 unknown += known is None
                 own = known or 0.0
             end[step.label] = own + max((end.get(label, 0.0) for label in step.after), default=0.0)
         return max(end.values(), default=0.0), unknown
+
+
+def time_left_text(seconds: float, unknown: int) -> str:
+    """`RunState.time_left` as text."""
+    steps = f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"
+    if not unknown:
+        return f"about {duration(seconds)} left"
+    return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:
@@ -327,6 +352,15 @@ def _attempt_state(
         if fields["left_s"] is None and done > 0 and row["attempts"] == 1:
             fields["left_s"] = elapsed * (total - done) / done
     return "running", fields
+
+
+def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[str, Any]) -> CatalogRow | None:
+    """The live run that is meant where none is named: the newest pipeline, else the newest of a single step.
+
+    A scheduled evaluation may have begun after the pipeline that works beside it.
+    """
+    live = [row for row in summaries if state_of(row, store, questions) in LIVE]
+    return next((row for row in live if (row["planned"] or row["stages"]) > 1), next(iter(live), None))
 
 
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:

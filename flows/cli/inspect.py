@@ -295,7 +295,10 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
     """
     store.refresh()
     if artifact_id:
-        artifact = store.get(artifact_id)
+        # Digits alone may also be those of other artifacts of the same key, such as the traces of a self-distillation.
+        digits = artifact_id.partition(".")[0]
+        is_of_kind = any(key.startswith(digits) for _, key, *_ in store.folders(kind))
+        artifact = store.get(f"{kind}/{artifact_id}" if is_of_kind else artifact_id)
         if artifact.kind != kind:
             raise ConfigError(f"{artifact.id} is not of kind {kind}: `nautile artifacts {kind}` lists those")
         return artifact

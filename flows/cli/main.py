@@ -115,13 +115,18 @@ def run(
 def artifacts(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="tokens, checkpoint, evaluation, ...")] = None,
     superseded: Annotated[bool, typer.Option("--all", help="Include those that a forced run replaced.")] = False,
+    most: Annotated[
+        int | None, typer.Option("--most", "-n", min=1, help="The newest N only. Default: 100, with --json all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the artifacts in the store, oldest first."""
     from flows.cli import inspect
-    from flows.cli.tables import artifact_table
+    from flows.cli.tables import newest_artifacts
 
-    show_as(inspect.artifacts(the_store(), kind, superseded), as_json, artifact_table)
+    rows = inspect.artifacts(the_store(), kind, superseded)
+    shown = rows[-most:] if most else rows if as_json else rows[-100:]
+    show_as(shown, as_json, lambda shown: newest_artifacts(shown, len(rows)))
 
 
 def show(artifact: IdArgument, as_json: Json = False) -> None:

@@ -23,10 +23,12 @@ from flows.run_state import (
     Query,
     RunState,
     StepState,
+    live_run,
     questions_by_run,
     resume_command,
     run_state,
     state_of,
+    time_left_text,
 )
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, CatalogRow
@@ -67,8 +69,7 @@ def newest_run(store: Store) -> RunState | None:
             return None
         questions = questions_by_run(store)
         # A run that began earlier and still works is more interesting than one that ended since.
-        live = next((row for row in runs if state_of(row, store, questions) in LIVE), None)
-        return run_state(store, query, live or runs[0], questions)
+        return run_state(store, query, live_run(runs, store, questions) or runs[0], questions)
 
 
 def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
@@ -81,6 +82,12 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
             live = state in LIVE
             rows.append(run_row(run_state(store, query, row, questions)) if live else _ended_row(row, state))
     return rows
+
+
+def count_runs(store: Store) -> int:
+    """The number of runs that `list_runs` could list."""
+    with reading(store) as query:
+        return next((int(row["n"]) for row in query(f"SELECT count(*) AS n FROM ({RUNS})", MOST_SEARCHED)), 0)
 
 
 def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "share": row["finished"] / steps if steps else None,
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
         "changes": [asdict(change) for change in read_changes(row["changes"])],
-        "resume": resume_command(row) or None,
+        "resume": resume_command(row) or None if state != "done" else None,
         "error": None,
     }
 
@@ -136,7 +143,7 @@ def run_row(run: RunState) -> dict[str, Any]:
         "changes": [asdict(change) for change in run.changes],
         "question": run.question["message"] if run.question else None,
         "answer": shell_command("nautile", "approve", run.run[:8]) if run.question else None,
-        "resume": run.resume or None,
+        "resume": run.resume or None if run.state != "done" else None,
         "error": run.error or None,
     }
 
@@ -167,6 +174,7 @@ def _step_row(step: StepState) -> dict[str, Any]:
         "calls": row.get("calls"),
         "cached_calls": row.get("cached"),
         "dollars": row.get("dollars"),
+        "longer_than": step.longer_than,
     }
 
 
@@ -179,9 +187,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
     left = ""
     if run["seconds_left"] is not None:
-        unknown = run["steps_without_time"]
-        more = f", and {unknown} steps of unknown time" if unknown else ""
-        left = f", about {duration(run['seconds_left'])} left{more}"
+        left = f", {time_left_text(run['seconds_left'], run['steps_without_time'])}"
     lines = [
         f"run {run['id'][:8]} ({one_line(run['name'])}): {run['state']}",
         *([f"changes {describe_changes(_changes(run), None)}"] if run["changes"] else []),
@@ -215,6 +221,8 @@ def _details(row: dict[str, Any]) -> str:
         parts.append(f"{amount(progress['done'])}{of} {progress.get('unit') or ''}".strip())
     if progress.get("note"):
         parts.append(visible(progress["note"]))
+    if row["longer_than"] is not None:
+        parts.append(f"longer than last time ({duration(row['longer_than'])})")
     if (row["attempts"] or 0) > 1:
         parts.append(f"{row['attempts']} attempts")
     if row["calls"] and row["outcome"] != "reused":

@@ -189,6 +189,15 @@ def artifact_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def newest_artifacts(rows: list[dict[str, Any]], total: int) -> RenderableType:
+    """`artifact_table` of the newest artifacts, and of how many they are."""
+    table = artifact_table(rows)
+    if len(rows) == total:
+        return table
+    command = shell_command("nautile", "artifacts", "--most", total)
+    return Group(table, Text(f"the newest {len(rows):,} of {total:,} artifacts: `{command}` lists all", "dim"))
+
+
 def manifest_view(manifest: dict[str, Any]) -> RenderableType:
     """Origin and inputs of an artifact, then its facts, then its files."""
     head = Table.grid(padding=(0, 2))

@@ -97,10 +97,15 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
-    from flows.cli.runs import list_runs, runs_table
+    from flows.cli.runs import count_runs, list_runs, runs_table
 
-    show_as(list_runs(the_store(), most), as_json, runs_table)
-    _note_left_out(the_store())
+    store = the_store()
+    rows = list_runs(store, most)
+    show_as(rows, as_json, runs_table)
+    if len(rows) == most and not as_json and (total := count_runs(store)) > most:
+        command = shell_command("nautile", "runs", "--most", total)
+        console_for().print(f"{most:,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
+    _note_left_out(store)
 
 
 def _note_left_out(store: Any) -> None:
@@ -150,13 +155,13 @@ def state_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
 def logs(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name. Default: the newest."),
+        typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name. Default: the live or newest."),
     ] = None,
     stage: Annotated[
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="A stage, or one step: evaluate:align. Default: the running step, else the last.",
+            help="A stage, or one step: evaluate:align. Default: the step that runs, else failed, else is the last.",
         ),
     ] = None,
     follow: Annotated[

@@ -103,13 +103,15 @@ RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM plans
 WHERE list_contains(?, run) QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1
 """
-# The runs' own costs, without reused steps: dollars of calls, and seconds of attempts. (runs)
+# The runs' own costs, without reused steps: dollars of calls, seconds of attempts that have ended, and the starts of
+# those that have not (`open`). (runs)
 RUN_COSTS = """
 WITH mine AS (
-    SELECT run, execution, sum(seconds) AS seconds FROM runs
+    SELECT run, execution, sum(seconds) AS seconds, list(started) FILTER (state = 'running') AS open FROM runs
     WHERE list_contains(?, run) AND NOT coalesce(reused, false) GROUP BY ALL),
 spent AS (SELECT execution, sum(dollars) AS dollars FROM calls WHERE NOT coalesce(cached, false) GROUP BY execution)
-SELECT run, sum(seconds) AS seconds, sum(dollars) AS dollars FROM mine LEFT JOIN spent USING (execution) GROUP BY run
+SELECT run, sum(seconds) AS seconds, flatten(list(coalesce(open, []))) AS open, sum(dollars) AS dollars
+FROM mine LEFT JOIN spent USING (execution) GROUP BY run
 """
 # Estimates and single uses of a model: attempts that belong to no pipeline run, newest first. (limit)
 OTHER_WORK = """

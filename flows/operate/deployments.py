@@ -205,6 +205,15 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     )
 
 
+class _Runner(Runner):
+    """Prefect's runner, whose own handler creates a coroutine that nobody awaits, with a warning at each stop."""
+
+    def handle_sigterm(self, *_: object) -> None:
+        """End the process as Prefect's handler does: the runner is left as the event loop ends."""
+        log.info("SIGTERM: stopping")
+        raise SystemExit(0)
+
+
 async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
     await prepare(limits)
     async with get_client() as client:
@@ -212,7 +221,7 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
             log.warning(line)
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
     # after a restart.
-    runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
+    runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
     give_way(niceness)  # the flow runs that it starts inherit it

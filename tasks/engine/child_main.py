@@ -56,6 +56,10 @@ def begin(parent: int) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)  # below, it logs each kind of device that is not present
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(
+            logging.WARNING
+        )  # below, a line for each request: of millions, half a gigabyte
 
 
 def work(request: dict[str, Any], fan_out_part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:

@@ -47,7 +47,7 @@ class RunOutput(Output):
     changes: list[ChangeOutput]  # from the configuration that its own extends
     question: str | None  # the approval that it waits for
     answer: str | None  # the command that approves it
-    resume: str | None  # the command that resumes it
+    resume: str | None  # the command that resumes it; null if it is done
     error: str | None
 
 
@@ -67,6 +67,7 @@ class StepOutput(Output):
     calls: int | None = None
     cached_calls: int | None = None  # calls answered from the store
     dollars: float | None = None
+    longer_than: float | None = None  # seconds of its last execution, if a running step takes longer
     run: RunOutput | None = None
 
 

@@ -76,6 +76,7 @@ def _doing(step: StepState) -> str:
     parts += [step.note] if step.note else []
     parts += [f"{duration(step.elapsed_s)} so far"] if step.elapsed_s is not None else []
     parts += [f"{duration(step.left_s)} left"] if step.left_s is not None else []
+    parts += [f"longer than last time ({duration(step.longer_than)})"] if step.longer_than is not None else []
     return f"{step.label}: {', '.join(parts)}"
 
 
@@ -160,7 +161,7 @@ def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
         return "time in steps", took or "none yet", None
     seconds, unknown = left
     parts = [f"{took} in ended steps"] if took else []
-    parts += [f"{unknown} steps of unknown time"] if unknown else []
+    parts += [f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"] if unknown else []
     value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
     return "time left", value, "; ".join(parts) or None
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from configs.changes import describe_changes, read_changes
 from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
 from flows.dashboard import queries, shared
+from flows.run_state import LIVE
 from store.catalog import CatalogRow
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
@@ -111,7 +113,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
                 "after": stage or "",
                 "score": None if score is None else 100 * score,
                 "difference": None if score is None or before is None else 100 * (score - before),
-                "seconds": None if cost.get("seconds") is None else cost["seconds"] / 60,
+                "seconds": _minutes(cost, row["current_state"] in LIVE),
                 "cost": cost.get("dollars"),
                 "changed": changes,
                 **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
@@ -120,6 +122,14 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
             }
         )
     return rows
+
+
+def _minutes(cost: CatalogRow, live: bool) -> float | None:
+    """The minutes in a run's own attempts; those of a live run that have not ended count until now."""
+    now = datetime.now(UTC).replace(tzinfo=None)
+    times = [(now - started).total_seconds() for started in cost.get("open") or () if live]
+    times += [cost["seconds"]] if cost.get("seconds") is not None else []
+    return sum(times) / 60 if times else None
 
 
 def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:

@@ -1,5 +1,7 @@
 """`nautile runs` and `nautile status` over a store with event files of other machines and versions."""
 
+import json
+
 import pytest
 
 from common.files import write_json
@@ -8,7 +10,7 @@ from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
-from tests.support.samples.stage_store import key_of
+from tests.support.samples.stage_store import key_of, published
 
 
 def good_run(store):
@@ -70,3 +72,26 @@ def test_the_cost_of_one_call_of_another_form_hides_no_other(store):
     run = runs.run_unless_config(store, "good")
     assert (run.steps[0].row["dollars"], run.steps[0].row["calls"]) == (0.75, 2)
     assert Catalog(store).left_out() == {"events/other.jsonl": 1}
+
+
+def test_a_list_that_is_cut_off_says_how_many_there_are(store, command_line, monkeypatch):
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    for number in range(5):
+        write_row(store, "plan", PLAN | {"id": f"p{number}", "run": f"r{number}", "started": now()})
+        published(store, "tokens", f"t{number}")
+    assert "2 of 5 runs: `nautile runs --most 5` lists all" in command_line("runs", "--most", "2")[1]
+    assert "of 5 runs" not in command_line("runs", "--most", "5")[1]
+    assert len(json.loads(command_line("runs", "--most", "2", "--json")[1])) == 2
+    out = command_line("artifacts", "--most", "2")[1]
+    assert "the newest 2 of 5 artifacts: `nautile artifacts --most 5` lists all" in out
+    assert [key_of(f"t{number}")[:12] in out for number in range(5)] == [False] * 3 + [True] * 2
+    assert "of 5 artifacts" not in command_line("artifacts")[1]
+    assert len(json.loads(command_line("artifacts", "--json")[1])) == 5
+
+
+@pytest.mark.parametrize(("state", "resume"), [("done", None), ("failed", "nautile run toy")])
+def test_a_run_that_is_done_has_no_command_that_resumes_it(store, state, resume):
+    write_row(store, "plan", PLAN | {"state": state})
+    (row,) = runs.list_runs(store, 9)
+    assert row["resume"] == resume
+    assert runs.run_row(runs.run_unless_config(store, "r2"))["resume"] == resume
