@@ -99,8 +99,8 @@ def plan(
         if sources:
             print_markdown(reading_markdown(sources, anew))
         lines = forecast_lines(calls)
-        for heading, found in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
-            lines += [f"{heading}:" if found else f"{heading}: nothing", *(f"  {line}" for line in found)]
+        for heading, fields in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
+            lines += [f"{heading}:" if fields else f"{heading}: nothing", *(f"  {line}" for line in fields)]
         console_for().print("\n".join(lines), soft_wrap=True)
     if plan_error is not None:
         raise plan_error

@@ -176,7 +176,8 @@ def how_to_try(format_: str, out: Path) -> str:
         return "try it: `{}`, or without this project `{}`\n".format(*commands)
     if format_ == "web":
         options = ("--bind", "127.0.0.1", "--directory", out, 8000)
-        return f"serve it with `{shell_command('python', '-m', 'http.server', *options)}`, and open http://127.0.0.1:8000/\n"
+        command = shell_command("python", "-m", "http.server", *options)
+        return f"serve it with `{command}`, and open http://127.0.0.1:8000/\n"
     return ""
 
 

@@ -51,8 +51,8 @@ def retry_ended(api: str, run: str) -> None:
         raise ConfigError(f"{run!r} is not the id of a run of a Prefect server") from None
     try:
         response = call("GET", api, path, timeout=TIMEOUT_S)
-        found = response.json() if response.is_success else {}
-        state, has_deployment = found.get("state") or {}, found.get("deployment_id") is not None
+        answer = response.json() if response.is_success else {}
+        state, has_deployment = answer.get("state") or {}, answer.get("deployment_id") is not None
     except (httpx.HTTPError, ValueError, AttributeError) as error:
         raise ConfigError(f"run {run[:8]}: no Prefect server answers at {api} ({type(error).__name__})") from None
     if response.status_code == httpx.codes.UNAUTHORIZED:

@@ -278,9 +278,9 @@ def test_a_retry_does_not_move_the_beginning_of_a_run_nor_its_place_as_the_last_
 
 def test_the_run_that_is_meant_without_a_name_is_the_pipeline_at_work(store):
     """A scheduled evaluation has begun after it."""
-    one = [{"label": "evaluate", "stage": "evaluate", "key": key_of("evaluate"), "after": []}]
+    single = [{"label": "evaluate", "stage": "evaluate", "key": key_of("evaluate"), "after": []}]
     plan(store, started=at(0))
-    plan(store, run="r2", id="r2", started=at(5), steps=one)
+    plan(store, run="r2", id="r2", started=at(5), steps=single)
     plan(store, run="r3", id="r3", state="done", started=at(6), ended=at(7))
     catalog = Catalog(store)
     catalog.ingest()

@@ -77,13 +77,13 @@ def test_a_stage_that_looks_late_is_cancelled_all_the_same(pool):
 
 
 def test_a_thread_beside_a_run_belongs_to_it():
-    heard = []
+    cancelled_in = []
 
     def work(stop):
         try:
             pause(30.0)
         except StageCancelled as error:
-            heard.append(error)
+            cancelled_in.append(error)
 
     def cancelled():
         with thread_beside("beside", work), cancelling():
@@ -103,4 +103,4 @@ def test_a_thread_beside_a_run_belongs_to_it():
         with pytest.raises(KeyboardInterrupt):
             run()
     threads[0].__exit__(None, None, None)
-    assert len(heard) == 2
+    assert len(cancelled_in) == 2
