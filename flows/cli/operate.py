@@ -158,7 +158,7 @@ def up(
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
     if line := prefect_server.other_history(store):
-        console.print(line, style="yellow", soft_wrap=True)
+        console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
     console.print(
         "`nautile run` uses this server if it has the same store; elsewhere, and for Prefect's own commands:\n"
         + shell_command("export", f"PREFECT_API_URL={services.url_of(store, 'server')}"),
