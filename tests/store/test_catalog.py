@@ -21,7 +21,6 @@ from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
 from store.schema import TABLES
-from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
@@ -203,67 +202,6 @@ def test_a_strange_event_of_another_machine_harms_no_other(store, catalog, part)
     (store.root / "events" / "pulled.jsonl").write_text("\n".join(lines) + "\n")
     catalog.ingest()
     assert {"id": "good"} in catalog.query("SELECT id FROM metrics")
-
-
-@pytest.mark.parametrize("part", OF_ANOTHER_FORM, ids=str)
-def test_a_plan_of_another_form_is_left_out_and_counted(store, catalog, part):
-    write_events(store, event_of("plan", **PLAN | part), event_of("plan", **PLAN | {"id": "good"}) | {"id": "good"})
-    catalog.ingest()
-    assert catalog.query("SELECT id FROM plans") == [{"id": "good"}]
-    assert catalog.left_out() == {"events/other.jsonl": 1}
-
-
-def test_what_a_later_version_adds_to_a_plan_is_dropped(store, catalog):
-    step, change = (PLAN[name][0] | {"more": [1]} for name in ("steps", "changes"))
-    write_events(store, event_of("plan", **PLAN | {"steps": [step], "changes": [change], "more": {"a": 1}}))
-    catalog.ingest()
-    (row,) = catalog.query("SELECT steps, changes FROM plans")
-    assert {name: json.loads(text) for name, text in row.items()} == {name: PLAN[name] for name in row}
-    assert catalog.left_out() == {}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("run", {"label": "align", "state": "done", "key": "../../etc"}),
-        ("run", {"label": "align", "state": "done", "execution": "../x"}),
-        ("run", {"label": "align", "state": "done", "seconds": "inf"}),
-        ("run", {"label": "align", "state": "done", "seconds": -1.0}),
-        ("run", {"label": "align", "state": "done", "outputs": ["checkpoint/x"]}),
-        ("run", {"label": "align", "state": "done", "reused": "perhaps"}),
-        ("run", {"state": "done"}),
-        ("note", {"text": "a", "tags": "low"}),
-        ("note", {"text": "a", "tags": {"low": 1}}),
-        ("call", {"dollars": "nan"}),
-        ("call", {"dollars": -3.0}),
-        ("call", {"latency_s": "inf"}),
-        ("call", {"cached": "no"}),
-        ("call", {"tokens_in": 10**30}),
-        ("metric", {"name": "loss", "step": 1, "value": [1]}),
-        ("sample", {"index": "first"}),
-        ("alert", {"name": "of a later version"}),
-    ],
-    ids=str,
-)
-def test_an_event_with_a_value_that_no_reader_expects_is_left_out(store, catalog, kind, fields):
-    write_events(store, event_of(kind, **{"id": "r2"} | fields), event_of("plan", **PLAN))
-    catalog.ingest()
-    assert catalog.query("SELECT run FROM plans") == [{"run": "r2"}]
-    assert catalog.left_out() == {"events/other.jsonl": 1}
-
-
-def test_events_that_are_left_out_are_counted_once_and_again_by_a_rebuild(store, catalog):
-    bad = event_of("plan", **PLAN | {"state": "paused"})
-    write_events(store, bad, bad)
-    for _ in range(2):
-        catalog.ingest()
-        assert catalog.left_out() == {"events/other.jsonl": 2}
-    with (store.root / "events" / "other.jsonl").open("a") as file:
-        file.write(json.dumps(bad) + "\n")
-    catalog.ingest()
-    assert catalog.left_out() == {"events/other.jsonl": 3}
-    catalog.rebuild()
-    assert catalog.left_out() == {"events/other.jsonl": 3}
 
 
 @pytest.mark.parametrize(
