@@ -1,5 +1,6 @@
 """Rich tables and trees for the terminal, built from plain rows. Text in them is never interpreted as markup."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from common.commands import shell_command
 from common.text import amount, duration, size, visible
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
+DEEPEST = 100  # levels of a printed lineage: drawing more takes a time that is quadratic in them
 READABLE = 32  # minimum width of a column with folded text, in characters
 STATES = {
     "made": "green",
@@ -221,20 +223,29 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
     inputs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         inputs.setdefault(row["made"] or "", []).append(row)
-    expanded: set[str] = set()
-
-    def add_inputs(branch: Tree, artifact_id: str) -> None:
-        for row in sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]):
-            # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
-            repeated = row["id"] in expanded
-            expanded.add(row["id"])
-            child = branch.add(_lineage_line(row, repeated))
-            if not repeated:
-                add_inputs(child, row["id"])
-
     root = rows[0]
+    expanded = {root["id"]}
+
+    def inputs_of(artifact_id: str) -> Iterator[dict[str, Any]]:
+        return iter(sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]))
+
     tree = Tree(_lineage_line(root, False))
-    add_inputs(tree, root["id"])
+    # Depth first, without recursion: a chain of artifacts may be longer than Python's stack.
+    branches = [(tree, inputs_of(root["id"]))]
+    while branches:
+        branch, rest = branches[-1]
+        row = next(rest, None)
+        if row is None:
+            branches.pop()
+            continue
+        # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
+        repeated = row["id"] in expanded
+        expanded.add(row["id"])
+        child = branch.add(_lineage_line(row, repeated))
+        if len(branches) >= DEEPEST and inputs.get(row["id"]):
+            child.add(Text("… (`--json` has all of it)", style="dim"))
+        elif not repeated:
+            branches.append((child, inputs_of(row["id"])))
     return tree
 
 
