@@ -15,8 +15,10 @@ import itertools
 import json
 import logging
 import os
+import re
 import socket
 import time
+import tomllib
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +34,16 @@ logger = logging.getLogger(__name__)
 LARGEST_JSON = 512 * 2**20  # bytes
 CONFIG_LIMIT = 4 * 2**20  # bytes
 INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
+MOST_PARTS = 100  # of a dotted key in TOML
+# The parts of a dotted key but the last. Possessive, and only from the start of a word: the time is linear in the text.
+_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""", re.ASCII)
 SETTLED_S = 2.0  # a file changed less than this before it was read may change again with the same timestamps
 # The last two: a file is where a folder has to be.
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+
+
+class NotToml(ConfigError):
+    """A text that is not TOML."""
 
 
 @contextmanager
@@ -207,6 +216,34 @@ def read_bounded_json(path: Path) -> Any:
         raise ConfigError(f"{path}: a number in it has too many digits") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
+
+
+def read_bounded_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises the errors of `read_bounded_text` and `parse_toml`."""
+    return parse_toml(read_bounded_text(path), str(path))
+
+
+def has_long_key(text: str) -> bool:
+    """Whether a TOML text has a dotted key of over `MOST_PARTS` parts. It is only looked for, not parsed."""
+    return any(match[0].count(".") >= MOST_PARTS for match in _DOTTED.finditer(text))
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Parse TOML. `where`: the file or option, for messages.
+
+    Raises `NotToml`, and `ConfigError` for what is TOML but too deep, or has keys or numbers that are too long.
+    """
+    # Python's parser takes a time that is quadratic in the parts of a key, a minute for 50,000.
+    if has_long_key(text):
+        raise ConfigError(f"{where}: a key in it has over {MOST_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NotToml(f"{where}: is not TOML: {error}") from None
+    except ValueError:  # Python reads no decimal number of over 4,300 digits
+        raise ConfigError(f"{where}: a number in it has too many digits") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: is nested too deep") from None
 
 
 class RemoteFiles(Protocol):

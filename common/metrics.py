@@ -222,7 +222,12 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "dropped_share": Metric(
             "Dropped groups", SHARE, "Share of the groups of which fewer than two rollouts have a score.", "0."
         ),
-        "unscored": Metric("Without a score", "rollouts", "Rollouts of the step without a mark of the judge, or a verdict of the grader.", "0."),
+        "unscored": Metric(
+            "Without a score",
+            "rollouts",
+            "Rollouts of the step without a mark of the judge, or a verdict of the grader.",
+            "0.",
+        ),
         "norm_positive": Metric(
             "Norm of g+",
             "",

@@ -1,4 +1,4 @@
-"""Process utilities: exit codes, ending with the parent, priorities, memory limits, garbage collector, sockets."""
+"""Process utilities: exit codes, child processes, ending with the parent, priorities, memory limits, sockets."""
 
 import ctypes
 import gc
@@ -10,8 +10,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from enum import IntEnum
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from common.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4
 # KB spends a tenth to a fifth of the time on page faults.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -32,6 +35,15 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2  # the operator must change something (`ConfigError`)
     RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later (`Retryable`)
     INTERRUPTED = 130  # Ctrl-C or SIGTERM, as shells report SIGINT
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs `module` in a new interpreter, which does not import from its working directory.
+
+    Without -P a folder named `store` or `data` there, with which any user may work, would hide the package of that
+    name.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -105,9 +117,12 @@ def give_session_way(leader: int) -> None:
 
 @contextmanager
 def thread_beside(name: str, work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread."""
+    """Run `work(*arguments, stop)` in a thread during the block; then set the event `stop` and join the thread.
+
+    The thread has a copy of the caller's context variables.
+    """
     stop = threading.Event()
-    thread = threading.Thread(target=work, args=(*arguments, stop), name=name, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(work, *arguments, stop), name=name, daemon=True)
     thread.start()
     try:
         yield
@@ -160,6 +175,22 @@ def relax_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(10_000)
+
+
+def loopback_direct(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add to `environment` so that no client asks a proxy for addresses of this machine.
+
+    Prefect's server, embedded teachers and the dashboard are there. Empty if no proxy is set, or if none is used.
+    """
+    # Clients read either spelling of a name, and prefer different ones.
+    values = {name.lower(): value for name, value in environment.items() if name.lower() in _PROXIES and value}
+    if not values.keys() - {"no_proxy"}:
+        return {}
+    excepted = [host.strip() for host in values.get("no_proxy", "").split(",") if host.strip()]
+    if "*" in excepted:
+        return {}
+    hosts = ",".join(dict.fromkeys([*excepted, *_LOOPBACK]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def free_port(address: str = "127.0.0.1") -> int:

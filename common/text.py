@@ -8,6 +8,8 @@ from urllib.parse import quote
 # Control characters other than tab and line feed, and the overrides and isolates of text direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+_BREAK = re.compile(r"[\n\u2028\u2029]")
+
 # Characters that begin inline markup, links (also bare addresses) and formulas in Markdown.
 _MARKUP = re.compile(r"[\\`*_$@]|\](?=[(\[:])|~(?=~)|(?<=\w):(?=//)|(?<=\bwww)\.", re.IGNORECASE)
 _BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # list, heading, heading underline or rule, at the start of a line
@@ -17,6 +19,17 @@ def visible(text: object, most: int | None = None) -> str:
     """Replace terminal escapes and direction overrides in untrusted text by U+FFFD; truncate to `most` characters."""
     clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
+
+
+def controls_escaped(json_text: str) -> str:
+    """JSON with its control characters written as escapes, of which JSON itself requires only a part."""
+    # They stand in strings alone, where the escape has the same meaning.
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json_text)
+
+
+def one_line(text: object) -> str:
+    """`visible`, and line breaks replaced too: for names, which could otherwise forge lines of an output."""
+    return _BREAK.sub("\N{REPLACEMENT CHARACTER}", visible(text))
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Differences between a run's configuration and its base, for the terminal, the dashboard and sweeps."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ class Change:
     field: str
     before: Any
     after: Any
+
+
+def read_changes(text: str | None) -> list[Change]:
+    """The changes in a column `changes` of the catalog, which is a JSON list, or null."""
+    return [Change(entry["field"], entry["before"], entry["after"]) for entry in json.loads(text or "[]")]
 
 
 def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:

@@ -1,6 +1,5 @@
 """Load configurations from TOML: find the file, apply `extends` and `--set`, and report errors in one line."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.files import read_bounded_text
+from common.files import MOST_PARTS, NotToml, parse_toml, read_bounded_toml
 from common.text import did_you_mean, visible
 from configs.base import Section
 from configs.forms import WORKERS_SECTIONS, not_in_forms, refuse_in_form, served_here, with_gates_of
@@ -73,7 +72,7 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
 def load_own(path: Path, model: type[SectionPart]) -> SectionPart:
     """Load a file that has the fields of `model` and no others. Raises the errors of `load`."""
     try:
-        return model.model_validate(_table(path))
+        return model.model_validate(read_bounded_toml(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error, model)}") from None
     except RecursionError:
@@ -113,7 +112,7 @@ def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunC
 
 def shipped_files(sweeps: bool = False) -> list[Path]:
     """The shipped configurations, or the shipped sweeps: the files that name a configuration (`config`)."""
-    return [path for path in sorted(_SHIPPED.glob("*.toml")) if ("config" in _table(path)) == sweeps]
+    return [path for path in sorted(_SHIPPED.glob("*.toml")) if ("config" in read_bounded_toml(path)) == sweeps]
 
 
 def locate(name: str | Path, sweeps: bool = False) -> Path:
@@ -149,7 +148,7 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(f"{path}: `extends` is circular: {names}")
         if len(files) > MOST_EXTENDED:
             raise ConfigError(f"{path}: the chain of `extends` has more than {MOST_EXTENDED} files")
-        table = _table(path)
+        table = read_bounded_toml(path)
         files.insert(0, (path, table))
         if "extends" not in table:
             return files
@@ -158,17 +157,6 @@ def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(f"{path}: `extends` must be the name of one file")
         base = path.parent / parent
         path = base if base.is_file() else locate(parent)
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """Parse one file. Raises `ConfigError` if it is too large or not TOML."""
-    text = read_bounded_text(path)
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    except ValueError:  # Python reads no decimal number of over 4,300 digits
-        raise ConfigError(f"{path}: a number in it has too many digits") from None
 
 
 def _merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +181,8 @@ def changed(table: Mapping[str, Any], settings: Sequence[str], option: str = "--
         *parents, last = path.strip().split(".")
         if not separator or not all((*parents, last)):
             raise ConfigError(f"{option} {setting}: write it as FIELD=VALUE, for example reason.policy.steps=3")
+        if len(parents) > MOST_PARTS:
+            raise ConfigError(f"{option} {visible(setting, 80)}: has over {MOST_PARTS} parts")
         container: Any = copy
         where = f"{option} {setting}"
         for part in parents:
@@ -216,11 +206,9 @@ def _index(values: Any, part: str, where: str) -> int:
 
 def _toml_value(text: str, where: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", visible(where, 80))["value"]
+    except NotToml:
         return text
-    except ValueError:  # as in `_table`
-        raise ConfigError(f"{visible(where, 80)}: a number in it has too many digits") from None
 
 
 def _fields(schema: dict[str, Any], path: Sequence[int | str]) -> set[str]:

@@ -174,7 +174,7 @@ class ScheduleConfig(Section):
 
     cron: str = ""  # five fields; empty: deployed without a schedule
     timezone: str = "UTC"
-    checkpoint: str = NEWEST  # "newest" in the store, or an artifact id
+    checkpoint: str = NEWEST  # "newest" of this configuration's pipeline, or an artifact id
     against: Annotated[tuple[Literal["last", "best"], ...], Field(min_length=1)] = ("last", "best")
     rule: Literal["interval", "holm"] = "interval"
     margin: Share = 0.0  # 0.01 is one percentage point

@@ -7,6 +7,7 @@ use this one list of steps.
 
 import os
 import pkgutil
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,8 +166,7 @@ def build_dag(
     the configuration contradict each other or name a local file that does not exist.
     """
     if steps_of is None:
-        function_name = os.environ.get(DAG_VARIABLE)
-        steps_of = pkgutil.resolve_name(function_name) if function_name else pipeline_steps
+        steps_of = _named_function(name) if (name := os.environ.get(DAG_VARIABLE)) else pipeline_steps
     # Producers come first, so the keys of a step's inputs are known when its own is computed.
     dag: dict[str, Step] = {}
     for step in steps_of(config):
@@ -180,6 +180,16 @@ def build_dag(
         key = step.stage.key(section, inputs)
         dag[step.label] = replace(step, section=section, resource=resource, inputs=inputs, key=key)
     return list(dag.values())
+
+
+def _named_function(name: str) -> Callable[[RunConfig], list[Step]]:
+    """The function that NAUTILE_DAG names. Raises `ConfigError` if it is not installed here."""
+    try:
+        function: Callable[[RunConfig], list[Step]] = pkgutil.resolve_name(name)
+        return function
+    except (ImportError, AttributeError, ValueError) as error:
+        host = socket.gethostname()
+        raise ConfigError(f"{DAG_VARIABLE}: {name!r} cannot be imported on host {host} ({error})") from error
 
 
 def all_outputs(steps: Iterable[Step]) -> dict[str, Need]:

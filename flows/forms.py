@@ -17,8 +17,10 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
+from common.errors import ConfigError
 from common.processes import die_with_parent
 from configs.forms import WORKERS_SECTIONS
+from configs.load import load_form
 from configs.operation import OPERATED
 from configs.schema import RunConfig
 
@@ -52,8 +54,16 @@ def run_name() -> str:
         return str(name)
     # Prefect invents names such as "adjective-animal"; a run that nobody started by hand deserves to say what it is.
     if context is not None and context.flow_run is not None and context.flow_run.auto_scheduled:
-        return f"{flow_run.flow_name} of {Path(str(parameters.get('config'))).name.removesuffix('.toml')}"
+        return f"{flow_run.flow_name} of {_configuration(str(parameters.get('config')))}"
     return str(flow_run.name)
+
+
+def _configuration(argument: str) -> str:
+    """The name of a configuration, as its deployments have it; of one that cannot be loaded that of its file."""
+    try:
+        return load_form(argument)[0].name
+    except ConfigError:
+        return Path(argument).name.removesuffix(".toml")
 
 
 def refused(error: Exception) -> State[Any]:

@@ -22,6 +22,7 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
+from common.commands import retry_command
 from common.errors import ConfigError
 from common.processes import give_way
 from configs.load import load_form
@@ -126,7 +127,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
     def resume(label: str) -> str:
         # A deployment's run is retried in Prefect with its parameters; a run from a terminal with its command.
         if deployment.id:
-            return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
+            return retry_command(run_id)
         return prepared[1].resume_command(label) if prepared else ""
 
     give_way(config.launch.niceness)

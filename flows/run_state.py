@@ -6,18 +6,22 @@ it every few seconds, also after the processes of the run have ended.
 
 import json
 import operator
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePath
 from typing import Any
 
-from configs.changes import Change
+from common.commands import program, retry_command, shell_command
+from common.text import duration
+from configs.changes import Change, read_changes
 from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from store.artifacts import Artifact, Store
 from store.catalog import CatalogRow
 from store.events import read_live
-from store.manifest import host
+from store.manifest import RUN, host
 from store.staging_mirror import upload_note
 from tasks.engine.staging import read_retry_note
 
@@ -29,40 +33,45 @@ LIVE = ("running", "waiting")
 SILENT = timedelta(hours=48)
 
 # Stands for a step in the resume command of a forced run. The command is recorded as the run starts, because a run that
-# is killed cannot record where it was; `RUNS` puts in the step.
+# is killed cannot record where it was; `resume_command` puts in the step.
 FIRST_UNFINISHED = "{first unfinished step}"
+_STEP = "{step}"  # the same as one word
 
-# Pipeline runs, newest first: the newest start of each, with the counts of its steps by state. Old runs have no row in
-# `plans`; they are included if they have several steps, which single uses of a model do not have. (limit)
+# Pipeline runs, those that were started or retried last first: the newest start of each, with the counts of its steps
+# by state. Old runs have no row in `plans`; they are included if they have several steps, which single uses of a model
+# do not have. (limit)
 RUNS = """
 WITH latest AS (
     SELECT * FROM runs WHERE run IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY started DESC, time DESC) = 1),
 begun AS (
-    SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
+    SELECT run, any_value(config) AS config, min(started) AS newest, max(coalesce(ended, time)) AS ended,
         count(*) AS stages, count(*) FILTER (state IN ('done', 'reused')) AS finished,
         count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
         count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped,
         list(label) FILTER (state IN ('done', 'reused')) AS finished_labels
     FROM latest GROUP BY run),
-plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1)
+plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1),
+-- Of all starts and attempts: a retry begins none of them anew.
+first AS (SELECT run, min(started) AS begun
+    FROM (SELECT run, started FROM runs UNION ALL SELECT run, started FROM plans) GROUP BY run)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    replace(p.resume, '{first_unfinished}', coalesce(
-        list_filter(json_extract_string(p.steps, '$[*].label'),
-            lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1], '')) AS resume,
-    coalesce(least(b.begun, p.started), p.started, b.begun) AS begun,
+    p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
+        lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
+    f.begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
     coalesce(b.stages, 0) AS stages, coalesce(b.finished, 0) AS finished, coalesce(b.running, 0) AS running,
     coalesce(b.failed, 0) AS failed, coalesce(b.stopped, 0) AS stopped
-FROM begun b FULL JOIN plan p USING (run) WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY begun DESC LIMIT ?
-""".replace("{first_unfinished}", FIRST_UNFINISHED)
+FROM begun b FULL JOIN plan p USING (run) JOIN first f ON f.run = coalesce(p.run, b.run)
+WHERE p.run IS NOT NULL OR b.stages > 1 ORDER BY coalesce(least(b.newest, p.started), p.started, b.newest) DESC LIMIT ?
+"""
 # The newest start of a run. (run)
 PLAN = "SELECT * FROM plans WHERE run = ? ORDER BY started DESC, time DESC LIMIT 1"
 # The last attempt at each step of a run, its times, and the endpoint calls of its execution. A step that the run itself
 # executed and then reused after a retry counts as done, not as reused. (run)
 STEPS = """
 WITH spent AS (
-    SELECT execution, sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    SELECT execution, sum(dollars) AS dollars, sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars,
         count(*) AS calls, count(*) FILTER (coalesce(cached, false)) AS cached
     FROM calls GROUP BY execution),
 mine AS (
@@ -124,6 +133,17 @@ class StepState:
     expected_s: float | None = None  # time of its last execution; 0 if it will be reused
 
     @property
+    def longer_than(self) -> float | None:
+        """The time of its last execution, if it takes longer than that and no rate says how much longer; else None."""
+        overruns = (
+            self.state == "running"
+            and self.left_s is None
+            and None not in (self.expected_s, self.elapsed_s)
+            and (self.elapsed_s or 0.0) > (self.expected_s or 0.0) > 0
+        )
+        return self.expected_s if overruns else None
+
+    @property
     def share(self) -> float | None:
         """Completed share of the step, 0..1; None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
@@ -178,15 +198,23 @@ class RunState:
         for step in self.steps:
             own = 0.0
             if step.state not in FINISHED:
-                # The measured rate first; without one, what is left of the time that it took before; never less than
-                # zero, where it takes longer.
+                # The measured rate first; without one, what is left of the time that it took before. Where it takes
+                # longer than that, nothing is known.
                 known = step.left_s
-                if known is None and step.expected_s is not None:
+                if known is None and step.expected_s is not None and step.longer_than is None:
                     known = max(0.0, step.expected_s - (step.elapsed_s or 0.0))
                 unknown += known is None
                 own = known or 0.0
             end[step.label] = own + max((end.get(label, 0.0) for label in step.after), default=0.0)
         return max(end.values(), default=0.0), unknown
+
+
+def time_left_text(seconds: float, unknown: int) -> str:
+    """`RunState.time_left` as text."""
+    steps = f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"
+    if not unknown:
+        return f"about {duration(seconds)} left"
+    return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:
@@ -200,6 +228,8 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return "cancelled"  # it was suspended for an approval, and its question is gone
     if row["state"] != "running":
         return str(row["state"])
+    if not RUN.fullmatch(row["run"]):
+        return "interrupted"  # without a valid id there is no lock
     # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. The file shows
     # that the process was one of this folder: another machine, or another folder for the same remote, has its own.
     lock = store.run_lock(row["run"])
@@ -210,6 +240,23 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
     last_news: datetime | None = row["ended"]  # of a run that has no end, the time of its last event
     quiet = datetime.now(UTC).replace(tzinfo=None) - last_news if last_news else SILENT
     return "running" if quiet < SILENT else "silent"
+
+
+def resume_command(row: CatalogRow) -> str:
+    """The command that resumes the run of a row of `RUNS`; "" if none is recorded.
+
+    What is recorded comes from an event, which any machine may have written, and users copy it into a shell. So only
+    the commands that resume a run are shown, with each word quoted again.
+    """
+    try:
+        words = shlex.split((row["resume"] or "").replace(FIRST_UNFINISHED, _STEP), comments=True)
+    except ValueError:  # a quote that does not end
+        return ""
+    if words[:3] == ["prefect", "flow-run", "retry"]:  # as earlier versions recorded it
+        words = shlex.split(retry_command(row["run"]))
+    if len(words) < 3 or PurePath(words[0]).name != "nautile" or words[1] not in ("run", "retry"):
+        return ""
+    return shell_command(program(), *((row["first_unfinished"] or "") if word == _STEP else word for word in words[1:]))
 
 
 def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
@@ -278,12 +325,12 @@ def run_state(
         state,
         tuple(steps),
         question,
-        summary["resume"] or "",
+        resume_command(summary),
         json.loads(plan["settings"] or "{}") if plan else {},
         (plan and plan["error"]) or "",
         summary["begun"],
         None if live else summary["ended"],
-        tuple(Change(**change) for change in json.loads(summary["changes"] or "[]")),
+        tuple(read_changes(summary["changes"])),
     )
 
 
@@ -303,7 +350,7 @@ def _attempt_state(
     store: Store, row: CatalogRow, run_state: str, time_left: Callable[[str, float, float], float | None] | None
 ) -> tuple[str, dict[str, Any]]:
     """The state of a step that has begun, and the fields of its `StepState` that follow from its attempts."""
-    staging = store.root / "staging" / row["key"]  # not `Store.staging`, which would create the folder
+    staging = store.root / "staging" / (row["key"] or "unknown")  # not `Store.staging`, which would create the folder
     # Failed, but the run still lives and a retry is planned.
     if row["state"] == "failed" and run_state in LIVE and (note := read_retry_note(staging)):
         return "waiting", {"row": row, "note": note, "elapsed_s": row["seconds"]}
@@ -317,17 +364,26 @@ def _attempt_state(
     # A running step: its progress is in live.json, which its process rewrites every few seconds.
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["started"]).total_seconds()
     live = read_live(staging / "live.json")
-    fields: dict[str, Any] = {"row": row, "elapsed_s": elapsed, "metrics": live.get("metrics") or {}}
-    fields |= {name: str(live.get(name) or "") for name in ("note", "unit")}
+    fields: dict[str, Any] = {"row": row, "elapsed_s": max(0.0, elapsed), "metrics": live.get("metrics", {})}
+    fields |= {name: live.get(name) or "" for name in ("note", "unit")}
     fields["note"] = ", ".join(filter(None, (fields["note"], upload_note(staging))))
     done, total = live.get("done"), live.get("total")
-    if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
+    if done is not None and total is not None and total > 0:
         fields |= {"done": done, "total": total}
         fields["left_s"] = time_left(row["key"], done, total) if time_left else None
         # After a resume, `done` includes work of earlier attempts, so the rate of this attempt is not known.
         if fields["left_s"] is None and done > 0 and row["attempts"] == 1:
             fields["left_s"] = elapsed * (total - done) / done
     return "running", fields
+
+
+def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[str, Any]) -> CatalogRow | None:
+    """The live run that is meant where none is named: the newest pipeline, else the newest of a single step.
+
+    A scheduled evaluation may have begun after the pipeline that works beside it.
+    """
+    live = [row for row in summaries if state_of(row, store, questions) in LIVE]
+    return next((row for row in live if (row["planned"] or row["stages"]) > 1), next(iter(live), None))
 
 
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:

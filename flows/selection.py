@@ -1,12 +1,9 @@
 """The steps that a run executes (`--from`, `--until`, `--only`), their inputs from the store, the resume command."""
 
-import os
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from common.commands import program, shell_command
 from common.errors import ConfigError
 from common.text import did_you_mean
 from configs.base import Section
@@ -35,16 +32,16 @@ class Selection(Section):
     ask_again: bool = False
 
     def options(self, stopped_at: str | None = None) -> str:
-        """The options of `nautile run` that resume this selection after it stopped at step `stopped_at`.
+        """The options of `nautile run`, quoted for a shell, that resume this selection after it stopped at a step.
 
-        A forced run resumes from that step: the steps before it have just been written and need no second execution.
+        A forced run resumes from `stopped_at`: the steps before it have just been written and need no second execution.
         """
         first = stopped_at if self.force and not self.only and stopped_at else self.first
         stages = (("--from", first), ("--until", self.last), ("--only", self.only))
         flags = (("--force", self.force), ("--ask-again", self.ask_again))
-        return "".join(f" {option} {stage}" for option, stage in stages if stage) + "".join(
-            f" {flag}" for flag, is_set in flags if is_set
-        )
+        words = [word for option, stage in stages if stage for word in (option, stage)]
+        words += [flag for flag, is_set in flags if is_set]
+        return f" {shell_command(*words)}" if words else ""
 
 
 @dataclass(frozen=True)
@@ -64,14 +61,7 @@ class PreparedRun:
 
     def resume_command(self, stopped_at: str | None = None) -> str:
         """The shell command that resumes the run from the current folder."""
-        program = Path(sys.argv[0])
-        # A `nautile` that is not on PATH, as in a virtual environment that is not active, is named by its path.
-        if os.access(program, os.X_OK) and str(program.parent) not in os.environ.get("PATH", "").split(os.pathsep):
-            path = program.absolute()
-            name = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-        else:
-            name = "nautile"
-        return f"{name} run {self.argument}{self.selection.options(stopped_at)}"
+        return f"{shell_command(program(), 'run')} {self.argument}{self.selection.options(stopped_at)}"
 
 
 def prepare_run(
@@ -84,7 +74,7 @@ def prepare_run(
     Raises `ConfigError` for a name that matches no step, an input that is not in the store, an invalid row in a
     file of RL problems, or an unknown objective.
     """
-    argument = argument or shlex.quote(config.name)
+    argument = argument or shell_command(config.name)
     store.refresh()
     dag = dag_in(store, config)
     limits = config.resources.limits()
@@ -199,7 +189,7 @@ def outside_inputs(store: Store, dag: Sequence[Step], chosen: set[str], argument
             if store.find(kind, key) is None:
                 raise ConfigError(
                     f"{step.label} needs the {kind} of {need.producer} ({short_id(kind, key)}), which is not in "
-                    f"{store.location}: make it with `nautile run {argument} --until {need.producer}`"
+                    f"{store.location}: make it with `nautile run {argument} {shell_command('--until', need.producer)}`"
                 )
             needs.add(need)
     return needs

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from common.files import not_writable, sync_folder, write_json, writing
 from configs.base import fingerprint
@@ -459,8 +460,8 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     if name.partition(":")[0] == ADDED:
         return f"{message} Add it again with `nautile store add FOLDER`"
     return (
-        f"{message} Rebuild it with `nautile run CONFIG "
-        f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
+        f"{message} Rebuild it with `{shell_command('nautile', 'run', 'CONFIG', '--only', name, '--force')}`, or it "
+        f"and every step after it with `{shell_command('nautile', 'run', 'CONFIG', '--from', name, '--force')}`"
     )
 
 

@@ -7,11 +7,11 @@ that opens the file while another one closes it: eight processes that committed 
 of three trials (bench/operation/commits.py). Programs that do not take our lock, such as DuckDB's shell, are waited for
 by polling.
 
-The table `ingested` records how far each file has been read. A position and the rows up to it are written in the same
-transaction, so every event is ingested exactly once.
+The table `ingested` records how far each file has been read, and how many of its events were left out because they do
+not have the form of this version. A position and the rows up to it are written in the same transaction, so every event
+is ingested exactly once.
 """
 
-import atexit
 import errno
 import logging
 import math
@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,10 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
 FOREIGN_S = 5.0  # how long to wait for a program that does not take our lock, such as DuckDB's shell
+_LEFT_OUT = "left out: "  # in `ingested`, in front of a file's name: the number of its events that were left out
+_ADD_POSITION = """
+INSERT INTO ingested VALUES (?, ?) ON CONFLICT (path) DO UPDATE SET position = position + excluded.position
+"""
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
@@ -87,15 +92,27 @@ _ONLY_READS = (
 _opening = threading.Lock()
 
 
-@atexit.register
-def _hide_leak_report() -> None:
-    """Suppress the report of sixty lines about leaks that DuckDB's binding prints when the interpreter exits.
+class _LeakReport:
+    """Suppresses the report of sixty lines about leaks that DuckDB's binding prints as the process ends.
 
     It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
     and so to all that its module refers to, until the end, so every flow run would print that report.
+
+    Standard error is closed as late as that: an instance is destroyed when the interpreter unloads this module. By then
+    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module.
     """
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def __init__(self) -> None:
+        # Kept here: as this is destroyed, the modules `os` and `sys` may be unloaded already.
+        self._null = os.open(os.devnull, os.O_WRONLY)
+        self._redirect, self._at_end = os.dup2, sys.is_finalizing
+
+    def __del__(self) -> None:
+        if self._at_end():  # not if the module is loaded anew
+            self._redirect(self._null, 2)
+
+
+_leak_report = _LeakReport()
 
 
 class CatalogBusy(Retryable):
@@ -212,6 +229,12 @@ class Catalog:
         """
         with self._readable(patience, locked=not files) as connection, self._damage_named():
             return _execute(connection, sql, parameters, locked=not files)
+
+    def left_out(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
+        """Event file -> the number of its events that are not in the catalog, because their form is unknown."""
+        sql = "SELECT path, position FROM ingested WHERE starts_with(path, ?) ORDER BY path"
+        rows = self.query(sql, [_LEFT_OUT], patience=patience)
+        return {row["path"].removeprefix(_LEFT_OUT): row["position"] for row in rows}
 
     def reading(self, *, patience: float = PATIENCE_S) -> "CatalogReader":
         """A context manager for several queries over the same state; see `CatalogReader`."""
@@ -512,24 +535,29 @@ def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
 def _insert_events(connection: duckdb.DuckDBPyConnection, batch: list[tuple[str, list[dict[str, Any]]]]) -> int:
     """Insert the events of several files; returns the number of rows.
 
-    An event that does not fit its table is logged and skipped, like an incomplete line.
+    An event that does not fit its table is logged, left out and counted.
     """
     # Kind -> id -> row. Of several events with one id only one is inserted: a statement may set a row only once.
     by_table: dict[str, dict[str, dict[str, Any]]] = {}
+    left_out: Counter[str] = Counter()
     for name, event in ((name, event) for name, events in batch for event in events):
         if event["kind"] not in TABLE_OF_EVENT:
-            logger.warning("%s: an event of unknown kind %r is skipped", name, event["kind"])
+            logger.warning("%s: an event of unknown kind %r is left out", name, event["kind"][:80])
+            left_out[name] += 1
             continue
         try:
             row = event_row(event)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            logger.warning("%s: event %s is skipped: %s", name, event["id"], error)
+            logger.warning("%s: event %.80s is left out: %s", name, event["id"], error)
+            left_out[name] += 1
             continue
         rows, precedence = by_table.setdefault(event["kind"], {}), TABLE_OF_EVENT[event["kind"]].precedence
         if row["id"] not in rows or precedence(row) >= precedence(rows[row["id"]]):
             rows[row["id"]] = row
     for kind, rows in by_table.items():
         _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
+    for name, count in left_out.items():
+        connection.execute(_ADD_POSITION, [_LEFT_OUT + name, count])
     return sum(len(rows) for rows in by_table.values())
 
 

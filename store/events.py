@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 LIVE_EVERY_S = 0.3
 LARGEST_FILE = 256 * 10**6  # bytes; then a new file begins, because a mirror sends a changed file whole
 NAMED_BY_FIELD = ("run", "plan", "note")  # kinds whose field `id` is the row's id: a later event replaces the row
+_LIVE_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("done", "total"), (int, float, type(None))),
+    **dict.fromkeys(("unit", "note"), (str, type(None))),
+    "metrics": dict,
+}
 READ_LIMIT = 8 * 2**20  # bytes read at a time
 
 
@@ -187,9 +192,17 @@ class EventWriter:
 
 
 def read_live(path: Path) -> dict[str, Any]:
-    """Read the newest progress and metric values of a child process; empty if it has not written any."""
+    """Read the newest progress and metric values of a child process; empty if it has not written any.
+
+    `done` and `total` are numbers, `unit` and `note` texts, `metrics` numbers by name; anything else there is left out.
+    """
     live = read_json(path)
-    return live if isinstance(live, dict) else {}
+    if not isinstance(live, dict):
+        return {}
+    live = {name: value for name, value in live.items() if isinstance(value, _LIVE_TYPES.get(name, object))}
+    if "metrics" in live:
+        live["metrics"] = {name: value for name, value in live["metrics"].items() if isinstance(value, (int, float))}
+    return live
 
 
 def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[dict[str, Any]], int]:

@@ -34,6 +34,7 @@ from pydantic import (
 import configs
 from common.errors import ConfigError
 from common.files import read_json, sync_folder
+from common.text import one_line
 from configs.base import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ RESERVED = frozenset({MANIFEST, MIRRORED, ABSENT})
 
 LARGEST_MANIFEST = 32 * 2**20  # bytes
 LARGEST_EVENT = 32 * 2**20  # bytes of a line
+EARLIEST, LATEST = datetime(1970, 1, 1), datetime(2200, 1, 1)  # times outside are those of no clock
 MOST_BYTES = 2**63 - 1  # of an artifact: sizes are 64-bit integers in the catalog
 DEEPEST = 64  # nesting levels of lists and objects
 
@@ -61,12 +63,31 @@ _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-def _storable(text: str) -> str:
+def _plain(text: str) -> str:
     text.encode()  # JSON can spell half of a surrogate pair, which no database stores; the error is a `ValueError`
+    if text != one_line(text):  # a terminal shows it as a part of a line
+        raise ValueError("has a line break or another control character")
     return text
 
 
-_Text = Annotated[str, AfterValidator(_storable)]
+_Text = Annotated[str, AfterValidator(_plain)]
+
+
+def utc_time(text: Any) -> datetime:
+    """An ISO 8601 time with a zone, as DuckDB's TIMESTAMP: in UTC, without the zone.
+
+    Raises `ValueError` for anything else, and for a time that is not between `EARLIEST` and `LATEST`.
+    """
+    time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    if time is None or time.tzinfo is None:
+        raise ValueError("not an ISO 8601 time with a zone")
+    try:
+        time = time.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError:
+        time = datetime.min
+    if not EARLIEST <= time < LATEST:
+        raise ValueError(f"the time is not between the years {EARLIEST.year} and {LATEST.year}")
+    return time
 
 
 def is_safe_name(name: str) -> bool:
@@ -140,20 +161,17 @@ class _Manifest(BaseModel):
 
     @field_validator("created")
     @classmethod
-    def _created_has_zone(cls, created: str) -> str:
-        time = datetime.fromisoformat(created)
-        if time.tzinfo is None:
-            raise ValueError("the time has no zone")
-        try:
-            time.astimezone(UTC)
-        except OverflowError:
-            raise ValueError("the time is before the year 1 or after 9999 in UTC") from None
+    def _created_is_a_time(cls, created: str) -> str:
+        utc_time(created)
         return created
 
     @model_validator(mode="after")
     def _inputs_agree(self) -> "_Manifest":
         if self.inputs.keys() != self.input_executions.keys():
             raise ValueError("inputs and input_executions have different names")
+        # A key is a digest of the inputs' keys, so none is its own.
+        if any(full_id.partition("/")[2] == self.key for full_id in self.inputs.values()):
+            raise ValueError("the artifact names itself as an input")
         return self
 
 

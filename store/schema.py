@@ -7,10 +7,11 @@ even if a "running" event has a later time, because a clock may have been set ba
 
 import json
 import logging
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ import duckdb
 
 from common.errors import ConfigError
 from store.artifacts import Artifact
+from store.event_fields import MODELS, as_line, as_text, checked_fields
 from store.events import NAMED_BY_FIELD, with_finite
-from store.manifest import recorded_execution
+from store.manifest import EARLIEST, LATEST, recorded_execution, utc_time
 
 logger = logging.getLogger(__name__)
 
-_EPOCH = datetime(1970, 1, 1)
 SCHEMA = 5  # a new version needs an entry in MIGRATIONS
 
 
@@ -173,7 +174,7 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
         "kind": artifact.kind,
         "key": artifact.key,
         "superseded": artifact.superseded,
-        "created": _utc(manifest["created"]),
+        "created": utc_time(manifest["created"]),
         "bytes": artifact.bytes,
         "file_count": len(manifest["files"]),
         **{name: _json(manifest[name]) for name in ("config", "facts", "files")},
@@ -200,30 +201,30 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
     """The row of an event in its table.
 
-    Raises `ValueError`, `TypeError` or `OverflowError` if a value does not fit its column.
+    Raises `ValueError`, `TypeError` or `OverflowError` if a value does not fit its column, or the event its model.
     """
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
     # Microseconds stay integers: as a fraction of seconds they would be rounded. Not through the C library, which
     # reports some years that it cannot represent as an `OSError`.
-    time = _EPOCH + timedelta(microseconds=int(event["time"]))
-    common = {"id": _text(event["id"]), "time": time}
+    time = EARLIEST + timedelta(microseconds=int(event["time"]))
+    if not EARLIEST <= time < LATEST:
+        raise ValueError(f"its time is {time}")
+    common = {"id": as_line(event["id"]), "time": time}
     if kind not in NAMED_BY_FIELD:
         stage = event.get("stage")
-        common |= {"execution": _text(event["execution"]), "stage": _text(stage) if stage else None}
+        common |= {"execution": as_line(event["execution"]), "stage": as_line(stage) if stage else None}
+    if kind in MODELS:
+        fields = checked_fields(kind, fields, time)
     # Fields with a column of their own; a table with a column `fields` has all others there as JSON.
     own_columns = [name for name in table.columns if name not in common and name != "fields" and name in fields]
-    values = {name: _CASTS[table.columns[name]](fields[name]) for name in own_columns if fields[name] is not None}
+    casts = _CASTS_OF[table.name]
+    values = {name: casts[name](fields[name]) for name in own_columns if fields[name] is not None}
     # What the event does not say is NULL, not zero or an empty text.
     row = dict.fromkeys(table.columns) | values | common
     if "fields" in table.columns:
         row["fields"] = _json({name: value for name, value in fields.items() if name not in own_columns})
     return row
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode("utf-8", "replace").decode()  # DuckDB refuses a lone surrogate
 
 
 def _json(value: Any) -> str:
@@ -232,11 +233,6 @@ def _json(value: Any) -> str:
     except ValueError:
         text = json.dumps(with_finite(value), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
-
-
-def _utc(value: str) -> datetime:
-    """An ISO 8601 time in UTC without a zone, as DuckDB's TIMESTAMP."""
-    return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
@@ -249,31 +245,55 @@ def _integer(bits: int) -> Callable[[Any], int]:
     return cast
 
 
+def _amount(value: Any) -> float:
+    """Seconds or dollars: one that is not a number, or below zero, would be in every sum."""
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{number} is no amount")
+    return number
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
 _CASTS: dict[str, Callable[[Any], Any]] = {
-    "VARCHAR": _text,
+    "VARCHAR": as_line,
     "JSON": _json,
     "INTEGER": _integer(32),
     "BIGINT": _integer(64),
     "DOUBLE": float,
-    "BOOLEAN": bool,
-    "TIMESTAMP": _utc,
+    "BOOLEAN": _boolean,
+    "TIMESTAMP": lambda time: time,  # read by the model already
 }
+_CASTS_OF = {table.name: {name: _CASTS[kind] for name, kind in table.columns.items()} for table in TABLES}
+_CASTS_OF["calls"] |= dict.fromkeys(("latency_s", "dollars"), _amount)
+for _table, _column in (("calls", "error"), ("runs", "error"), ("plans", "error"), ("notes", "text")):
+    _CASTS_OF[_table][_column] = as_text  # of several lines
 
 
+# Each artifact is visited once, at its least distance: damaged manifests may name each other as inputs in a circle.
 LINEAGE = """
 CREATE OR REPLACE MACRO lineage(artifact_id) AS TABLE
-WITH RECURSIVE up(id, depth, name, made) AS (
-    SELECT id, 0, NULL::VARCHAR, NULL::VARCHAR FROM artifacts WHERE id = artifact_id
-    UNION
-    SELECT a.id, up.depth + 1, i.name, i.artifact
-    FROM up JOIN inputs i ON i.artifact = up.id
-    JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
+WITH RECURSIVE edges AS (
+    SELECT i.artifact AS made, i.name, a.id FROM inputs i JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
         a.published_as = i.published_as
         -- the version that was read is gone: show the one that has its key now
         OR (a.superseded = 0 AND NOT EXISTS (
             SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.published_as = i.published_as)))
+),
+up(id, depth) USING KEY (id) AS (
+    SELECT id, 0 FROM artifacts WHERE id = artifact_id
+    UNION
+    SELECT e.id, min(up.depth) + 1 FROM up JOIN edges e ON e.made = up.id
+    WHERE NOT EXISTS (SELECT 1 FROM recurring.up seen WHERE seen.id = e.id) GROUP BY e.id
 )
-SELECT up.depth, up.name, up.made, a.* FROM up JOIN artifacts a USING (id) ORDER BY up.depth, a.kind, a.id
+SELECT 0 AS depth, NULL::VARCHAR AS name, NULL::VARCHAR AS made, a.* FROM artifacts a WHERE a.id = artifact_id
+UNION ALL
+SELECT up.depth + 1, e.name, e.made, a.* FROM up JOIN edges e ON e.made = up.id JOIN artifacts a ON a.id = e.id
+ORDER BY depth, kind, id
 """
 
 LINEAGE_FILES = """
@@ -306,7 +326,13 @@ FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
     2: (PLANS.create(), NOTES.create()),
-    3: (),
+    # Events are checked before they become rows: those that were rows already are read again.
+    3: (
+        "DELETE FROM runs",
+        "DELETE FROM plans",
+        "DELETE FROM notes",
+        "DELETE FROM ingested WHERE path LIKE 'events/%'",
+    ),
     4: (
         "ALTER TABLE artifacts ADD COLUMN published_as VARCHAR",
         "ALTER TABLE inputs ADD COLUMN published_as VARCHAR",

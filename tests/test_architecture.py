@@ -245,6 +245,15 @@ def test_only_the_command_line_prints():
         assert not lines, f"{path.relative_to(ROOT)} prints in lines {lines}"
 
 
+def test_every_python_module_is_started_by_one_helper():
+    """`module_command`, with which a child imports nothing from its working directory."""
+    for path in sources(*PACKAGES):
+        attributes = [node for node in nodes_of(path) if isinstance(node, ast.Attribute)]
+        lines = [node.lineno for node in attributes if ast.unparse(node) == "sys.executable"]
+        known = (ROOT / "common" / "processes.py", ROOT / "evals" / "graders" / "equivalence.py")
+        assert not lines or path in known, f"{path.relative_to(ROOT)} names the interpreter in lines {lines}"
+
+
 def test_the_longest_test_files_are_named_right():
     names = (ROOT / "tests" / "support" / "longest_first.txt").read_text(encoding="utf-8").split()
     assert not [name for name in names if not (ROOT / name).is_file()]

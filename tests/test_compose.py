@@ -197,6 +197,12 @@ def test_the_steps_of_the_image_leave_a_working_command_line(tmp_path):
     assert b"Usage: nautile plan" in done.stdout
 
 
+def test_the_servers_health_is_that_of_its_database_too():
+    """Prefect's /health answers as long as the process lives."""
+    check = parsed(TEXT)["services"]["server"]["healthcheck"]["test"]
+    assert "/api/ready" in check[-1]
+
+
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
     """The services as processes, each as its container would run it: service -> process, the API, the login."""

@@ -81,7 +81,8 @@ def collect_prompts(
         # All sets, also those without a prompt in this file: the last marker alone says where every set continues.
         rows_read |= {name: screened.rows_read for name, screened in rows.items()}
         _save(work, part, collected, seen_texts, rows_read)
-        emit("progress", done=total, total=config.prompts, unit="prompts", note="collecting prompts")
+        # Without the total: 100 % of the prompts are collected before the first of them is asked.
+        emit("progress", done=total, total=None, unit="prompts", note=f"collecting {config.prompts:,} prompts")
     shutil.rmtree(files, ignore_errors=True)
     return collected
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from common.processes import die_with_parent
+from common.processes import die_with_parent, module_command
 
 START_S = 120.0  # 1 s on an idle machine
 LOG_LINES = 20  # last lines of the log in the message about a process that did not start
@@ -96,7 +96,7 @@ class _Replica:
         arguments = self._program.arguments()
         # A file and not a pipe: nobody reads the log while the server runs, and a full pipe would stop it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        command = [sys.executable, "-P", "-m", *arguments, "--parent", str(os.getpid())]
+        command = module_command(*arguments, "--parent", str(os.getpid()))
         # The child must find this package in the same place as this process, whatever the working folder is.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)

@@ -175,6 +175,7 @@ class _CopySearch:
                 self._pass(band, lambda earlier, later: _join(parents, earlier, later))
                 parents.flush()
             write_atomically(marker, b"")
+        self.emit("progress", done=1 + self.bands, total=1 + self.bands, unit="passes", note="finding duplicates")
         dropped = self._write_verdicts(verdicts, parents)
         report = CopyReport(sum(s.documents for s in self.ours), dropped)
         write_atomically(self.work / "settled.json", json.dumps(asdict(report)).encode())

@@ -2,7 +2,6 @@
 them by a field, and describe them in words."""
 
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import read_bounded_text, sha256_of
+from common.files import read_bounded_toml, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
 from data.labelled.table import read_table
 from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
@@ -82,10 +81,7 @@ def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[P
     The fields are drawn independently, so correlations between them are lost. `sha256`: expected digest of the file.
     Raises `ConfigError` for an invalid file, or one with another digest.
     """
-    try:
-        table = tomllib.loads(read_bounded_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML ({error})") from None
+    table = read_bounded_toml(path)
     if sha256 and sha256_of(path) != sha256:
         raise ConfigError(f"{path}: has changed since its digest was taken; run the command again")
     margins = table.get("margins")

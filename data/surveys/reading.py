@@ -1,6 +1,5 @@
 """Load surveys: their definition, the respondents with their answers, and the split into training and held-out ones."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -10,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.files import read_bounded_text, read_json, write_json
+from common.files import read_bounded_toml, read_json, write_json
 from configs.survey import BUILT_IN_SURVEYS, HUB_ID, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
 from data.surveys.people import Digests, Person, is_missing, read_people, require_fields, text_of
 from data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
@@ -54,10 +53,7 @@ def load_survey(name: str | Path) -> SurveyConfig:
         raise ConfigError(
             f"no survey {str(name)!r}: not a file here, and none of the built-in ones ({', '.join(BUILT_IN_SURVEYS)})"
         )
-    try:
-        return parse_survey(tomllib.loads(read_bounded_text(path)), str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML ({error})") from None
+    return parse_survey(read_bounded_toml(path), str(path))
 
 
 def personas_config(text: str, delimiter: str | None = None, weight_column: str | None = None) -> PersonasConfig:

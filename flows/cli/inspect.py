@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common.commands import shell_command
 from common.errors import ConfigError
-from common.files import read_json
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
@@ -17,6 +17,7 @@ from flows.starts import dag_in
 from store.add import add_files, check_plain
 from store.artifacts import Artifact, Store, short_id
 from store.catalog import Catalog, CatalogRow
+from store.events import read_live
 from store.garbage import collect, find_garbage
 from store.manifest import ADDED, MANIFEST
 from store.mirror import MirroredStore, open_store
@@ -52,7 +53,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             damage = str(error)
         last_run = last.get(step.key, {})
         staging = store.root / "staging" / step.key
-        live = read_json(staging / "live.json") or {}
+        live = read_live(staging / "live.json")
         # The order matters: a damaged or complete artifact counts more than what its staging folder says.
         state = "not made"
         if damage:
@@ -99,7 +100,8 @@ def _approval_notes(store: Store) -> dict[str, str]:
         # have other settings.
         plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
         steps = json.loads(plans[0]["steps"]) if plans else []
-        command = f"for an answer: `nautile approve {run[:8]}` (`nautile status {run[:8]}` shows the question)"
+        commands = [shell_command("nautile", command, run[:8]) for command in ("approve", "status")]
+        command = "for an answer: `{}` (`{}` shows the question)".format(*commands)
         notes |= {step["key"]: command for step in steps if step["label"] == note["label"]}
     return notes
 
@@ -159,7 +161,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
     """Compare the files of one artifact or of all with their digests; `remote`: also the remote copies.
 
     Returns `artifacts`: the number of checked artifacts; `damaged`: id -> names of damaged files; `remedies`: id ->
-    what to do. An artifact whose manifest cannot be read counts as damaged.
+    what to do; `events_left_out`: event file -> the number of its events that are not in the catalog. An artifact whose
+    manifest cannot be read counts as damaged.
     """
     store.refresh()
     if artifact_id:
@@ -176,7 +179,12 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dic
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
-    return {"artifacts": len(checked), "damaged": damaged, "remedies": {name: _remedy(store, name) for name in damaged}}
+    return {
+        "artifacts": len(checked),
+        "damaged": damaged,
+        "remedies": {name: _remedy(store, name) for name in damaged},
+        "events_left_out": _catalog(store).left_out() if store.root.exists() else {},
+    }
 
 
 def _damage(store: Store, kind: str, key: str, number: int, folder: Path, remote: bool) -> list[str] | None:
@@ -211,8 +219,9 @@ def _remedy(store: Store, artifact_id: str) -> str:
     if artifact.manifest["stage"] == ADDED:
         return "add it again: `nautile store add FOLDER`"
     if artifact.superseded:
-        return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
-    return f"run its stage again: `nautile run CONFIG --only {label} --force`"
+        command = shell_command("nautile", "run", "CONFIG", "--from", label, "--force")
+        return f"it was replaced: `{command}`, then `nautile store gc` removes it"
+    return f"run its stage again: `{shell_command('nautile', 'run', 'CONFIG', '--only', label, '--force')}`"
 
 
 def garbage(
@@ -321,7 +330,10 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
     """
     store.refresh()
     if artifact_id:
-        artifact = store.get(artifact_id)
+        # Digits alone may also be those of other artifacts of the same key, such as the traces of a self-distillation.
+        digits = artifact_id.partition(".")[0]
+        is_of_kind = any(key.startswith(digits) for _, key, *_ in store.folders(kind))
+        artifact = store.get(f"{kind}/{artifact_id}" if is_of_kind else artifact_id)
         if artifact.kind != kind:
             raise ConfigError(f"{artifact.id} is not of kind {kind}: `nautile artifacts {kind}` lists those")
         return artifact

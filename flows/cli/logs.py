@@ -9,16 +9,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
 from flows.cli.terminal import run_named
+from flows.run_state import RUNS, live_run, questions_by_run
 from store.artifacts import Store
 from store.catalog import Catalog
+from store.manifest import RUN
 from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
+MOST_RUNS = 1000  # newest runs, among which a live one is looked for
 _BLOCK = 1 << 20  # bytes per read
 _Read = dict[str, int]  # execution -> bytes of its log that were read
 # Newest first, but plans (`nautile plan`) after all others, so that they are never the default.
@@ -28,7 +32,8 @@ FROM runs r LEFT JOIN plans p USING (run) WHERE run IS NOT NULL
 GROUP BY run ORDER BY starts_with(run, 'plan-'), begun DESC
 """
 _STAGES = """
-SELECT run, label, stage, key, execution, state, started FROM runs WHERE run = ?
+SELECT run, label, coalesce(stage, '') AS stage, coalesce(key, '') AS key, coalesce(execution, '') AS execution, state,
+    started FROM runs WHERE run = ?
 QUALIFY row_number() OVER (PARTITION BY label ORDER BY started DESC, time DESC) = 1 ORDER BY started
 """
 
@@ -65,11 +70,16 @@ class LogFile:
 
 
 def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
-    """The log of `stage` in `run`. Default: in the newest run, the running stage, else the last that was executed.
+    """The log of `stage` in `run`. Default: in the live or newest run, the stage that runs, else one that failed.
+
+    Else the last that was executed.
 
     Raises `ConfigError` if there is no such run or stage.
     """
-    logs = run_logs(store, run_id(store, run))
+    chosen = run_id(store, run)
+    logs = run_logs(store, chosen)
+    if not logs:
+        raise ConfigError(f"run {chosen[:8]} has begun no step yet, so it has no log")
     if stage:
         matching = [log for log in logs if stage in (log.label, log.stage)]
         if not matching:
@@ -77,9 +87,10 @@ def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
         # A stage such as `evaluate` has several steps: the running one is meant, else the last.
         return next((log for log in matching if log.is_running(store)), matching[-1])
     running = [log for log in logs if log.is_running(store)]
+    failed = [log for log in logs if log.state == "failed"]
     # A reused step ran no process and has no log; it is chosen only if there is nothing else.
     executed = [log for log in logs if log.state != "reused"]
-    return (running or executed or logs)[-1]
+    return (running or failed or executed or logs)[-1]
 
 
 def run_logs(store: Store, run: str) -> list[LogFile]:
@@ -99,7 +110,7 @@ def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[
     yield from _follow_stage(store, log, lines, read)
     while whole_run:
         # Check whether the run is alive before reading its stages, so that a stage that ends in between is not missed.
-        alive = store.run_lock(log.run).held_elsewhere()
+        alive = bool(RUN.fullmatch(log.run)) and store.run_lock(log.run).held_elsewhere()
         Catalog(store).catch_up()
         later = [
             other for other in run_logs(store, log.run) if other.state != "reused" and _goes_on(store, other, read)
@@ -147,8 +158,16 @@ def _tail(text: str, lines: int) -> str:
     return "".join(visible(text).splitlines(keepends=True)[-lines:])
 
 
+def full_id(store: Store, run: str) -> str:
+    """The id of a run of a Prefect server: `run` itself if it is one, else as `run_id` finds it in the store."""
+    try:
+        return str(UUID(run))  # also of a run that was refused before the store recorded it
+    except ValueError:
+        return run_id(store, run)
+
+
 def run_id(store: Store, run: str | None) -> str:
-    """The id of the run whose name is `run` or whose id begins with it; None: of the newest run.
+    """The id of the run whose name is `run` or whose id begins with it; None: of the live run, else the newest.
 
     Raises `ConfigError` if there is no such run, or if several match.
     """
@@ -160,7 +179,8 @@ def run_id(store: Store, run: str | None) -> str:
     if not runs:
         raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
     if run is None:
-        return next(iter(runs))
+        live = live_run(catalog.query(RUNS, [MOST_RUNS]), store, questions_by_run(store))
+        return live["run"] if live and live["run"] in runs else next(iter(runs))
     if matching_id := run_named(run, runs):
         return matching_id
     raise ConfigError(f"{run!r} matches no run; the newest are {', '.join(name[:8] for name in list(runs)[:8])}")

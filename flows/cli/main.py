@@ -9,9 +9,7 @@ import contextlib
 import json
 import logging
 import os
-import shlex
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,12 +17,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
-from common.processes import give_way, restart_on_huge_pages
-from common.text import visible
+from common.processes import give_way, loopback_direct, restart_on_huge_pages
+from common.text import controls_escaped, visible
 from flows.cli.many.sweep import sweep
 from flows.cli.notes import note
-from flows.cli.operate import approve, dashboard, deploy, down, reconcile, server, up
+from flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
 from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
@@ -40,9 +39,11 @@ from flows.cli.terminal import (
     complete_stage,
     config_words,
     console_for,
+    json_text,
     print_markdown,
     show_as,
     the_store,
+    unexpected,
 )
 from flows.cli.uses.labelling import classify, extract
 from flows.cli.uses.simulate import simulate
@@ -106,7 +107,7 @@ def run(
     from flows.selection import Selection
 
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
-    words = config_words(config, settings) + (f" --name {shlex.quote(name)}" if name else "")
+    words = config_words(config, settings) + (f" {shell_command('--name', name)}" if name else "")
     consoles = console_for(), console_for(stderr=True)
     raise typer.Exit(run_pipeline(run_config, words, selection, *consoles, base=base, name=name))
 
@@ -114,13 +115,18 @@ def run(
 def artifacts(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="tokens, checkpoint, evaluation, ...")] = None,
     superseded: Annotated[bool, typer.Option("--all", help="Include those that a forced run replaced.")] = False,
+    most: Annotated[
+        int | None, typer.Option("--most", "-n", min=1, help="The newest N only. Default: 100, with --json all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the artifacts in the store, oldest first."""
     from flows.cli import inspect
-    from flows.cli.tables import artifact_table
+    from flows.cli.tables import newest_artifacts
 
-    show_as(inspect.artifacts(the_store(), kind, superseded), as_json, artifact_table)
+    rows = inspect.artifacts(the_store(), kind, superseded)
+    shown = rows[-most:] if most else rows if as_json else rows[-100:]
+    show_as(shown, as_json, lambda shown: newest_artifacts(shown, len(rows)))
 
 
 def show(artifact: IdArgument, as_json: Json = False) -> None:
@@ -204,7 +210,7 @@ def chat(
     if prompt is None:
         converse(session, console_for(), not hide_thinking, heading(folder, checkpoint_name(folder)))
     elif as_json:
-        print(json.dumps(answer_as_json(session, prompt), indent=1, ensure_ascii=False))
+        print(json_text(answer_as_json(session, prompt), ensure_ascii=False))
     else:
         stream_answer(session, prompt, console_for(), not hide_thinking)
 
@@ -277,7 +283,7 @@ def export(
     from functools import partial
 
     from flows.cli.inspect import checkpoint_folder
-    from flows.cli.tables import file_table
+    from flows.cli.tables import file_table, how_to_try
     from model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
@@ -288,13 +294,8 @@ def export(
             raise ConfigError(f"--bits {bits}: only for --format {' or '.join(WITH_BITS)}, not {format_}")
         write = partial(write, bits=bits)
     show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
-    next_step = {
-        "onnx": f"try it: `nautile chat {out} --runtime onnx`, or without this project `python {out}/chat.py`",
-        "web": f"serve it with `python -m http.server --bind 127.0.0.1 --directory {out} 8000`, and open "
-        "http://127.0.0.1:8000/",
-    }
-    if format_ in next_step and not as_json:
-        console_for().print(next_step[format_], soft_wrap=True)
+    if not as_json:
+        console_for().print(how_to_try(format_, out), soft_wrap=True, end="")
 
 
 def import_(
@@ -348,7 +349,7 @@ def report(
 
     folder = inspect.named_or_newest(the_store(), "report", artifact).path
     if as_json:
-        print((folder / "report.json").read_text(encoding="utf-8"))
+        print(controls_escaped((folder / "report.json").read_text(encoding="utf-8")))
         return
     print_markdown((folder / "report.md").read_text(encoding="utf-8"))
     # Repeated at the end, which stays visible: the newest report may be about another configuration than expected.
@@ -421,12 +422,13 @@ def distill(
 ) -> None:
     """Label texts with a teacher model, and measure its agreement with rows that people have labelled."""
     if not label:
-        raise ConfigError(f"distill: pass --label; to distil documents, use `nautile run {config} --only distill`")
+        command = shell_command("nautile", "run", config, "--only", "distill")
+        raise ConfigError(f"distill: pass --label; to distil documents, use `{command}`")
     from configs.label import LabelRun
     from configs.load import load_part
     from flows.cli.uses.label import label_texts
 
-    words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
+    words = shell_command("nautile", "distill", "--label", *(["--questions", questions] if questions else []))
     command = f"{words} {config_words(config, settings)}" + " --force" * force
     run_config = load_part(config, LabelRun, settings)
     artifact = label_texts(the_store(), run_config, questions, command, force, as_json)
@@ -488,6 +490,7 @@ PANELS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
         "down": down,
         "server": server,
         "approve": approve,
+        "retry": retry,
         "reconcile": reconcile,
         "store": store_app,
     },
@@ -569,6 +572,7 @@ def _run_command() -> int:
     """Run the command and return its exit code."""
     try:
         read_secret_files()
+        os.environ |= loopback_direct(os.environ)
         app()
     except SystemExit as ending:  # raised by Typer, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
@@ -579,15 +583,7 @@ def _run_command() -> int:
     except BrokenPipeError:
         return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
-        # A fault of the program: the trace goes into the store, and one line to the terminal.
-        path = the_store().root / "logs" / "errors.log"
-        details = f" (details in {path})"
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                traceback.print_exc(file=file)
-        except OSError:
-            details = ""
-        return _fail(f"unexpected {type(error).__name__}: {error}{details}", 1)
+        return _fail(unexpected(error), 1)
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.processes import collector_paused, is_loopback, url_host
 from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
@@ -109,6 +110,26 @@ def approve(
     show_as(approved, as_json, lambda _: f"approved: run {approved['run'][:8]} continues{stage}")
 
 
+def retry(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run of a deployment: its id, or its first digits.")],
+) -> None:
+    """Start a run again that failed, crashed or was cancelled, on its Prefect server. Finished steps are reused.
+
+    For runs of a form, a schedule or an API call: a run from a terminal continues with its own command.
+    """
+    from flows.cli.logs import full_id
+    from flows.operate import run_actions, services
+
+    store = the_store()
+    api = os.environ.get("PREFECT_API_URL") or services.url_of(store, "server")
+    if not api:
+        raise ConfigError("no Prefect server: start it with `nautile up`, or name yours in PREFECT_API_URL")
+    services.use_login(store)
+    run = full_id(store, run)
+    run_actions.retry_ended(api, run)
+    console_for().print(f"run {run[:8]} starts again: `{shell_command('nautile', 'status', run[:8])}` shows it")
+
+
 def up(
     config: ConfigArgument = "local",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server and page.")] = 4200,
@@ -120,7 +141,7 @@ def up(
     """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
     from configs.load import load
     from flows.cli.tables import service_table
-    from flows.operate import services
+    from flows.operate import prefect_server, services
 
     load(config)  # raises for an invalid configuration before anything is started
     store, console = the_store(), console_for()
@@ -136,9 +157,11 @@ def up(
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running), crop=False)
+    if line := prefect_server.other_history(store):
+        console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
     console.print(
         "`nautile run` uses this server if it has the same store; elsewhere, and for Prefect's own commands:\n"
-        f"export PREFECT_API_URL={services.url_of(store, 'server')}",
+        + shell_command("export", f"PREFECT_API_URL={services.url_of(store, 'server')}"),
         soft_wrap=True,
     )
     if login := services.use_login(store):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigError, Retryable
-from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, print_markdown, the_store
+from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, json_text, print_markdown, the_store
 
 
 def plan(
@@ -92,16 +92,16 @@ def plan(
         more |= {"sources": {name: asdict(row) for name, row in sources.items()}, "rows": [asdict(row) for row in anew]}
         text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
         plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
-        typer.echo(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
+        typer.echo(json_text({**plan, **more}, ensure_ascii=False))
     else:
         if plan_error is None:
             print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
         if sources:
             print_markdown(reading_markdown(sources, anew))
-        for line in forecast_lines(calls):
-            typer.echo(line)
-        for heading, lines in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
-            typer.echo("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
+        lines = forecast_lines(calls)
+        for heading, fields in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
+            lines += [f"{heading}:" if fields else f"{heading}: nothing", *(f"  {line}" for line in fields)]
+        console_for().print("\n".join(lines), soft_wrap=True)
     if plan_error is not None:
         raise plan_error
 

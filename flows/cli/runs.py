@@ -3,19 +3,33 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from common.commands import shell_command
 from common.errors import ConfigError
-from common.text import amount, dollars, duration, visible
-from configs.changes import Change, describe_changes
+from common.text import amount, dollars, duration, one_line, visible
+from configs.changes import Change, describe_changes, read_changes
 from configs.load import locate
 from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
-from flows.run_state import LIVE, RUNS, Query, RunState, StepState, questions_by_run, run_state, state_of
+from flows.run_state import (
+    LIVE,
+    RUNS,
+    Query,
+    RunState,
+    StepState,
+    live_run,
+    questions_by_run,
+    resume_command,
+    run_state,
+    state_of,
+    time_left_text,
+)
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogRow
 
@@ -56,8 +70,7 @@ def newest_run(store: Store) -> RunState | None:
             return None
         questions = questions_by_run(store)
         # A run that began earlier and still works is more interesting than one that ended since.
-        live = next((row for row in runs if state_of(row, store, questions) in LIVE), None)
-        return run_state(store, query, live or runs[0], questions)
+        return run_state(store, query, live_run(runs, store, questions) or runs[0], questions)
 
 
 def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
@@ -70,6 +83,12 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
             live = state in LIVE
             rows.append(run_row(run_state(store, query, row, questions)) if live else _ended_row(row, state))
     return rows
+
+
+def count_runs(store: Store) -> int:
+    """The number of runs that `list_runs` could list."""
+    with reading(store) as query:
+        return next((int(row["n"]) for row in query(f"SELECT count(*) AS n FROM ({RUNS})", MOST_SEARCHED)), 0)
 
 
 def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
@@ -87,8 +106,8 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         "steps": steps,
         "share": row["finished"] / steps if steps else None,
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
-        "changes": json.loads(row["changes"] or "[]"),
-        "resume": row["resume"] or None,
+        "changes": [asdict(change) for change in read_changes(row["changes"])],
+        "resume": resume_command(row) or None if state != "done" else None,
         "error": None,
     }
 
@@ -121,10 +140,10 @@ def run_row(run: RunState) -> dict[str, Any]:
         "share": run.share(),
         "seconds_left": left[0] if left else None,
         "steps_without_time": left[1] if left else None,
-        "changes": [{"field": c.field, "before": c.before, "after": c.after} for c in run.changes],
+        "changes": [asdict(change) for change in run.changes],
         "question": run.question["message"] if run.question else None,
-        "answer": f"nautile approve {run.run[:8]}" if run.question else None,
-        "resume": run.resume or None,
+        "answer": shell_command("nautile", "approve", run.run[:8]) if run.question else None,
+        "resume": run.resume or None if run.state != "done" else None,
         "error": run.error or None,
     }
 
@@ -155,21 +174,22 @@ def _step_row(step: StepState) -> dict[str, Any]:
         "calls": row.get("calls"),
         "cached_calls": row.get("cached"),
         "dollars": row.get("dollars"),
+        "longer_than": step.longer_than,
     }
 
 
 def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     """The state and progress of a run, the table of its steps, and the command that answers or resumes it."""
+    if not rows:
+        return Text("the run has no steps")
     run = rows[0]["run"]
     begun = datetime.fromisoformat(run["begun"])
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
     left = ""
     if run["seconds_left"] is not None:
-        unknown = run["steps_without_time"]
-        more = f", and {unknown} steps of unknown time" if unknown else ""
-        left = f", about {duration(run['seconds_left'])} left{more}"
+        left = f", {time_left_text(run['seconds_left'], run['steps_without_time'])}"
     lines = [
-        f"run {run['id'][:8]} ({visible(run['name'])}): {run['state']}",
+        f"run {run['id'][:8]} ({one_line(run['name'])}): {run['state']}",
         *([f"changes {describe_changes(_changes(run), None)}"] if run["changes"] else []),
         f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
         f"{duration((ended - begun).total_seconds())}",
@@ -201,6 +221,8 @@ def _details(row: dict[str, Any]) -> str:
         parts.append(f"{amount(progress['done'])}{of} {progress.get('unit') or ''}".strip())
     if progress.get("note"):
         parts.append(visible(progress["note"]))
+    if row["longer_than"] is not None:
+        parts.append(f"longer than last time ({duration(row['longer_than'])})")
     if (row["attempts"] or 0) > 1:
         parts.append(f"{row['attempts']} attempts")
     if row["calls"] and row["outcome"] != "reused":

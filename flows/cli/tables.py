@@ -1,5 +1,6 @@
 """Rich tables and trees for the terminal, built from plain rows. Text in them is never interpreted as markup."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from common.commands import shell_command
 from common.text import amount, duration, size, visible
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
+DEEPEST = 100  # levels of a printed lineage: drawing more takes a time that is quadratic in them
 READABLE = 32  # minimum width of a column with folded text, in characters
 STATES = {
     "made": "green",
@@ -173,6 +176,18 @@ def file_table(paths: list[str]) -> Table:
     return table
 
 
+def how_to_try(format_: str, out: Path) -> str:
+    """A line with the commands that use an export; "" for a format that needs programs of the user's own."""
+    if format_ == "onnx":
+        commands = shell_command("nautile", "chat", out, "--runtime", "onnx"), shell_command("python", out / "chat.py")
+        return "try it: `{}`, or without this project `{}`\n".format(*commands)
+    if format_ == "web":
+        options = ("--bind", "127.0.0.1", "--directory", out, 8000)
+        command = shell_command("python", "-m", "http.server", *options)
+        return f"serve it with `{command}`, and open http://127.0.0.1:8000/\n"
+    return ""
+
+
 def artifact_table(rows: list[dict[str, Any]]) -> Table:
     """Artifacts with their stage, size, number of files and time."""
     table = text_table("artifact", "stage", "size", "files", "made")
@@ -180,6 +195,15 @@ def artifact_table(rows: list[dict[str, Any]]) -> Table:
         created = datetime.fromisoformat(row["created"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         table.add_row(row["id"], row["stage"], size(row["bytes"]), str(row["files"]), created)
     return table
+
+
+def newest_artifacts(rows: list[dict[str, Any]], total: int) -> RenderableType:
+    """`artifact_table` of the newest artifacts, and of how many they are."""
+    table = artifact_table(rows)
+    if len(rows) == total:
+        return table
+    command = shell_command("nautile", "artifacts", "--most", total)
+    return Group(table, Text(f"the newest {len(rows):,} of {total:,} artifacts: `{command}` lists all", "dim"))
 
 
 def manifest_view(manifest: dict[str, Any]) -> RenderableType:
@@ -204,20 +228,29 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
     inputs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         inputs.setdefault(row["made"] or "", []).append(row)
-    expanded: set[str] = set()
-
-    def add_inputs(branch: Tree, artifact_id: str) -> None:
-        for row in sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]):
-            # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
-            repeated = row["id"] in expanded
-            expanded.add(row["id"])
-            child = branch.add(_lineage_line(row, repeated))
-            if not repeated:
-                add_inputs(child, row["id"])
-
     root = rows[0]
+    expanded = {root["id"]}
+
+    def inputs_of(artifact_id: str) -> Iterator[dict[str, Any]]:
+        return iter(sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]))
+
     tree = Tree(_lineage_line(root, False))
-    add_inputs(tree, root["id"])
+    # Depth first, without recursion: a chain of artifacts may be longer than Python's stack.
+    branches = [(tree, inputs_of(root["id"]))]
+    while branches:
+        branch, rest = branches[-1]
+        row = next(rest, None)
+        if row is None:
+            branches.pop()
+            continue
+        # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
+        repeated = row["id"] in expanded
+        expanded.add(row["id"])
+        child = branch.add(_lineage_line(row, repeated))
+        if len(branches) >= DEEPEST and inputs.get(row["id"]):
+            child.add(Text("… (`--json` has all of it)", style="dim"))
+        elif not repeated:
+            branches.append((child, inputs_of(row["id"])))
     return tree
 
 
@@ -253,12 +286,19 @@ def service_table(services: list[Any]) -> FittingTable:
 
 def verify_table(result: dict[str, Any]) -> RenderableType:
     """The damaged artifacts, the remedy for each, and the number of checked artifacts."""
+    left_out = [f"{visible(name)}: {left_out_text(count)}" for name, count in result["events_left_out"].items()]
     if not result["damaged"]:
-        return Text(f"{result['artifacts']} artifacts, none damaged")
+        return Text("\n".join([f"{result['artifacts']} artifacts, none damaged", *left_out]))
     table = text_table("artifact", "damaged files", "what to do")
     for name, files in result["damaged"].items():
         table.add_row(name, Text("; ".join(files), style="bold red"), Text(result["remedies"][name]))
-    return Group(table, Text(f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"))
+    closing = f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"
+    return Group(table, Text("\n".join([closing, *left_out])))
+
+
+def left_out_text(count: int) -> str:
+    """The number of events that the catalog leaves out."""
+    return f"{count:,} {'event is' if count == 1 else 'events are'} left out: this version does not know the form"
 
 
 def garbage_table(rows: list[dict[str, Any]], dry_run: bool) -> RenderableType:

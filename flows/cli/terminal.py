@@ -5,14 +5,16 @@ The store and Rich are imported when a command runs, so that `--help` stays fast
 
 import glob
 import json
-import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError
+from common.text import controls_escaped
 
 
 def complete_config(incomplete: str) -> list[str]:
@@ -61,16 +63,21 @@ JSON_VERSION = 1  # of the --json outputs (flows/cli/document/outputs.py): withi
 
 def config_words(config: str, settings: Sequence[str] | None) -> str:
     """The configuration and its `--set` options, quoted for a shell, for commands that are printed."""
-    return shlex.join([config, *(word for setting in settings or () for word in ("--set", setting))])
+    return shell_command(config, *(word for setting in settings or () for word in ("--set", setting)))
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
     """Print `value` as JSON, or as the Rich renderable that `view` builds from it."""
     if as_json:
-        # `default=str` is for dates, which queries return; not Rich, because it would wrap long strings.
-        sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+        sys.stdout.write(json_text(value) + "\n")  # not Rich, because it would wrap long strings
     else:
         console_for().print(view(value), crop=False)  # keep lines that are longer than the terminal is wide
+
+
+def json_text(value: Any, *, ensure_ascii: bool = True) -> str:
+    """`value` as JSON for the terminal: with `ensure_ascii=False` all but control characters stay as they are."""
+    text = json.dumps(value, indent=1, default=str, ensure_ascii=ensure_ascii)  # `str` for dates, as queries return
+    return controls_escaped(text)
 
 
 def the_store() -> Any:
@@ -80,11 +87,25 @@ def the_store() -> Any:
     return open_store()
 
 
-def console_for(stderr: bool = False) -> Any:
-    """A Rich console that prints text unchanged: markup in it is not interpreted."""
-    from rich.console import Console
+def unexpected(error: Exception) -> str:
+    """The line about a fault of the program or of Prefect's server. The trace goes into the store: logs/errors.log."""
+    from flows.operate.prefect_faults import described
 
-    return Console(stderr=stderr, markup=False, highlight=False)
+    path = the_store().root / "logs" / "errors.log"
+    details = f" (details in {path})"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        details = ""
+    return (described(error) or f"unexpected {type(error).__name__}: {error}") + details
+
+
+def console_for(stderr: bool = False) -> Any:
+    """The Rich console of all commands: it interprets no markup, and prints no control character of any text."""
+    from flows.cli.clean_console import CleanConsole
+
+    return CleanConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def print_markdown(text: str) -> None:
@@ -92,7 +113,9 @@ def print_markdown(text: str) -> None:
     from rich.markdown import Markdown
 
     console = console_for()
-    console.print(Markdown(text) if console.is_terminal else text.rstrip("\n"), soft_wrap=not console.is_terminal)
+    # Without hyperlinks, whose targets are not seen: the address stands behind each link.
+    shown = Markdown(text, hyperlinks=False) if console.is_terminal else text.rstrip("\n")
+    console.print(shown, soft_wrap=not console.is_terminal)
 
 
 def run_named(name: str, runs: Mapping[str, str | None]) -> str | None:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
+from common.text import one_line
 from flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
 
 EVERY_S = 2.0
@@ -59,6 +61,7 @@ def status(
             watch_status(read, runs.run_view)
         if run is not None:
             show_as(runs.step_rows(run), as_json, runs.run_view)
+            _note_left_out(store)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
         message = (
@@ -84,7 +87,8 @@ def status(
     # A hint at the end, where it stays visible: the steps of a configuration do not say that a run works on them.
     current = None if as_json else runs.newest_run(store)
     if current is not None and current.state in ("running", "waiting"):
-        line = f"run {current.run[:8]} ({current.name}) is {current.state}: `nautile status {current.run[:8]}`"
+        command = shell_command("nautile", "status", current.run[:8])
+        line = f"run {current.run[:8]} ({one_line(current.name)}) is {current.state}: `{command}`"
         console_for().print(line, soft_wrap=True)
 
 
@@ -93,9 +97,29 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
-    from flows.cli.runs import list_runs, runs_table
+    from flows.cli.runs import count_runs, list_runs, runs_table
 
-    show_as(list_runs(the_store(), most), as_json, runs_table)
+    store = the_store()
+    rows = list_runs(store, most)
+    show_as(rows, as_json, runs_table)
+    if len(rows) == most and not as_json and (total := count_runs(store)) > most:
+        command = shell_command("nautile", "runs", "--most", total)
+        console_for().print(f"{most:,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)
+    _note_left_out(store)
+
+
+def _note_left_out(store: Any) -> None:
+    """Print, on standard error, how many events are not shown because their form is unknown."""
+    from flows.cli.runs import PATIENCE_S
+    from flows.cli.tables import left_out_text
+    from store.catalog import Catalog
+
+    left_out: dict[str, int] = {}
+    with contextlib.suppress(ConfigError, Retryable):  # the next command says it
+        left_out = Catalog(store).left_out(patience=PATIENCE_S) if store.root.exists() else {}
+    if left_out:
+        line = f"{left_out_text(sum(left_out.values()))}; `nautile store verify` names the files"
+        console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
 
 
 def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[dict[str, Any]]], Any]) -> NoReturn:
@@ -131,13 +155,13 @@ def state_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> 
 def logs(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name. Default: the newest."),
+        typer.Argument(metavar="RUN", help="A run's id, its first digits, or its name. Default: the live or newest."),
     ] = None,
     stage: Annotated[
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="A stage, or one step: evaluate:align. Default: the running step, else the last.",
+            help="A stage, or one step: evaluate:align. Default: the step that runs, else failed, else is the last.",
         ),
     ] = None,
     follow: Annotated[

@@ -2,10 +2,10 @@
 
 import os
 import socket
-import sys
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.processes import module_command
 
 APP = Path(__file__).with_name("server.py")
 _SETTINGS = {
@@ -36,7 +36,7 @@ def arguments(host: str, port: int) -> list[str]:
         raise ConfigError(f"the dashboard cannot listen on {host}:{port} ({error}); choose another --port") from None
     settings = _SETTINGS | {"server.address": host, "server.port": str(port)}
     return [
-        *(sys.executable, "-P", "-m", "streamlit", "run", str(APP)),
+        *module_command("streamlit", "run", str(APP)),
         *(part for name, value in settings.items() for part in (f"--{name}", value)),
     ]
 

@@ -45,6 +45,13 @@ def temporal(field: str, **more: Any) -> Spec:
     return {"field": field, "type": "temporal", **more}
 
 
+def clock(times: "pd.Series[Any]", ticks: int) -> Spec:
+    """The axis of a temporal channel: with seconds where two ticks could fall into one minute, whose label repeats."""
+    span_s = (times.max() - times.min()).total_seconds()
+    form = "%H:%M:%S" if span_s < 120 * ticks else "%d %b %H:%M"
+    return {"format": form, "labelOverlap": True, "tickCount": ticks}
+
+
 def layer(mark: str | Spec, **channels: Any) -> Spec:
     """A mark with its encoding channels: a chart, or a layer of a chart."""
     return {"mark": mark, "encoding": channels}

@@ -60,7 +60,7 @@ FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json I
 CALLS = """
 SELECT stage, purpose, endpoint, model, count(*) AS attempts, count(*) FILTER (cached) AS remembered,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
-    sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    sum(dollars) AS dollars, sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars,
     quantile_cont(latency_s, 0.5) AS median_s, quantile_cont(latency_s, 0.95) AS p95_s
 FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
@@ -103,13 +103,15 @@ RUN_SETTINGS = """
 SELECT run, list_transform(?, lambda path: json_extract_string(settings, path)) AS chosen FROM plans
 WHERE list_contains(?, run) QUALIFY row_number() OVER (PARTITION BY run ORDER BY started DESC, time DESC) = 1
 """
-# The runs' own costs, without reused steps: dollars of calls, and seconds of attempts. (runs)
+# The runs' own costs, without reused steps: dollars of calls, seconds of attempts that have ended, and the starts of
+# those that have not (`open`). (runs)
 RUN_COSTS = """
 WITH mine AS (
-    SELECT run, execution, sum(seconds) AS seconds FROM runs
+    SELECT run, execution, sum(seconds) AS seconds, list(started) FILTER (state = 'running') AS open FROM runs
     WHERE list_contains(?, run) AND NOT coalesce(reused, false) GROUP BY ALL),
 spent AS (SELECT execution, sum(dollars) AS dollars FROM calls WHERE NOT coalesce(cached, false) GROUP BY execution)
-SELECT run, sum(seconds) AS seconds, sum(dollars) AS dollars FROM mine LEFT JOIN spent USING (execution) GROUP BY run
+SELECT run, sum(seconds) AS seconds, flatten(list(coalesce(open, []))) AS open, sum(dollars) AS dollars
+FROM mine LEFT JOIN spent USING (execution) GROUP BY run
 """
 # Estimates and single uses of a model: attempts that belong to no pipeline run, newest first. (limit)
 OTHER_WORK = """

@@ -23,7 +23,7 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
-from configs.changes import Change, describe_changes
+from configs.changes import describe_changes, read_changes
 from flows.dashboard import queries
 from flows.run_state import RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
 from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
@@ -142,7 +142,7 @@ def run_titles() -> dict[str, str]:
 def _title(row: CatalogRow) -> str:
     """The title of a run in the picker, which is narrow: first the sign of its state and its name."""
     sign = LOOKS.get(row["current_state"], ("?",))[0]
-    changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
+    changes = describe_changes(read_changes(row["changes"]))
     parts = [f"{sign} {row['name'] or row['config'] or 'run'}", f"{row['begun']:%b %d %H:%M}", changes]
     return visible(" · ".join(part for part in parts if part))
 
@@ -230,6 +230,13 @@ def artifact_facts(artifact: CatalogRow) -> dict[str, Any]:
     """The facts of an artifact's manifest, from the catalog."""
     [row] = [row for row in query(queries.ARTIFACTS_OF, [artifact["execution"]]) if row["kind"] == artifact["kind"]]
     return json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+
+
+def nested(value: Any, *names: str) -> Any:
+    """The value at a path in JSON data; None if a part of the path is missing, as in facts of another version."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def questions() -> dict[str, dict[str, Any]]:

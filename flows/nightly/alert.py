@@ -7,6 +7,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.events import emit_event
 
+from common.commands import shell_command
 from common.text import visible
 from configs.schema import RunConfig
 from evals.tables.results import ResultTable, to_markdown
@@ -60,7 +61,7 @@ def _text(payload: dict[str, Any]) -> str:
     drops = ", ".join(f"{row['title']} by {-100 * row['lead']:.1f} points" for row in payload["regressions"])
     return (
         f"{payload['checkpoint']} of {payload['config']} has regressed against {payload['before']}: {drops}.\n"
-        f"`nautile compare {payload['before']} {payload['after']}` shows the samples that changed."
+        f"`{shell_command('nautile', 'compare', payload['before'], payload['after'])}` shows the samples that changed."
     )
 
 

@@ -5,6 +5,7 @@ per question. Others are skipped and counted by reason.
 """
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,13 @@ class EarlierComparison:
         return " and ".join(self.roles)
 
 
-def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> EarlierEvaluations:
-    """Find the last and the best comparable evaluation of another checkpoint that was made before `new`."""
+def find_earlier(
+    store: Store, new: Artifact, schedule: ScheduleConfig, of_others: Set[str] = frozenset()
+) -> EarlierEvaluations:
+    """Find the last and the best comparable evaluation of another checkpoint that was made before `new`.
+
+    `of_others`: executions that made checkpoints of other configurations, which are skipped.
+    """
     new_scores = _scores(new)
     skipped: Counter[str] = Counter()
     candidates: list[Artifact] = []
@@ -65,7 +71,9 @@ def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earli
             continue
         if artifact.manifest["created"] >= new.manifest["created"]:
             continue
-        if reason := _not_comparable(store, artifact, new, new_scores):
+        if artifact.manifest["input_executions"]["checkpoint"] in of_others:
+            skipped["of another configuration"] += 1
+        elif reason := _not_comparable(store, artifact, new, new_scores):
             skipped[reason] += 1
         else:
             candidates.append(artifact)

@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
+from common.commands import retry_command
 from common.errors import ConfigError, Retryable
 from common.files import write_json, write_text
 from configs.keys import with_local_files
@@ -32,6 +33,7 @@ from flows.nightly.earlier import (
     earlier_table,
     find_earlier,
 )
+from flows.nightly.own_checkpoints import executions_of_others, newest_own
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
@@ -76,9 +78,8 @@ def evaluation(
             run_config, _ = load_form(config, overrides)
         except ConfigError as error:
             return refused(error)
-        retry = f"prefect flow-run retry {run_id}"
         try:
-            with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry):
+            with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry_command(run_id)):
                 return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
         except (ConfigError, Retryable, StageCrash) as error:
             if not deployment.id:
@@ -90,14 +91,16 @@ def evaluation(
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
     """The body of the flow; returns its final state, whose message and data describe the result."""
     store.prepare()
-    store.refresh()  # with a remote: checkpoints and evaluations are made on other machines, this folder may be empty
-    chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
+    # With a remote: checkpoints and evaluations are made on other machines, this folder may be empty.
+    store.refresh(events=True)
+    chosen = checkpoint_of(store, config, checkpoint or config.schedule.checkpoint)
     if chosen is None:
         return Completed(
-            message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None}
+            message=f"No checkpoint of {config.name} in {store.root} yet: nothing was evaluated.",
+            data={"evaluation": None},
         )
     new = _evaluate(store, config, chosen, run_id)
-    earlier = find_earlier(store, new, config.schedule)
+    earlier = find_earlier(store, new, config.schedule, executions_of_others(store, config))
     key = comparison_key(new, earlier, config)
     data: dict[str, Any] = {"checkpoint": chosen.id, "evaluation": new.id, "comparison": None, "regressions": []}
     # The usual night: the checkpoint, the rule and the earlier evaluations are the same, so all of this was said
@@ -134,11 +137,13 @@ def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_
     return Completed(message=" ".join([headline, *notes]), data=data)
 
 
-def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The named checkpoint, or the newest; None if there is no checkpoint. Raises `ConfigError` for a wrong id."""
+def checkpoint_of(store: Store, config: RunConfig, name: str) -> Artifact | None:
+    """The named checkpoint, or the newest of the configuration's pipeline; None if it has none.
+
+    Raises `ConfigError` for a wrong id.
+    """
     if name == NEWEST:
-        checkpoints = store.list("checkpoint")
-        return checkpoints[-1] if checkpoints else None
+        return newest_own(store, config)
     artifact = store.get(name)
     if artifact.kind != "checkpoint":
         raise ConfigError(
@@ -175,8 +180,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
             # From here on the run is recorded, so it must be detectable when its process is killed: the lock shows that
             # it lives.
             stack.enter_context(store.run_lock(run_id).for_life())
-            retry = f"prefect flow-run retry {run_id}"
-            stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
+            stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry_command(run_id)))
         approval.before_step(store, config, step, False, run_id)
         # In another thread, as the pipeline's steps, so that a cancelled one can end as such.
         return store.get(as_prefect_task(evaluate).submit(section, inputs, context).result()["evaluation"])

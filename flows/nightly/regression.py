@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from common.commands import shell_command
 from common.text import fenced, visible
 from evals.scoring.comparison import comparison_table
 from evals.tables.results import to_markdown
@@ -41,7 +42,8 @@ def regression_report(comparison: dict[str, Any], lost: list[dict[str, Any]], be
     """The report as Markdown: the paired table, commands that show more, and the first lost samples as fenced text."""
     parts = [
         to_markdown(comparison_table(comparison, "Before", "After")),
-        f"All changed samples: `nautile compare {before} {after}`. Its origin: `nautile lineage {after}`.",
+        f"All changed samples: `{shell_command('nautile', 'compare', before, after)}`. Its origin: "
+        f"`{shell_command('nautile', 'lineage', after)}`.",
         f"**{len(lost):,} samples lost**, the first {min(MAX_SAMPLES, len(lost))}:",
     ]
     for sample in lost[:MAX_SAMPLES]:

@@ -25,10 +25,11 @@ from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
 from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.processes import give_way
 from configs.forms import WORKER, ServedConfig
-from configs.load import load_base
+from configs.load import load, load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.dag import pipeline_steps
@@ -81,8 +82,10 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     `argument`: the configuration as given on the command line. `limit`: maximum parallel steps per resource, in place
     of those in `[resources]`. `runs`: maximum parallel flow runs.
     """
-    # The processes of flow runs inherit both.
-    os.environ[WORKER], os.environ[SERVED_BY] = _served_text(config, argument), str(os.getpid())
+    # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
+    # working directory: see `common.processes.module_command`.
+    own = {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+    os.environ |= own
     asyncio.run(
         _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
     )
@@ -158,6 +161,15 @@ async def prepare(limits: dict[str, int], before: dict[str, int]) -> None:
         await automations.declare(client, automations.silent_runs())
 
 
+def declare(config: str) -> dict[str, Any]:
+    """`prepare` as a build step of prefect.yaml, so that `prefect deploy --all` declares the same as `nautile deploy`.
+
+    Returns no outputs for later steps.
+    """
+    asyncio.run(prepare(step_limits(load(config), None)))
+    return {}
+
+
 def _served_text(config: RunConfig, argument: str) -> str:
     """The value of NAUTILE_WORKER for the workers of a configuration."""
     # Only what differs from the defaults: the value is an environment variable, and the server stores it with each job.
@@ -198,6 +210,15 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     )
 
 
+class _Runner(Runner):
+    """Prefect's runner, whose own handler creates a coroutine that nobody awaits, with a warning at each stop."""
+
+    def handle_sigterm(self, *_: object) -> None:
+        """End the process as Prefect's handler does: the runner is left as the event loop ends."""
+        log.info("SIGTERM: stopping")
+        raise SystemExit(0)
+
+
 async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
     runner_deployments = []
     async with get_client() as client:
@@ -208,7 +229,7 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
         times = await _keep_changes(client, served, declared)
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
     # after a restart.
-    runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
+    runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         runner_deployments.append(await runner.aadd_deployment(deployment))
     async with get_client() as client:
@@ -251,7 +272,7 @@ async def _register(
             try:
                 pools[name] = await client.read_work_pool(name)
             except ObjectNotFound:
-                command = f"prefect work-pool create {name} --type {default_type}"
+                command = shell_command("prefect", "work-pool", "create", name, "--type", default_type)
                 raise ConfigError(f"the server has no work pool {name!r}: create it with `{command}`") from None
     if POOL in pools and pools[POOL].type != default_type:
         raise ConfigError(f"work pool {POOL!r} is of type {pools[POOL].type!r}, not {default_type!r}")
@@ -273,7 +294,8 @@ async def _register(
         await declared.write(client, limits, times)
     counts = Counter(deploy.pool for _, deploy in entries)
     lines += [
-        f"registered {count} deployments in work pool {name!r}; `prefect worker start --pool {name}` runs them"
+        f"registered {count} deployments in work pool {name!r}; "
+        f"`{shell_command('prefect', 'worker', 'start', '--pool', name)}` runs them"
         for name, count in counts.items()
     ]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ cluster or cloud: `nautile run` on the first host starts the stage's processes o
 """
 
 import json
+import re
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -99,7 +100,10 @@ def skypilot_task(config: RunConfig, name: str) -> dict[str, Any]:
     """
     (stage,), nodes = config.launch.stages, config.launch.processes
     variables = job_variables(config.deployment(stage), "process")
+    # The shell puts in `$folder` and `$head`, and nothing that is in the configuration's name.
+    quoted = re.sub(r"([\\$`])", r"\\\1", json.dumps(name))
     run = _launch_toml(name, stage, nodes, "sh $folder/start {host} '{member}'", f"$head:{PORT}")
+    run = run.replace(json.dumps(name), quoted, 1)
     return {
         "name": f"nautile-{stage.replace('_', '-')}",
         "workdir": ".",

@@ -128,7 +128,7 @@ def _staged(folder: Path, new_ids: dict[str, str]) -> Migration | None:
     try:
         stage = load_stage(request["module"], request["attribute"])
         section = _section_of(request["section"], created)
-    except (ConfigError, ImportError) as error:
+    except ConfigError as error:
         return Migration(label, "staging", folder, folder.name, str(error))
     ids = {name: f"{Path(path).parent.name}/{Path(path).name}" for name, path in request["inputs"].items()}
     key = stage.key(section, {name: new_ids.get(full_id, full_id) for name, full_id in ids.items()})

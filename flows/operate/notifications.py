@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import httpx
 
+from common.commands import shell_command
 from common.retry import Backoff, retry
 from common.text import visible
 from tasks.engine.failure import advice, reason
@@ -74,7 +75,8 @@ class Notifier:
             # One message per step, however many outages follow: the first says how to look.
             until = datetime.fromtimestamp(update.outage_until).astimezone()
             text = f"{where} waits for an outage to end, until {until:%Y-%m-%d %H:%M %Z}: {update.reason}"
-            self.send("outage", f"{text}\n`nautile logs {self._run_id[:8]}` shows the attempts.", update.label)
+            command = shell_command("nautile", "logs", self._run_id[:8])
+            self.send("outage", f"{text}\n`{command}` shows the attempts.", update.label)
         elif (share := update.metrics.get("budget_spent_share", 0.0)) >= NEAR_BUDGET:
             text = f"{where} has used {100 * share:.0f} % of a budget. It ends at the limit with what it has by then."
             # The metric says how much is spent, not whose limit it is: the stage's own or that of an endpoint.

@@ -22,14 +22,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import sqlalchemy
 import sqlalchemy.exc
 
 from common.errors import ConfigError
-from common.processes import collector_paused, die_with_parent, free_port, is_loopback, listen, url_host
+from common.processes import (
+    collector_paused,
+    die_with_parent,
+    free_port,
+    is_loopback,
+    listen,
+    loopback_direct,
+    module_command,
+    url_host,
+)
 from flows.operate.own_page import OwnPageOnly
-from flows.operate.prefect_calls import call, wants_login
+from flows.operate.prefect_faults import api_fault, database_fault, last_error
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -67,12 +75,27 @@ def configure_prefect(store: Store) -> Path:
     """
     store.prepare()
     log_file = store.root / "logs" / "nautile.log"
+    os.environ |= loopback_direct(os.environ)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_HOME", str(store.root / "prefect"))
     os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_FILE_FILENAME", str(log_file))
     return log_file
+
+
+def other_history(store: Store) -> str:
+    """A line that says that the server's history of runs is not the store's own; "" if it is, or in another database.
+
+    After `configure_prefect`. The store has a history of its own, which this does not concern.
+    """
+    own, home = store.root / "prefect", os.environ.get("PREFECT_HOME")
+    if not home or any(name.startswith(_DATABASE) for name in os.environ):
+        return ""
+    path = Path(home).expanduser().absolute()
+    if path == own:
+        return ""
+    return f"PREFECT_HOME is set: the server has the history of runs in {path}, not that of this store in {own}"
 
 
 def without_database(environment: Mapping[str, str]) -> dict[str, str]:
@@ -113,20 +136,13 @@ def prepare_to_serve(store: Store, host: str, port: int) -> None:
 def require_api() -> str:
     """The API address of PREFECT_API_URL.
 
-    Raises `ConfigError` if it is not set, if its server does not answer, or if the server refuses the login.
+    Raises `ConfigError` if it is not set, or if it is not that of a server which this process can use (`api_fault`).
     """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set: start a server with `nautile up`, or name your own")
-    # Two questions, because `/health` answers without a login, and the second shows whether ours is accepted.
-    if not healthy(url, timeout_s=10.0):
-        raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
-    try:
-        status = call("GET", url, "/admin/version", timeout=10.0).status_code
-    except httpx.HTTPError as error:
-        raise ConfigError(f"PREFECT_API_URL: {url} does not answer ({type(error).__name__})") from None
-    if status == httpx.codes.UNAUTHORIZED and "PREFECT_API_KEY" not in os.environ:  # a key is for Prefect Cloud
-        raise ConfigError(f"PREFECT_API_URL: {wants_login(url)}")
+    if fault := api_fault(url):
+        raise ConfigError(f"PREFECT_API_URL: {fault}")
     return url
 
 
@@ -144,7 +160,7 @@ def prefect_api() -> Iterator[str]:
     # The lock prevents two servers from migrating the same database at the same time.
     with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        port = free_port()
+        port, earlier = free_port(), output.tell()
         url = f"http://127.0.0.1:{port}/api"
         environment = {**os.environ, **_SERVER}
         for name in os.environ.keys() - without_database(os.environ).keys():
@@ -156,7 +172,7 @@ def prefect_api() -> Iterator[str]:
             with collector_paused():
                 import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
-            _wait(process, url, output.name)
+            _wait(process, url, Path(output.name), earlier)
         except BaseException:
             # Also Ctrl-C: the server has no terminal of its own to receive it.
             _end(process)
@@ -174,7 +190,7 @@ def prefect_api() -> Iterator[str]:
 def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with open(log_name, "ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+            module_command("flows.operate.prefect_server", str(port), str(os.getpid())),
             env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -219,13 +235,22 @@ class _Keeper:
         self._closed.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
-    """Wait until the server answers. Raises `RuntimeError` if it ends, or does not answer within `STARTUP_S`."""
+def _wait(process: subprocess.Popen[bytes], url: str, log_path: Path, earlier: int) -> None:
+    """Wait until the server answers. `earlier`: the size of its log before it was started, in bytes.
+
+    Raises `ConfigError` with what helps if it ends, or does not answer within `STARTUP_S`.
+    """
     deadline = time.monotonic() + STARTUP_S
     while not healthy(url, timeout_s=5.0):
         if process.poll() is not None or time.monotonic() > deadline:
             problem = f"ended with {process.poll()}" if process.poll() is not None else "did not start in time"
-            raise RuntimeError(f"the embedded Prefect server {problem}; see {log_name}")
+            lines = log_path.read_bytes()[earlier:].decode(errors="replace").splitlines()
+            help_ = (
+                database_fault(lines) or "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server of yours"
+            )
+            raise ConfigError(
+                f"the embedded Prefect server {problem} ({last_error(lines)}): {help_}. Its log is {log_path}"
+            )
         time.sleep(0.1)
 
 

@@ -4,19 +4,47 @@ Separate from `flows.operate.approval`, which writes the notes, so that commands
 this module imports no Prefect, and its HTTP client only when a run waits.
 """
 
+import logging
 import os
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from common.errors import ConfigError
 from common.files import read_json
 from common.processes import is_loopback
+from common.text import one_line
 from flows.operate.prefect_calls import ask_server, call
 from store.artifacts import Store
-from store.manifest import host
+from store.manifest import RUN, host, utc_time
+
+logger = logging.getLogger(__name__)
 
 NOTES = "waiting"  # folder of the store with a note for each waiting run
+LARGEST_NOTE = 2**20  # bytes
+
+
+class WaitingNote(BaseModel):
+    """A note. Further fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    run: Annotated[str, Field(pattern=rf"^{RUN.pattern}$")]
+    label: Annotated[str, AfterValidator(one_line)]
+    message: str
+    since: str
+    host: Annotated[str, AfterValidator(one_line)]
+    pid: int | None = None  # None: a suspended run, which has no process
+    api: str | None = None
+
+    @field_validator("since")
+    @classmethod
+    def _since_is_a_time(cls, since: str) -> str:
+        utc_time(since)
+        return since
 
 
 def waiting(store: Store) -> list[dict[str, Any]]:
@@ -27,13 +55,26 @@ def waiting(store: Store) -> list[dict[str, Any]]:
     """
     notes = []
     for path in (store.root / NOTES).glob("*.json"):
-        note = read_json(path)
-        if isinstance(note, dict):
+        if note := _read_note(path):
             if _still_waits(store, note):
                 notes.append(note)
             else:  # nobody else removes it: a suspended run has no process, and that of a waiting one was killed
                 path.unlink(missing_ok=True)
     return sorted(notes, key=lambda note: note["since"])
+
+
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """A note; None if it is missing, or not of this version's form: all hosts of a store write notes there."""
+    note = read_json(path, limit=LARGEST_NOTE)
+    if note is None:
+        return None
+    try:
+        return WaitingNote.model_validate(note).model_dump()
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        logger.warning("%s is not the note of a waiting run, and is left out (%s: %s)", path, where, first["msg"])
+        return None
 
 
 def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:

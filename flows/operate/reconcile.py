@@ -36,6 +36,7 @@ from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
+from common.commands import shell_command
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
 from common.processes import is_loopback
@@ -57,7 +58,7 @@ GONE = "Its process is gone."
 STARTING = timedelta(seconds=60)  # most time from Prefect's "running" to the run's lock, when a run is retried
 SETTLED_S = 3.0  # most time from a slot to its lease, on a server
 _PAGE = 200
-_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running'"
+_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running' AND coalesce(key, '') <> ''"
 _WITH_PROCESS = ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]
 _OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
@@ -238,8 +239,8 @@ def unfinished(store: Store) -> Iterator[Reconciled]:
         stage = f" of {request['stage']}" if "stage" in request else ""
         held = f" with {' and '.join(contents)}" if contents else ""
         outcome = f"{size(item.bytes)}{stage}{held}, {item.reason}; kept: the run it belongs to resumes from it"
-        option = f" --unfinished {item.path.name[:12]}" if contents else ""
-        yield Reconciled("staging", item.path.name[:12], f"{outcome}, `nautile store gc{option}` removes it")
+        command = shell_command("nautile", "store", "gc", *(("--unfinished", item.path.name[:12]) if contents else ()))
+        yield Reconciled("staging", item.path.name[:12], f"{outcome}, `{command}` removes it")
 
 
 def lock_files(store: Store) -> int:
@@ -262,6 +263,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     execution_file = store.root / "staging" / row["key"] / "execution.json"
     execution = read_json(execution_file)
     fields = {name: _json_value(value) for name, value in row.items() if name != "time"}
+    fields["outputs"] = json.loads(row["outputs"] or "null")
     if complete:
         fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"
@@ -283,11 +285,9 @@ def _made_here(store: Store, row: dict[str, Any]) -> bool:
 
 
 def _json_value(value: Any) -> Any:
-    """A value of a catalog row, in the form in which the attempt log writes it."""
+    """A value of a catalog row other than JSON, in the form in which the attempt log writes it."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC).isoformat()
-    if isinstance(value, str) and value[:1] == "{":
-        return json.loads(value)
     return value
 
 

@@ -7,10 +7,8 @@ generated and stored in a file that only its owner can read.
 
 import json
 import os
-import re
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,10 +22,11 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
-from common.processes import is_loopback, listen, url_host
+from common.processes import is_loopback, listen, module_command, url_host
 from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
+from flows.operate.prefect_faults import database_fault, last_error
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
@@ -36,7 +35,6 @@ DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0  # then what is left of its processes is killed
 _HOST = "127.0.0.1"
-_ERROR = re.compile(r"[\w.]+Error: ")  # the last line of a traceback
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def up(
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
-    nautile = [sys.executable, "-P", "-m", "flows.cli.main"]
+    nautile = module_command("flows.cli.main")
     api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
@@ -101,7 +99,7 @@ def up(
         if not is_loopback(host):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
-    start_server = [sys.executable, "-P", "-m", "flows.operate.prefect_server", str(server_port)]
+    start_server = module_command("flows.operate.prefect_server", str(server_port))
     server = prefect_server.server_settings(host, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]
@@ -224,10 +222,9 @@ def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> N
     while not ready(service):
         if not service.alive():
             new_lines = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
-            lines = [line.strip() for line in reversed(new_lines) if line.strip()]
-            # The last error, not the last line: Uvicorn writes "Application startup failed" after the error.
-            last = next(filter(_ERROR.match, lines), next(iter(lines), "its log is empty"))
-            raise ConfigError(f"{service.name} did not start: {last} (its log is {service.log})")
+            fault = database_fault(new_lines) if service.name == "server" else ""
+            more = f"; {fault}" if fault else ""
+            raise ConfigError(f"{service.name} did not start: {last_error(new_lines)}{more} (its log is {service.log})")
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
         time.sleep(0.2)

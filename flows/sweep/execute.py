@@ -6,10 +6,8 @@ lock of its key, and `[resources]` limits all of them together.
 
 import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +16,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from common.processes import ExitCode
+from common.commands import shell_command
+from common.processes import ExitCode, module_command
 from common.text import duration, visible
 from flows.operate import prefect_server
 from flows.operate.concurrency import SHARED
@@ -48,8 +47,9 @@ def run_sweep(sweep: Sweep, store: Store, parallel: int | None, print_line: Prin
         print_line(f"runs on the server of `nautile up`: {server.removesuffix('/api')}")
     elif "PREFECT_API_URL" not in os.environ:
         print_line("starting the embedded Prefect server (about 20 s the first time, less after)")
-    resume_command = f"nautile sweep {shlex.quote(str(sweep.file))}" + (f" --parallel {parallel}" if parallel else "")
-    resume_command += " --yes" if len(sweep.runs) > MOST_ARMS else ""  # without it the command would be refused
+    options = [*(("--parallel", parallel) if parallel else ())]
+    options += ["--yes"] if len(sweep.runs) > MOST_ARMS else []  # without it the command would be refused
+    resume_command = shell_command("nautile", "sweep", sweep.file, *options)
     # By default as many as there are slots: more would only wait.
     max_parallel = parallel or sum(waiting[0].config.resources.limits().values())
     workers = _Workers(sweep, store, print_line)
@@ -167,4 +167,4 @@ def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
     """The command line of a run's process."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []
-    return [sys.executable, "-P", "-m", "flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until]
+    return module_command("flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until)

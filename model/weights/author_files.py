@@ -5,6 +5,7 @@ is ever unpickled.
 """
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.files import read_bounded_json
 from common.input_files import check_regular
@@ -106,14 +108,14 @@ def _pickle_message(path: Path) -> str:
     """The message that refuses a pickle, with a command that converts its weights and settings."""
     program = (
         "import json, torch, safetensors.torch as s; "
-        f"d = torch.load({str(path)!r}, map_location='cpu', weights_only=True); "
-        "w = d.get('state_dict', d); "
-        "s.save_file({k: v.clone().contiguous() for k, v in w.items()}, 'model.safetensors'); "
-        "'config' in d and json.dump(d['config'], open('config.json', 'w'))"
+        f'd = torch.load({json.dumps(str(path), ensure_ascii=False)}, map_location="cpu", weights_only=True); '
+        'w = d.get("state_dict", d); '
+        's.save_file({k: v.clone().contiguous() for k, v in w.items()}, "model.safetensors"); '
+        '"config" in d and json.dump(d["config"], open("config.json", "w"))'
     )
     return (
         f"{path}: is a pickle, which can run any program when it is opened, so it is not. If you trust it, convert it "
-        f'where torch is installed, python -c "{program}", and import model.safetensors'
+        f"where torch is installed, {shell_command('python', '-c', program)}, and import model.safetensors"
     )
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -58,6 +59,10 @@ def begin(parent: int) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)  # below, it logs each kind of device that is not present
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(
+            logging.WARNING
+        )  # below, a line for each request: of millions, half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,16 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess 
 
 
 def load_stage(module: str, attribute: str) -> Stage:
-    """Import a stage by module and attribute. Raises `ConfigError` if that is not a stage."""
-    stage: Any = getattr(importlib.import_module(module), attribute, None)
+    """Import a stage by module and attribute. Raises `ConfigError` if it is not installed here, or is no stage."""
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        # A retry would find the same; on another host the run was started with more installed.
+        raise ConfigError(
+            f"{module}, the module of the stage, cannot be imported on host {socket.gethostname()} ({error}): install "
+            "there what is installed where the run was started"
+        ) from error
+    stage: Any = getattr(loaded, attribute, None)
     if not isinstance(stage, Stage):
         raise ConfigError(f"{module}.{attribute} is not a stage: @stage must decorate a module-level function")
     return stage

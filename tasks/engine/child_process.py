@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from common.processes import HUGE_PAGES, ExitCode, give_session_way
+from common.processes import HUGE_PAGES, ExitCode, give_session_way, loopback_direct, module_command
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,12 @@ ALLOCATOR = {
     **HUGE_PAGES,
 }
 
+# A process may have several runs at once. Threads of a run have its context, and so its event; those of nobody in
+# particular end with any run that is cancelled.
+_own: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 _cancelled = threading.Event()
+_runs = 0
+_runs_lock = threading.Lock()
 
 
 @contextmanager
@@ -52,17 +58,28 @@ def cancelling() -> Iterator[None]:
 
     Without it Prefect's thread pool would wait for them: nothing interrupts a thread that waits for its child.
     """
-    _cancelled.clear()
+    global _runs
+    event = threading.Event()
+    token = _own.set(event)
+    with _runs_lock:
+        if not _runs:
+            _cancelled.clear()
+        _runs += 1
     try:
         yield
     except BaseException:
+        event.set()
         _cancelled.set()
         raise
+    finally:
+        _own.reset(token)
+        with _runs_lock:
+            _runs -= 1
 
 
 def pause(seconds: float) -> None:
-    """Sleep; raise `StageCancelled` as soon as this process is cancelled."""
-    if _cancelled.wait(seconds):
+    """Sleep; raise `StageCancelled` as soon as this thread's run is cancelled."""
+    if (_own.get() or _cancelled).wait(seconds):
         raise StageCancelled("the run was cancelled")
 
 
@@ -129,8 +146,7 @@ def run_child(
         environment["JAX_PLATFORMS"] = "cpu"  # only stages that declare it may use the accelerator
     with log.open("ab") as output:
         child = subprocess.Popen(
-            # -P keeps the working directory off sys.path: a folder named `data` or `model` there must not be imported.
-            [sys.executable, "-P", "-m", module, *arguments],
+            module_command(module, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -165,6 +181,7 @@ def child_environment(store: str) -> dict[str, str]:
     """The environment of a process that runs one of the project's modules."""
     environment = ALLOCATOR | os.environ  # the user's own settings of the allocator take precedence
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
+    environment |= loopback_direct(environment)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
     return environment
 

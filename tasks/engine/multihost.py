@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
-from common.processes import ExitCode, die_with_parent, free_port
+from common.processes import ExitCode, die_with_parent, free_port, module_command
 from configs.operation import LaunchConfig
 from tasks.engine.child_main import STOP, host_environment
 from tasks.engine.ray_cluster import connected
@@ -178,7 +178,7 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
         launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{free_port()}"
         environment |= host_environment(launch, host)
         # All on this machine, for tests or several accelerators of one host; they meet at a free port of loopback.
-        command = [sys.executable, "-P", "-m", request["child"], str(path)]
+        command = module_command(request["child"], str(path))
     process = subprocess.Popen(
         command,
         env=environment,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import ConfigError, Retryable
-from common.processes import free_port
+from common.processes import free_port, module_command
 from configs.operation import LaunchConfig
 from tasks.engine.child_main import STOP, host_environment
 from tasks.engine.child_process import child_environment
@@ -77,7 +77,7 @@ class HostActor:
                 "all hosts share, under the same path"
             )
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *command],
+            module_command(*command),
             env=child_environment(request.get("url", request["store"])) | settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

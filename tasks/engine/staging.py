@@ -138,7 +138,10 @@ def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
 def read_retry_note(folder: Path) -> str | None:
     """The note of a step that pauses between two attempts; None if it does not."""
     retry = read_json(folder / "retry.json")
-    return retry["note"] if isinstance(retry, dict) and time.time() < retry["at"] + LATE_S else None
+    note, at = (retry.get("note"), retry.get("at")) if isinstance(retry, dict) else (None, None)
+    # A folder that comes from another machine may be of another version.
+    is_due = isinstance(note, str) and isinstance(at, (int, float)) and time.time() < at + LATE_S
+    return note if is_due else None
 
 
 def note_failure(folder: Path, context: RunContext, reason: str) -> None:
@@ -162,7 +165,7 @@ def failure_in_sweep(store: Store, key: str, sweep: str) -> dict[str, Any] | Non
     None if there is no such record, or if the run that wrote it no longer exists.
     """
     note = read_json(store.root / "staging" / key / "failure.json") if sweep else None
-    if not isinstance(note, dict) or note["sweep"] != sweep:
+    if not isinstance(note, dict) or note.get("sweep") != sweep or not {"run", "config", "reason"} <= note.keys():
         return None
     # A run that is alive will try again, so the others wait for it. One that was killed will not, and its note is void.
-    return note if note["final"] or store.run_lock(note["run"]).held_elsewhere() else None
+    return note if note.get("final") or store.run_lock(note["run"]).held_elsewhere() else None

@@ -39,7 +39,7 @@ FROM runs WHERE NOT reused AND list_contains(?, execution) GROUP BY execution
 _CALLS = """
 SELECT execution, endpoint, model, purpose, count(*) AS calls, count(*) FILTER (cached) AS cached,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
-    sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    sum(dollars) AS dollars, sum(TRY_CAST(fields->>'unknown_dollars' AS DOUBLE)) AS unknown_dollars,
     avg(latency_s) FILTER (NOT coalesce(cached, false)) AS mean_latency_s
 FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
@@ -54,7 +54,7 @@ SELECT run, config FROM runs WHERE list_contains(?, execution) AND run IS NOT NU
 """
 _ROLLOUTS = """
 WITH drawn AS (
-    SELECT id, fields, (fields->>'step')::BIGINT AS step, (fields->>'reward')::DOUBLE AS reward
+    SELECT id, fields, TRY_CAST(fields->>'step' AS BIGINT) AS step, TRY_CAST(fields->>'reward' AS DOUBLE) AS reward
     FROM samples WHERE execution = ? AND "set" = 'rollouts')
 SELECT fields FROM drawn WHERE reward IS NOT NULL AND step >= (SELECT max(step) FROM drawn) - 2
 ORDER BY reward {order}, md5(id) LIMIT ?

@@ -6,12 +6,16 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
+import httpx
+import httpx2
 import psutil
 import pytest
 
-from common.processes import ExitCode, free_port, give_session_way, give_way, url_host
+from common.processes import ExitCode, free_port, give_session_way, give_way, loopback_direct, module_command, url_host
+from tests.support.servers.http_server import FakeServer, Response
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, time; from common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
@@ -38,6 +42,15 @@ def test_a_command_begins_again_once_on_huge_pages():
         assert out.splitlines() == [str(child.pid)] * starts + [f"chat a b {tunables}"]
 
 
+def test_a_child_imports_nothing_from_its_working_directory(tmp_path):
+    """Not our packages and not those of a library: a user may have folders of any name."""
+    for name in ("common", "store", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(module_command("common.processes"), cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_child_ends_when_its_parent_is_killed():
     child = CHILD + "print('ready', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE, cwd=ROOT) as parent:
@@ -50,6 +63,49 @@ def test_a_child_ends_when_its_parent_is_killed():
 def test_a_child_whose_parent_is_gone_already_ends_at_once():
     done = subprocess.run([sys.executable, "-c", CHILD + "sys.exit(0)", "1"], cwd=ROOT, timeout=120)
     assert done.returncode == ExitCode.FAILED
+
+
+@pytest.mark.parametrize(
+    ("given", "direct"),
+    [
+        ({}, None),
+        ({"PATH": "/bin", "NO_PROXY": "a.example"}, None),
+        ({"HTTP_PROXY": ""}, None),
+        ({"HTTP_PROXY": "http://p:3128"}, "localhost,127.0.0.1,::1"),
+        ({"https_proxy": "http://p:3128", "no_proxy": "a.example, 127.0.0.1"}, "a.example,127.0.0.1,localhost,::1"),
+        ({"ALL_PROXY": "socks5://p:1080", "NO_PROXY": ".b.example"}, ".b.example,localhost,127.0.0.1,::1"),
+        ({"ALL_PROXY": "socks5://p:1080", "NO_PROXY": "*"}, None),
+    ],
+    ids=str,
+)
+def test_addresses_of_this_machine_are_excepted_from_proxies(given, direct):
+    assert loopback_direct(given) == ({} if direct is None else {"NO_PROXY": direct, "no_proxy": direct})
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "socks5h://127.0.0.1:9"])
+def test_clients_reach_this_machine_whatever_proxy_is_set(monkeypatch, proxy):
+    """A proxy that does not answer: what is sent to it fails."""
+
+    class Here(FakeServer):
+        def respond(self, request):
+            return Response(body=b"here")
+
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        for spelling in (name, name.lower()):
+            monkeypatch.delenv(spelling, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    if proxy.startswith("http:"):
+        monkeypatch.setenv("http_proxy", proxy)
+    for name, value in loopback_direct(os.environ).items():
+        monkeypatch.setenv(name, value)
+    with Here() as server:
+        opener = urllib.request.build_opener()
+        assert opener.open(server.url, timeout=30).read() == b"here"
+        for library in (httpx, httpx2):
+            with library.Client() as client:
+                assert client.get(server.url, timeout=30).content == b"here"
+    with httpx.Client() as client, pytest.raises(httpx.HTTPError):
+        client.get("http://elsewhere.invalid", timeout=30)
 
 
 def test_a_free_port_can_be_bound():

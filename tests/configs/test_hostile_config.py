@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from common.errors import ConfigError
-from common.files import read_bounded_json
+from common.files import has_long_key, parse_toml, read_bounded_json
 from configs.load import load
 
 ENDPOINT = "extends = 'local'\n[endpoints.paid]\nkind = 'openai'\nmodel = 'm'\nurl = 'https://api.example.com/v1'\n"
@@ -36,6 +36,29 @@ def test_deep_nesting_is_refused(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert str(path) in refused(load, path)
+
+
+@pytest.mark.parametrize("part", ["a.", "a .\t", "'a b'.", '"a".', "1-2."])
+@pytest.mark.parametrize("form", ["{}b = 1", "[{}b]", "[[{}b]]", "c = {{ {}b = 1 }}"])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path, monkeypatch, form, part):
+    """The parser takes a minute for 50,000 parts."""
+    monkeypatch.setattr("tomllib.loads", lambda text: pytest.fail("it was parsed"))
+    path = tmp_path / "run.toml"
+    path.write_text(form.format(part * 50_000))
+    assert refused(load, path) == f"{path}: a key in it has over 100 parts"
+
+
+def test_a_setting_of_many_parts_is_refused():
+    assert "has over 100 parts" in refused(load, "local", ["a." * 50_000 + "b=1"])
+    assert "has over 100 parts" in refused(load, "local", ["seed={" + "a." * 50_000 + "b=1}"])
+
+
+@pytest.mark.parametrize("text", ["a" * 4_000_000, "a-" * 2_000_000, ("a . " * 90 + "a\n") * 20_000, '"' * 4_000_000])
+def test_looking_for_long_keys_takes_linear_time_on_other_texts(text):
+    """A quadratic search would not end."""
+    assert not has_long_key(text)
+    words = "One is one. Two. " * 1000
+    assert parse_toml(f'prompt = """{words}"""', "x") == {"prompt": words}
 
 
 def test_a_number_too_long_to_be_read_is_refused(tmp_path):

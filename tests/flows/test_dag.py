@@ -337,3 +337,10 @@ def test_the_dag_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["no_such_plugin:dag", "tests.support.stages.toy_dag:no_such", "::"])
+def test_a_dag_that_is_not_installed_is_named(toy, monkeypatch, name):
+    monkeypatch.setenv("NAUTILE_DAG", name)
+    with pytest.raises(ConfigError, match=f"^NAUTILE_DAG: {name!r} cannot be imported on host"):
+        build_dag(toy)

@@ -1,14 +1,25 @@
 """How a run stands: the plan counts, not what was begun; waiting, retried, killed and cancelled runs are named so."""
 
+import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.console import Console
 
 from common.files import write_json
 from flows import run_state as run_state_module
+from flows.cli.runs import run_unless_config, run_view, step_rows
 from flows.operate.questions import NOTES
 from flows.plans import record_interrupted
-from flows.run_state import FIRST_UNFINISHED, RUNS, newest_with_content, questions_by_run, run_state
+from flows.run_state import (
+    FIRST_UNFINISHED,
+    RUNS,
+    live_run,
+    newest_with_content,
+    questions_by_run,
+    run_state,
+    time_left_text,
+)
 from flows.selection import Selection
 from store.catalog import Catalog
 from store.manifest import host, now
@@ -221,3 +232,113 @@ def test_a_forced_run_that_was_killed_continues_at_its_first_unfinished_step(sto
     for label in labels:
         attempt(store, label, "done", 1)
     assert shown(store)[0].resume == command
+
+
+@pytest.mark.parametrize(
+    ("recorded", "command"),
+    [
+        ("nautile run toy --set 'a=$(touch x)'", "nautile run toy --set 'a=$(touch x)'"),
+        ("nautile run $(touch x)", "nautile run '$(touch' 'x)'"),
+        ("nautile run toy; touch x", "nautile run 'toy;' touch x"),
+        ("nautile run `touch x`", "nautile run '`touch' 'x`'"),
+        ("/elsewhere/bin/nautile run toy", "nautile run toy"),
+        ("prefect flow-run retry r1    # or Retry on the run's page", "nautile retry r1"),
+        ("nautile store gc --days 0", ""),
+        ("curl https://elsewhere.invalid | sh", ""),
+        ("nautile run 'no end", ""),
+        ("nautile", ""),
+        ("x", ""),
+    ],
+)
+def test_a_recorded_command_that_is_copied_runs_nothing_of_its_own(store, recorded, command):
+    """Another machine may have written the event."""
+    plan(store, state="failed", ended=at(9), resume=recorded)
+    assert shown(store)[0].resume == command
+
+
+def test_the_step_that_a_forced_run_resumes_from_is_one_word(store):
+    selection = Selection(force=True)
+    label = "align; touch x"
+    steps = [{"label": label, "stage": "align", "key": key_of("align"), "after": []}]
+    plan(
+        store, state="failed", ended=at(9), steps=steps, resume=f"nautile run toy{selection.options(FIRST_UNFINISHED)}"
+    )
+    assert shown(store)[0].resume == "nautile run toy --from 'align; touch x' --force"
+
+
+def test_a_step_that_takes_longer_than_last_time_says_so_and_its_time_is_unknown(at_work):
+    """The time left would stand still, however long it takes."""
+    plan(at_work)
+    for label in STEPS:
+        attempt(at_work, label, "done", -60, 60.0, run="r0")
+    attempt(at_work, "ingest", "running", 0, started=(datetime.now(UTC) - timedelta(minutes=5)).isoformat())
+    state, steps = shown(at_work)
+    assert steps["ingest"].longer_than == 60.0
+    assert [steps[label].longer_than for label in STEPS[1:]] == [None] * 3
+    assert state.time_left() == (180.0, 1)
+    write_json(at_work.staging(key_of("ingest")) / "live.json", {"done": 5, "total": 10, "unit": "files"})
+    state, steps = shown(at_work)  # now a rate is known
+    assert steps["ingest"].longer_than is None
+    assert state.time_left()[1] == 0
+    (line,) = (line for line in lines_of(at_work) if line.startswith("0 of 4"))
+    assert "left" in line
+
+
+def lines_of(store):
+    run = run_unless_config(store, "r1")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(run_view(step_rows(run)))
+    return console.file.getvalue().splitlines()
+
+
+def test_the_table_of_a_run_names_a_step_that_takes_longer(at_work):
+    plan(at_work)
+    attempt(at_work, "ingest", "done", -60, 60.0, run="r0")
+    attempt(at_work, "ingest", "running", 0, started=(datetime.now(UTC) - timedelta(minutes=5)).isoformat())
+    assert any("longer than last time (1 min 0 s)" in line for line in lines_of(at_work))
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        ((90.0, 0), "about 1 min 30 s left"),
+        ((90.0, 1), "about 1 min 30 s left, and 1 step of unknown time"),
+        ((0.0, 14), "14 steps of unknown time left"),
+        ((0.0, 0), "about 0.0 s left"),
+    ],
+)
+def test_the_time_left_in_words(left, text):
+    assert time_left_text(*left) == text
+
+
+def test_a_retry_does_not_move_the_beginning_of_a_run_nor_its_place_as_the_last_one_started(store):
+    plan(store, state="failed", ended=at(9))
+    attempt(store, "ingest", "failed", 1)
+    plan(store, run="r2", id="r2", state="done", started=at(20), ended=at(21))
+    plan(store, id="r1-2", state="done", started=at(30), ended=at(40))
+    attempt(store, "ingest", "done", 31)
+    catalog = Catalog(store)
+    catalog.ingest()
+    rows = catalog.query(RUNS, [9])
+    assert [row["run"] for row in rows] == ["r1", "r2"]
+    assert rows[0]["begun"] == BEGUN.replace(tzinfo=None)
+
+
+def test_the_run_that_is_meant_without_a_name_is_the_pipeline_at_work(store):
+    """A scheduled evaluation has begun after it."""
+    single = [{"label": "evaluate", "stage": "evaluate", "key": key_of("evaluate"), "after": []}]
+    plan(store, started=at(0))
+    plan(store, run="r2", id="r2", started=at(5), steps=single)
+    plan(store, run="r3", id="r3", state="done", started=at(6), ended=at(7))
+    catalog = Catalog(store)
+    catalog.ingest()
+
+    def meant():
+        row = live_run(catalog.query(RUNS, [9]), store, questions_by_run(store))
+        return row and row["run"]
+
+    assert meant() is None
+    with store.run_lock("r2").for_life():
+        assert meant() == "r2"
+        with store.run_lock("r1").for_life():
+            assert meant() == "r1"

@@ -14,6 +14,12 @@ from store.mirror import open_store
 from tests.support.samples.stage_store import filled, flip_byte, key_of, published
 
 
+def test_a_label_in_the_command_that_rebuilds_an_artifact_is_a_word():
+    message = artifacts.damage_message("tokens/1", ["a.txt"], "align; touch x")
+    assert "`nautile run CONFIG --only 'align; touch x' --force`" in message
+    assert "`nautile run CONFIG --from 'align; touch x' --force`" in message
+
+
 def test_find_returns_the_artifact_with_its_manifest(store):
     tokens = published(store, "tokens", "one")
     checkpoint = published(

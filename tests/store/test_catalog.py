@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from datetime import datetime
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -23,6 +24,7 @@ from store.schema import TABLES
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -462,6 +464,32 @@ def test_a_catalog_of_an_unknown_older_schema_is_rebuilt(store, catalog):
     assert everything(Catalog(store)) == before
 
 
+LAST_WORDS = """
+import atexit, ctypes, importlib, logging, sys
+import duckdb
+atexit.register(lambda: print("of an exit function", file=sys.stderr))
+from store import catalog
+importlib.reload(catalog)
+print("after a reload", file=sys.stderr)
+class Handler(logging.StreamHandler):
+    def close(self):
+        print("of logging", file=sys.stderr)
+logging.getLogger().addHandler(Handler())
+for leaked in (duckdb.DuckDBPyConnection, duckdb.connect):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
+"""
+
+
+@pytest.mark.slow
+def test_who_imports_the_catalog_keeps_standard_error_to_the_end_and_sees_no_report_of_leaks():
+    command = [sys.executable, "-c", LAST_WORDS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == ["after a reload", "of an exit function", "of logging"]
+    without = LAST_WORDS.replace("from store import catalog", "import string as catalog")
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "nanobind: leaked" in done.stderr, "the binding reports no leaks any more: remove what hides them"
+
+
 def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -508,6 +536,29 @@ def test_lineage_reaches_shards_and_calls(store, catalog):
     ]
     spent = catalog.query("SELECT purpose, sum(dollars) AS d FROM lineage_calls(?) GROUP BY 1 ORDER BY 1", [score.id])
     assert spent == [{"purpose": "judge", "d": 1.0}, {"purpose": "teacher", "d": 1.5}]
+
+
+def test_a_lineage_in_a_circle_ends_and_visits_each_artifact_once(store, catalog):
+    """Of manifests whose seals are right, although keys cannot be digests of each other."""
+    names = "abcd"
+    for place, name in enumerate(names):
+        inputs = {"next": f"tokens/{key_of(names[(place + 1) % 4])}", "after": f"tokens/{key_of(names[place - 2])}"}
+        fields = {"key": key_of(name), "inputs": inputs, "input_executions": dict.fromkeys(inputs, "e1")}
+        folder = store.root / "artifacts" / "tokens" / key_of(name)
+        filled(folder, {"manifest.json": json.dumps(manifest_of(**fields))})
+    rows = catalog.lineage(f"tokens/{key_of('a')[:12]}")
+    assert len({(row["id"], row["made"], row["name"]) for row in rows}) == len(rows) == 1 + 2 * len(names)
+    assert (rows[0]["depth"], rows[0]["key"], rows[0]["made"]) == (0, key_of("a"), None)
+    assert {row["key"]: row["depth"] for row in reversed(rows)} == {
+        key_of(name): depth for name, depth in zip(names, (0, 1, 1, 2), strict=True)
+    }
+
+
+def test_a_lineage_of_many_paths_is_as_long_as_its_inputs(store, catalog):
+    last = published(store, "tokens", "0")
+    for number in range(1, 41):  # 2^40 paths
+        last = published(store, "tokens", str(number), inputs={"x": last, "y": last})
+    assert len(catalog.lineage(last.id)) == 81
 
 
 def test_lineage_shows_the_live_artifact_where_the_version_that_was_read_is_removed(store, catalog):

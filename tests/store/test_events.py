@@ -1,4 +1,7 @@
-"""Event files: what is written is read back, whatever was torn or full in between; the file of live values."""
+"""Event files: what is written is read back, whatever was torn or full in between; the file of live values.
+
+Events of another form are left out of the catalog and counted, whoever wrote them, without harm to any other.
+"""
 
 import json
 import math
@@ -12,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.events import flush, silent
+from store.catalog import Catalog
 from store.events import EventWriter, read_events, read_live
+from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
 
 json_data = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -221,3 +226,69 @@ def test_flush_waits_until_every_event_is_on_disk(path, monkeypatch):
     emit.close()
     flush(emit)
     assert len(synced) == 2, "a closed writer has nothing to wait for"
+
+
+@pytest.fixture
+def catalog(store):
+    return Catalog(store)
+
+
+@pytest.mark.parametrize("part", OF_ANOTHER_FORM, ids=str)
+def test_a_plan_of_another_form_is_left_out_and_counted(store, catalog, part):
+    write_events(store, event_of("plan", **PLAN | part), event_of("plan", **PLAN | {"id": "good"}) | {"id": "good"})
+    catalog.ingest()
+    assert catalog.query("SELECT id FROM plans") == [{"id": "good"}]
+    assert catalog.left_out() == {"events/other.jsonl": 1}
+
+
+def test_what_a_later_version_adds_to_a_plan_is_dropped(store, catalog):
+    step, change = (PLAN[name][0] | {"more": [1]} for name in ("steps", "changes"))
+    write_events(store, event_of("plan", **PLAN | {"steps": [step], "changes": [change], "more": {"a": 1}}))
+    catalog.ingest()
+    (row,) = catalog.query("SELECT steps, changes FROM plans")
+    assert {name: json.loads(text) for name, text in row.items()} == {name: PLAN[name] for name in row}
+    assert catalog.left_out() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("run", {"label": "align", "state": "done", "key": "../../etc"}),
+        ("run", {"label": "align", "state": "done", "execution": "../x"}),
+        ("run", {"label": "align", "state": "done", "seconds": "inf"}),
+        ("run", {"label": "align", "state": "done", "seconds": -1.0}),
+        ("run", {"label": "align", "state": "done", "outputs": ["checkpoint/x"]}),
+        ("run", {"label": "align", "state": "done", "reused": "perhaps"}),
+        ("run", {"state": "done"}),
+        ("note", {"text": "a", "tags": "low"}),
+        ("note", {"text": "a", "tags": {"low": 1}}),
+        ("call", {"dollars": "nan"}),
+        ("call", {"dollars": -3.0}),
+        ("call", {"latency_s": "inf"}),
+        ("call", {"cached": "no"}),
+        ("call", {"tokens_in": 10**30}),
+        ("metric", {"name": "loss", "step": 1, "value": [1]}),
+        ("sample", {"index": "first"}),
+        ("alert", {"name": "of a later version"}),
+    ],
+    ids=str,
+)
+def test_an_event_with_a_value_that_no_reader_expects_is_left_out(store, catalog, kind, fields):
+    write_events(store, event_of(kind, **{"id": "r2"} | fields), event_of("plan", **PLAN))
+    catalog.ingest()
+    assert catalog.query("SELECT run FROM plans") == [{"run": "r2"}]
+    assert catalog.left_out() == {"events/other.jsonl": 1}
+
+
+def test_events_that_are_left_out_are_counted_once_and_again_by_a_rebuild(store, catalog):
+    bad = event_of("plan", **PLAN | {"state": "paused"})
+    write_events(store, bad, bad)
+    for _ in range(2):
+        catalog.ingest()
+        assert catalog.left_out() == {"events/other.jsonl": 2}
+    with (store.root / "events" / "other.jsonl").open("a") as file:
+        file.write(json.dumps(bad) + "\n")
+    catalog.ingest()
+    assert catalog.left_out() == {"events/other.jsonl": 3}
+    catalog.rebuild()
+    assert catalog.left_out() == {"events/other.jsonl": 3}

@@ -1,5 +1,7 @@
 """Catalogs of other schema versions, created by the SQL of the version that wrote them."""
 
+import json
+
 import duckdb
 import pytest
 
@@ -102,6 +104,30 @@ def test_without_a_migration_it_is_rebuilt_from_manifests_and_events(store, old,
     assert catalog.query("SELECT name FROM metrics") == [{"name": "loss"}]
     assert "cannot be migrated" in caplog.text
     assert backup(store) == ([(1,)], [("only here",)], [(2,)])
+
+
+def test_rows_of_events_that_were_not_checked_when_they_were_read_are_read_again(store):
+    """A catalog of schema 3 may hold plans of any form."""
+    event = {
+        "id": "p",
+        "kind": "plan",
+        "execution": "",
+        "time": 1,
+        "fields": {"id": "p", "run": "r", "state": "paused"},
+    }
+    (store.root / "events" / "other.jsonl").write_text(json.dumps(event) + "\n")
+    catalog = Catalog(store)
+    catalog.ingest()
+    with duckdb.connect(store.catalog_path) as connection:
+        connection.execute("INSERT INTO plans (id, run, changes) VALUES ('p', 'r', '3')")
+        connection.execute("UPDATE ingested SET position = 3 WHERE path = 'schema'")
+        connection.execute("DELETE FROM ingested WHERE starts_with(path, 'left out')")
+        connection.execute("CREATE OR REPLACE MACRO lineage(artifact_id) AS TABLE SELECT 1 AS depth")
+    catalog.ingest()
+    assert catalog.query("SELECT * FROM plans") == []
+    assert catalog.query("SELECT name FROM metrics") == [{"name": "loss"}]
+    assert catalog.left_out() == {"events/other.jsonl": 1}
+    assert len(catalog.lineage(store.list("evaluation")[0].id)) == 2
 
 
 def test_a_newer_catalog_is_refused_and_unchanged(store):

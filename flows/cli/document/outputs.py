@@ -48,7 +48,7 @@ class RunOutput(Output):
     changes: list[ChangeOutput]  # from the configuration that its own extends
     question: str | None  # the approval that it waits for
     answer: str | None  # the command that approves it
-    resume: str | None  # the command that resumes it
+    resume: str | None  # the command that resumes it; null if it is done
     error: str | None
 
 
@@ -68,6 +68,7 @@ class StepOutput(Output):
     calls: int | None = None
     cached_calls: int | None = None  # calls answered from the store
     dollars: float | None = None
+    longer_than: float | None = None  # seconds of its last execution, if a running step takes longer
     run: RunOutput | None = None
 
 
@@ -338,6 +339,7 @@ class Verification(Output):
     artifacts: int
     damaged: dict[str, list[str]]  # id -> names of files
     remedies: dict[str, str]  # id -> what to do
+    events_left_out: dict[str, int]  # event file -> events that the catalog leaves out, because their form is unknown
 
 
 class GarbageOutput(Output):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from common.commands import shell_command
 from flows.cli.terminal import Json, console_for, show_as, the_store
 
 
@@ -57,7 +58,8 @@ def sweep(
         code = run_sweep(sweep_file, store, parallel, lambda line: console.print(line, soft_wrap=True))
     store.refresh(events=True)
     if not store.root.exists():
-        raise ConfigError(f"no store at {store.root}: `nautile sweep {file}` creates it, NAUTILE_STORE names another")
+        command = shell_command("nautile", "sweep", file)
+        raise ConfigError(f"no store at {store.root}: `{command}` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.catch_up()
     # Printed also after failures: the arms that are finished can be compared, and the exit code says that some are not.

@@ -5,7 +5,6 @@ command resumes an interrupted step.
 """
 
 import json
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from flows.cli.terminal import Json, RuntimeOption, show_as, the_store
 
@@ -189,8 +189,8 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
     artifact, folder = checkpoint_artifact(store, name)
     check_runtime(runtime, folder)
     if artifact is None:
-        words = [str(folder), *(["--kind", "export"] if runtime == "onnx" else [])]
-        raise ConfigError(f"{folder} is not in the store: add it with `nautile store add {shlex.join(words)}`")
+        words = ["nautile", "store", "add", folder, *(["--kind", "export"] if runtime == "onnx" else [])]
+        raise ConfigError(f"{folder} is not in the store: add it with `{shell_command(*words)}`")
     return artifact
 
 
@@ -236,7 +236,7 @@ def _run(
 
     [artifact] = run_step(
         stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
-        command=shlex.join(["nautile", *sys.argv[1:]]), force=force, as_json=as_json,
+        command=shell_command("nautile", *sys.argv[1:]), force=force, as_json=as_json,
     ).values()  # fmt: skip
     return artifact
 

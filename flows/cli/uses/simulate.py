@@ -1,7 +1,6 @@
 """`nautile simulate`: simulate a survey of personas with a checkpoint, as a single step."""
 
 import json
-import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from common.commands import shell_command
 from common.errors import ConfigError
 from common.files import read_json, write_text
 from flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
@@ -115,7 +115,7 @@ def simulate(
     for name, value in given.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
-    command = f"nautile simulate {shlex.join(words)}" + " --force" * force
+    command = shell_command("nautile", "simulate", *words, *(["--force"] * force))
     inputs = {"checkpoint": checkpoint_id(store, checkpoint)}
     artifacts = run_step(stage, section, inputs, store, command=command, force=force, as_json=as_json)
     folder = artifacts["opinions"].path

@@ -126,13 +126,19 @@ def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, st
     consumers: dict[str, set[str]] = {}
     for source, target, _ in edges:
         consumers.setdefault(source, set()).add(target)
-    # Remembered per node: without it a lineage in which everything reads everything takes exponential time.
     descendants: dict[str, set[str]] = {}
 
     def descendants_of(node: str) -> set[str]:
         if node not in descendants:
-            descendants[node] = set()  # ends the recursion if a damaged manifest names itself as an input
-            descendants[node] = {far for near in consumers.get(node, ()) for far in (near, *descendants_of(near))}
+            # Without recursion: a chain may be longer than Python's stack, and damaged manifests may form a circle.
+            reached: set[str] = set()
+            open_ends = list(consumers.get(node, ()))
+            while open_ends:
+                near = open_ends.pop()
+                if near not in reached:
+                    reached.add(near)
+                    open_ends += consumers.get(near, ())
+            descendants[node] = reached
         return descendants[node]
 
     def implied(source: str, target: str) -> bool:

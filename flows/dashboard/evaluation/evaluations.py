@@ -159,7 +159,7 @@ def history(points: Sequence[CatalogRow]) -> Chart:
     """Chart of one benchmark over time: a point with its interval per evaluation; lines join the stages of a run."""
     table = pd.DataFrame(points).sort_values("made")
     table["made"] = pd.to_datetime(table["made"])
-    clock = {"format": "%d %b %H:%M", "labelAngle": 0, "labelOverlap": True, "tickCount": 4}
+    clock = figures.clock(table["made"], 4) | {"labelAngle": 0}
     x = temporal("made", title="evaluated (UTC)", axis=clock, scale={"type": "utc", "padding": 16})
     share = {"format": "%", "title": "accuracy, strict"}
     legend = {**figures.BELOW, "symbolOpacity": 1, "columns": 2}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.commands import shell_command
 from common.text import dollars, visible
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
@@ -39,7 +40,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
             "warning",
             f"{note['label']} waits for your answer{other}",
             note["message"],
-            f"nautile approve {run[:8]}",
+            shell_command("nautile", "approve", run[:8]),
             run,
             asks=True,
         )
@@ -65,7 +66,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
-    resume = state.resume or f"nautile run {state.config or 'CONFIG'}"
+    resume = state.resume or shell_command("nautile", "run", state.config or "CONFIG")
     # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
     # be retried.
     if state.state == "running":
@@ -92,9 +93,9 @@ def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:
     """Judges of the chosen run whose calibration AUC is below `POOR_JUDGE`."""
     for row in shared.query(queries.ARTIFACTS_OF, chosen.executions()):
         facts = json.loads(row["facts"])
-        auc = ((facts.get("calibration") or {}).get("auc") or {}).get("overall")
+        auc = shared.nested(facts, "calibration", "auc", "overall")
         if row["kind"] == "checkpoint" and isinstance(auc, (int, float)) and auc < POOR_JUDGE:
-            judge = visible((facts.get("judge") or {}).get("model") or "the judge", 80)
+            judge = visible(shared.nested(facts, "judge", "model") or "the judge", 80)
             yield Concern(
                 "warning",
                 f"The judge of {row['stage']} is poor",
@@ -123,7 +124,8 @@ def budgets(chosen: ChosenRun) -> Iterator[tuple[str, float, float]]:
     for row in chosen.stages:
         section = settings.get(row["stage"])
         budget = section.get("budget_dollars") if isinstance(section, Mapping) else None
-        if budget and (row["stage"] != "evaluate" or row["calls"]):
+        # Of a run of another version it need not be a number.
+        if isinstance(budget, (int, float)) and budget > 0 and (row["stage"] != "evaluate" or row["calls"]):
             yield row["label"], spent([row]) or 0.0, float(budget)
 
 

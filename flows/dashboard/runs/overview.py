@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 import streamlit as st
 
+from common.commands import shell_command
 from common.text import amount, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
 from flows.dashboard import cards, queries, shared
@@ -75,6 +76,7 @@ def _doing(step: StepState) -> str:
     parts += [step.note] if step.note else []
     parts += [f"{duration(step.elapsed_s)} so far"] if step.elapsed_s is not None else []
     parts += [f"{duration(step.left_s)} left"] if step.left_s is not None else []
+    parts += [f"longer than last time ({duration(step.longer_than)})"] if step.longer_than is not None else []
     return f"{step.label}: {', '.join(parts)}"
 
 
@@ -159,7 +161,7 @@ def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
         return "time in steps", took or "none yet", None
     seconds, unknown = left
     parts = [f"{took} in ended steps"] if took else []
-    parts += [f"{unknown} steps of unknown time"] if unknown else []
+    parts += [f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"] if unknown else []
     value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
     return "time left", value, "; ".join(parts) or None
 
@@ -236,7 +238,7 @@ def _steps(chosen: ChosenRun) -> None:
         column_config=_COLUMNS,
         placeholder="",
     )
-    st.caption(f"The log of a step: `nautile logs {chosen.run[:8]} --stage STEP`.")
+    st.caption(f"The log of a step: `{shell_command('nautile', 'logs', chosen.run[:8], '--stage', 'STEP')}`.")
 
 
 def _step_row(step: StepState, run: str) -> CatalogRow:
@@ -292,5 +294,5 @@ def _work_rows(rows: list[CatalogRow]) -> Iterator[CatalogRow]:
             "begun (UTC)": row["started"],
             "time": duration(row["seconds"]) if row["seconds"] is not None else "",
             "why": visible((row["error"] or "").partition("\n")[0], 200),
-            "log": f"nautile logs {row['run']}",
+            "log": shell_command("nautile", "logs", row["run"]),
         }

@@ -53,11 +53,10 @@ def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> Chart:
     legend = {**figures.BELOW, "columns": 2, "labelLimit": 140, "symbolOpacity": 1}
     stage = nominal("stage", sort=list(stages.values()), scale=figures.COLOURS)
     stage["legend"] = legend if table["stage"].nunique() > 1 else None
-    clock = {"format": "%d %b %H:%M", "labelOverlap": True, "tickCount": 5}
     tooltip = [nominal("line"), temporal("when"), quantitative("value", format=form), quantitative("high", format=form)]
     line = layer(
         {"type": "line", "point": {"size": 18, "filled": True}},
-        x=temporal("when", title="time (UTC)", axis=clock),
+        x=temporal("when", title="time (UTC)", axis=figures.clock(table["when"], 5)),
         y=quantitative("value", axis={"title": entry.unit, "format": form}, scale={"zero": True}),
         color=stage,
         detail=nominal("line"),

@@ -3,16 +3,18 @@
 import json
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from common.text import visible
-from configs.changes import Change, describe_changes
+from configs.changes import describe_changes, read_changes
 from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
 from flows.dashboard import queries, shared
+from flows.run_state import LIVE
 from store.catalog import CatalogRow
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
@@ -22,7 +24,7 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 def show(chosen: str | None) -> None:
     """Draw the table and its controls. `chosen`: the run that the page shows."""
     summaries = shared.run_summaries()
-    changed = [change["field"] for row in summaries for change in json.loads(row["changes"] or "[]")]
+    changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
     title.subheader("All runs")
     parameters = left.multiselect(
@@ -100,7 +102,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
         earlier = (scores.get(other["run"], {}) for other in summaries[place + 1 :])
         before = next((by_stage[stage] for by_stage in earlier if stage in by_stage), None)
         note, cost = notes.get(run, {}), costs.get(run, {})
-        changes = describe_changes([Change(**change) for change in json.loads(row["changes"] or "[]")])
+        changes = describe_changes(read_changes(row["changes"]))
         rows.append(
             {
                 "show": f"/?run={run}",
@@ -111,7 +113,7 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
                 "after": stage or "",
                 "score": None if score is None else 100 * score,
                 "difference": None if score is None or before is None else 100 * (score - before),
-                "seconds": None if cost.get("seconds") is None else cost["seconds"] / 60,
+                "seconds": _minutes(cost, row["current_state"] in LIVE),
                 "cost": cost.get("dollars"),
                 "changed": changes,
                 **{field: value for field, value in zip(fields, settings.get(run, [None] * len(fields)), strict=True)},
@@ -122,14 +124,23 @@ def table(summaries: Sequence[CatalogRow], fields: Sequence[str], chosen: str | 
     return rows
 
 
+def _minutes(cost: CatalogRow, live: bool) -> float | None:
+    """The minutes in a run's own attempts; those of a live run that have not ended count until now."""
+    now = datetime.now(UTC).replace(tzinfo=None)
+    times = [(now - started).total_seconds() for started in cost.get("open") or () if live]
+    times += [cost["seconds"]] if cost.get("seconds") is not None else []
+    return sum(times) / 60 if times else None
+
+
 def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
     """Run -> stage of the paper's Table 1, in its order -> accuracy (0 to 1) on the first measured benchmark."""
     measured: dict[str, dict[str, float]] = {}
     for row in rows:
         accuracy = json.loads(row["accuracy"] or "{}")
-        name = next((name for name in TABLE_1_BENCHMARKS if accuracy.get(name) is not None), None)
-        if name is not None:
-            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(accuracy[name])
+        values = (shared.nested(accuracy, name) for name in TABLE_1_BENCHMARKS)
+        value = next((value for value in values if isinstance(value, (int, float))), None)
+        if value is not None:
+            measured.setdefault(row["run"], {})[row["label"].partition(":")[2]] = float(value)
     return {run: {stage: own[stage] for stage in TABLE_1 if stage in own} for run, own in measured.items()}
 
 

@@ -119,11 +119,11 @@ def _warn_of_stand_in_judge(executions: Sequence[str]) -> None:
     """Warn if the judge was a stand-in, with the AUC of its scores for right against wrong answers."""
     for row in shared.query(queries.ARTIFACTS_OF, list(executions)):
         facts = json.loads(row["facts"])
-        judge = facts.get("judge") or {}
-        if row["kind"] == "checkpoint" and judge.get("stand_in"):
-            auc = (facts.get("calibration") or {}).get("auc", {}).get("overall")
-            accuracy = "" if auc is None else f" It prefers a right answer to a wrong one with probability {auc:.2f}."
-            st.warning(f"Stand-in: {shared.escaped(str(judge.get('model')))} is the judge, not the paper's.{accuracy}")
+        if row["kind"] == "checkpoint" and shared.nested(facts, "judge", "stand_in"):
+            auc, model = shared.nested(facts, "calibration", "auc", "overall"), shared.nested(facts, "judge", "model")
+            measured = isinstance(auc, (int, float))
+            accuracy = f" It prefers a right answer to a wrong one with probability {auc:.2f}." if measured else ""
+            st.warning(f"Stand-in: {shared.escaped(str(model))} is the judge, not the paper's.{accuracy}")
 
 
 def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,4 +49,5 @@ def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
     workers = local_workers(launch)
     with ThreadPoolExecutor(workers, "work-item") as pool:
         # Leaving the block waits for the running items; they end as soon as their lease is gone.
-        yield Executor(lambda item: pool.submit(run_item, item), lambda: workers)
+        # In the context of the run, with which they are cancelled.
+        yield Executor(lambda item: pool.submit(copy_context().run, run_item, item), lambda: workers)

@@ -167,6 +167,20 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
     }
 
 
+def test_the_digits_of_a_key_name_the_artifact_of_the_kind_that_is_wanted(store):
+    """A self-distillation has its traces under the same key."""
+    checkpoint, traces = published(store, "checkpoint", "one"), published(store, "traces", "one")
+    digits = checkpoint.key[:8]
+    assert inspect.named_or_newest(store, "checkpoint", digits).id == checkpoint.id
+    assert inspect.named_or_newest(store, "traces", digits).id == traces.id
+    with pytest.raises(ConfigError, match="is ambiguous"):
+        store.get(digits)
+    with pytest.raises(ConfigError, match=r"is not of kind report"):
+        inspect.named_or_newest(store, "report", checkpoint.id)
+    with pytest.raises(ConfigError, match="no artifact"):
+        inspect.named_or_newest(store, "checkpoint", "fffffff")
+
+
 def test_garbage_is_listed_before_it_is_removed(copy):
     rest = copy.root / "staging" / ".trash-1"
     rest.mkdir()

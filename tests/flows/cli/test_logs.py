@@ -11,7 +11,8 @@ from flows.cli import logs
 from flows.cli.logs import choose, follow, last_lines, run_logs
 from flows.cli.watch import state_changes
 from store.artifacts import Store
-from tasks.engine.attempt_log import write_attempt_row
+from store.manifest import host
+from tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.stage_store import key_of
 from tests.support.stages.stage_parent import wait_for
 
@@ -49,6 +50,40 @@ def test_the_default_is_the_last_work_of_the_newest_run(store):
 def test_an_unknown_run_or_stage_is_refused_with_the_known_ones(store, run, stage, message):
     with pytest.raises(ConfigError, match=message):
         choose(store, run, stage)
+
+
+def attempt(store, run, label, state, minute):
+    row = {"run": run, "label": label, "stage": label, "key": key_of(label), "attempt": 1, "host": host()}
+    row |= {"id": f"{run}-{label}", "execution": f"made-{label}", "state": state, "reused": False}
+    write_attempt_row(store, row | {"started": f"2026-01-03T03:{minute:02}:00+00:00"})
+
+
+def plan(store, run, minute, labels):
+    steps = [{"label": label, "stage": label, "key": key_of(label), "after": []} for label in labels]
+    row = {"id": run, "run": run, "state": "running", "steps": steps, "host": host()}
+    write_row(store, "plan", row | {"started": f"2026-01-03T03:{minute:02}:00+00:00"})
+
+
+def test_the_default_is_the_pipeline_at_work_and_its_failed_step(store):
+    """Not the scheduled evaluation that began after it, and not the step that was done last."""
+    plan(store, "ccc-1", 0, ["ingest", "align", "reason"])
+    attempt(store, "ccc-1", "align", "failed", 1)
+    attempt(store, "ccc-1", "reason", "done", 2)
+    plan(store, "ddd-1", 5, ["evaluate"])
+    attempt(store, "ddd-1", "evaluate", "done", 6)
+    assert choose(store, None, None).label == "evaluate"
+    with store.run_lock("ccc-1").for_life():
+        chosen = choose(store, None, None)
+        assert (chosen.run, chosen.label) == ("ccc-1", "align")
+        assert choose(store, "ddd", None).label == "evaluate"
+
+
+def test_a_run_that_has_begun_no_step_has_no_log(store):
+    plan(store, "ccc-1", 0, ["ingest", "align"])
+    with store.run_lock("ccc-1").for_life():
+        assert choose(store, None, None).run == "aab-2"
+    write_attempt_row(store, {"id": "x", "run": "ccc-1", "label": "plan", "state": "done"})
+    assert choose(store, "ccc", None).label == "plan"
 
 
 def test_an_empty_store_has_no_log(tmp_path):

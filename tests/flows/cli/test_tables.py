@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from flows.cli.many.sweep import report_view
-from flows.cli.tables import query_table, service_table, status_table, waiting_table
+from flows.cli.tables import lineage_tree, query_table, service_table, status_table, waiting_table
 
 
 def shown(table, width=80):
@@ -41,6 +41,27 @@ def test_paths_and_questions_are_not_broken():
     note = {"run": "11112222-3333", "label": "pretrain", "since": "2026-11-22T08:00:00+00:00", "message": "cost? " * 30}
     (question,) = [line for line in shown(waiting_table([note]), width=60) if line.startswith("question")]
     assert question.count("cost?") == 30
+
+
+def lineage(edges, root):
+    row = {"stage": "toy", "calls": 0, "cached_calls": 0}
+    return [row | {"id": root, "name": None, "made": None}] + [
+        row | {"id": source, "name": "x", "made": target} for source, target in edges
+    ]
+
+
+def test_a_lineage_longer_than_the_stack_or_in_a_circle_is_a_tree():
+    chain = [(f"tokens/{number + 1}", f"tokens/{number}") for number in range(3000)]
+    lines = shown(lineage_tree(lineage(chain, "tokens/0")), width=1000)
+    assert len(lines) == 102
+    assert lines[-1].endswith("… (`--json` has all of it)")
+    lines = shown(lineage_tree(lineage([("b", "a"), ("c", "b"), ("a", "c"), ("c", "a")], "a")))
+    assert [" ".join(line.split()[1:]).lstrip("─ ") for line in lines[1:]] == [
+        "b toy, read as x",
+        "└── c toy, read as x",
+        "└── a toy, read as x, as above",
+        "c toy, read as x, as above",
+    ]
 
 
 def test_escapes_are_not_printed():

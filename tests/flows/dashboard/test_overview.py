@@ -1,15 +1,19 @@
 """The first page: what needs a person, the pipeline, the verdict, and the table of runs."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from common.files import read_json, write_json
+from flows.dashboard import figures
 from flows.dashboard.runs import ladder
 from flows.dashboard.runs.attention import attention, budgets
 from flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from flows.dashboard.runs.ladder import evaluation_folders, verdict
-from flows.dashboard.runs.table import table
+from flows.dashboard.runs.table import _minutes, table
 from flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
 from flows.operate.questions import NOTES
 from flows.run_state import StepState
@@ -247,3 +251,17 @@ def test_a_stage_that_made_no_update_needs_a_person(store, monkeypatch):
     (concern,) = [item for item in attention(chosen_run("r1")) if item.level == "warning"]
     assert concern.title == "reason made no update"
     assert "all 8 groups had equal rewards" in concern.text
+
+
+@pytest.mark.parametrize(("seconds", "form"), [(0, "%H:%M:%S"), (300, "%H:%M:%S"), (3600, "%d %b %H:%M")])
+def test_the_labels_of_a_time_axis_do_not_repeat(seconds, form):
+    times = pd.to_datetime(pd.Series([0.0, float(seconds)]), unit="s")
+    assert figures.clock(times, 5)["format"] == form
+
+
+def test_the_time_of_a_run_at_work_counts_until_now():
+    cost = {"seconds": 60.0, "open": [datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=2)]}
+    assert _minutes(cost, live=True) == pytest.approx(3.0, abs=0.5)
+    assert _minutes(cost, live=False) == 1.0
+    assert _minutes({"seconds": None, "open": []}, live=True) is None
+    assert _minutes({}, live=True) is None

@@ -13,6 +13,7 @@ from prefect.testing.cli import CycloptsCliRunner
 
 from common.errors import ConfigError
 from configs.load import load
+from flows.operate.automations import SILENT
 from flows.operate.deployments import POOL, deploy_settings, deployments, register
 from store.artifacts import Store
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
@@ -51,11 +52,11 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     ((_, (schedule,)),) = schedules.items()
     assert list(schedules) == ["flows.nightly.evaluation.evaluation"]
     assert schedule["schedule"]["cron"] == local.schedule.cron
-    (automation,) = [
-        entry
-        for entry in fetch(f"{prefect_url}/automations/filter", {})
-        if entry["name"] == "nautile: show regressions of local"
-    ]
+    automations = {entry["name"]: entry for entry in fetch(f"{prefect_url}/automations/filter", {})}
+    assert SILENT in automations
+    limits = {entry["name"]: entry["limit"] for entry in fetch(f"{prefect_url}/v2/concurrency_limits/filter", {})}
+    assert {f"nautile-{name}": limit for name, limit in local.resources.limits().items()}.items() <= limits.items()
+    automation = automations["nautile: show regressions of local"]
     (trigger,) = served["flows.nightly.regression.regression"].triggers
     assert automation["trigger"]["expect"] == list(trigger.expect)
     assert automation["trigger"]["match"] == trigger.match.model_dump(mode="json")

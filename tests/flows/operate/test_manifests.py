@@ -1,7 +1,9 @@
 """Work pools per stage, and the job template for Kubernetes, against Prefect's schema and a real server."""
 
 import os
+import re
 import subprocess
+import tomllib
 
 import jsonschema
 import pytest
@@ -275,6 +277,17 @@ def test_a_skypilot_task_starts_the_stage_on_all_nodes_from_the_first(spread, tm
     shown = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True).stdout
     assert shown.startswith("-o StrictHostKeyChecking=no 10.0.0.3 cd ~/sky_workdir && exec env NAUTILE_PROCESSES=4 ")
     assert "NAUTILE_COORDINATOR=10.0.0.1:8476" in shown
+
+
+def test_the_name_of_a_configuration_is_no_part_of_the_shells_script(spread, tmp_path):
+    name = 'a $(touch made) `touch made` \\ "b".toml'
+    script = yaml.safe_load(manifest(load(str(spread)), name, "skypilot"))["run"]
+    here = re.search(r'cat > "\$folder/run.toml" <<END\n.*?\nEND\n', script, re.DOTALL)
+    subprocess.run(
+        ["sh", "-c", here[0]], cwd=tmp_path, env={"folder": str(tmp_path), "PATH": os.environ["PATH"]}, check=True
+    )
+    assert tomllib.loads((tmp_path / "run.toml").read_text())["extends"] == name
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("what", ["slurm", "jobset", "skypilot"])

@@ -1,13 +1,23 @@
-"""The server that a run brings along comes back when it is killed, and is gone after the run."""
+"""The server that a run brings along comes back when it is killed, and is gone after the run; faults of servers."""
 
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
+from pathlib import Path
 
+import httpx
 import pytest
 
+from common.errors import ConfigError
+from common.processes import free_port
 from flows.operate import prefect_server as prefect_env
+from flows.operate.prefect_faults import api_fault, database_fault, described, last_error
+from tests.support.servers.http_server import FakeServer, Response, json_response
+from tests.support.stages.toy_cli import nautile
+from tests.support.stages.toy_stages import TOY
 
 
 @pytest.fixture
@@ -84,3 +94,157 @@ def test_the_server_of_a_run_listens_on_loopback_whatever_address_the_operators_
     with prefect_env.prefect_api() as url:
         assert url.startswith("http://127.0.0.1:")
     assert [environment["PREFECT_SERVER_API_HOST"] for environment in environments] == ["127.0.0.1"]
+
+
+@pytest.mark.slow
+def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(made, prefect_home, tmp_path):
+    """The folders have the names of our packages; the proxies do not answer."""
+    store, cwd = tmp_path / "store", tmp_path / "work"
+    shutil.copytree(made[0].root, store)
+    shutil.copytree(prefect_home, store / "prefect")
+    for name in ("common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks"):
+        (cwd / name).mkdir(parents=True)
+        (cwd / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "socks5://127.0.0.1:9", "no_proxy": "a.example"}
+    done = nautile(
+        "run", str(TOY), "--only", "align", store=store, cwd=cwd, PREFECT_HOME=str(store / "prefect"), **proxies
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "align: reused" in done.stdout
+
+
+def test_another_home_of_prefect_has_another_history_which_is_said(store, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", "")  # so that what is set below is undone
+    monkeypatch.delenv("PREFECT_HOME")
+    prefect_env.configure_prefect(store)
+    assert prefect_env.other_history(store) == ""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "other"))
+    assert f"history of runs in {tmp_path / 'other'}, not that of this store" in prefect_env.other_history(store)
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://db/x")
+    assert prefect_env.other_history(store) == ""
+
+
+OURS = metadata.version("prefect")
+
+
+class Api(FakeServer):
+    """Answers each path as `answers` says."""
+
+    base_path = "/api"
+
+    def __init__(self, **answers: Response):
+        self.answers = {"/api/health": json_response(True), "/api/admin/version": json_response(OURS)} | {
+            f"/api/{name.replace('_', '/')}": answer for name, answer in answers.items()
+        }
+
+    def respond(self, request):
+        return self.answers.get(request.path, Response(404))
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({}, None),
+        ({"admin_version": json_response("3.0.1")}, None),  # another minor version
+        ({"admin_version": json_response("2.20.4")}, f"is Prefect 2.20.4, and this is Prefect {OURS}"),
+        ({"admin_version": json_response("4.0.0")}, f"is Prefect 4.0.0, and this is Prefect {OURS}"),
+        ({"health": Response(500)}, "answers with status 500"),
+        ({"admin_version": json_response({"exception_message": "x"}, 500)}, "answers with status 500"),
+        ({"admin_version": Response(401)}, "PREFECT_API_AUTH_STRING"),
+        ({"health": Response(404)}, "is not the API of a Prefect server"),
+        ({"admin_version": Response(404)}, "is not the API of a Prefect server"),
+        ({"admin_version": Response(body=b"<html>", content_type="text/html")}, "is not the API of a Prefect server"),
+        ({"admin_version": json_response({"version": 3})}, "is not the API of a Prefect server"),
+        ({"admin_version": json_response("\x1b[31m9.0")}, "is not the API of a Prefect server"),
+    ],
+    ids=str,
+)
+def test_an_address_that_is_no_server_of_ours_is_refused_before_a_run(monkeypatch, answers, message):
+    monkeypatch.delenv("PREFECT_API_KEY", raising=False)
+    with Api(**answers) as server:
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        fault = api_fault(server.url)
+        if message is None:
+            assert fault is None
+            assert prefect_env.require_api() == server.url
+            return
+        assert message in fault
+        with pytest.raises(ConfigError, match=r"^PREFECT_API_URL: ") as refused:
+            prefect_env.require_api()
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["no address", "http://", "http://127.0.0.1:{port}/api", "http://[::1/api"])
+def test_an_address_that_nothing_answers_at_is_named(url):
+    url = url.format(port=free_port())
+    assert f"{url} does not answer" in api_fault(url)
+
+
+@pytest.mark.parametrize(
+    ("line", "helps"),
+    [
+        ("sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) database disk image is malformed", "is damaged: move"),
+        ("sqlite3.DatabaseError: file is not a database", "is damaged: move"),
+        ("sqlite3.OperationalError: no such table: flow_run", "is damaged: move"),
+        ("sqlite3.OperationalError: attempt to write a readonly database", "cannot be written: fix its permissions"),
+        ("sqlite3.OperationalError: unable to open database file", "cannot be written: fix its permissions"),
+        ("sqlite3.OperationalError: database or disk is full", "is full: free some space"),
+        ("alembic.util.exc.CommandError: Can't locate revision identified by 'abc'", "by a newer Prefect"),
+        ("OSError: [Errno 98] address already in use", ""),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_with_what_helps(monkeypatch, line, helps):
+    monkeypatch.setenv("PREFECT_HOME", "/home/of/prefect")
+    lines = ["Traceback", f"{line}", "ERROR:    Application startup failed. Exiting."]
+    fault = database_fault(lines)
+    assert helps in fault
+    assert bool(fault) is bool(helps)
+    assert ("/home/of/prefect/prefect.db" in fault) is bool(helps)
+    assert last_error(lines) == line
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql://u:secret@db/x")
+    assert "secret" not in database_fault(lines)
+    assert "prefect.db" not in database_fault(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "content", [b"SQLite format 3\0" + b"x" * 5000, b"no database at all" * 100], ids=["cut", "text"]
+)
+def test_a_run_over_a_damaged_database_says_so(tmp_path, monkeypatch, content):
+    home = tmp_path / "prefect"
+    home.mkdir()
+    (home / "prefect.db").write_bytes(content)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(home))
+    with pytest.raises(ConfigError) as refused, prefect_env.prefect_api():
+        pass
+    assert f"its database {home / 'prefect.db'} is damaged: move the file away" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def failing(url: str, status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", url)
+    return httpx.HTTPStatusError(f"Server error '{status}' for url '{url}'", request=request, response=Response)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_request_that_fails_in_the_middle_of_a_run_is_the_servers_fault(monkeypatch, named):
+    url = "http://127.0.0.1:4200/api"
+    if named:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+    monkeypatch.setenv("PREFECT_HOME", "/home/of/prefect")
+    error = RuntimeError("Failed to reach API")
+    error.__cause__ = failing(f"{url}/flow_runs/", 500)
+    text = described(error)
+    assert text.startswith(f"Prefect's server at {url} failed on a request (Server error '500'")
+    assert str(Path("/home/of/prefect/prefect.db")) in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("by zero"), failing("https://teacher.example/v1/chat", 500), httpx.ReadTimeout("slow")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_another_kind_is_not(error):
+    assert described(error) is None

@@ -7,6 +7,7 @@ the newest version 5 of transformers there is a pin for and with the oldest.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -243,8 +244,8 @@ def test_the_command_for_a_pickle_works(results, root, tmp_path):
     in_torch("-c", write, folder=tmp_path)
     with pytest.raises(Exception, match="is a pickle") as caught:
         load_author_weights(tmp_path / "nautile.pt", None, TOKENIZER)
-    command = re.search(r'python -c "(.*)"', str(caught.value))
-    in_torch("-c", command[1], folder=tmp_path)
+    command = re.search(r"(python -c .*), and import", str(caught.value))
+    in_torch(*shlex.split(command[1])[1:], folder=tmp_path)
     converted = load_author_weights(tmp_path / "model.safetensors", None, TOKENIZER, sca_epsilon=1e-6)
     ours = load_weights(root / "window" / "checkpoint")
     jax.tree.map(np.testing.assert_array_equal, converted[0], ours[0])

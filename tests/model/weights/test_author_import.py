@@ -1,6 +1,9 @@
 """Imported weights against the author's arithmetic, written independently here in numpy and float64."""
 
+import ast
 import json
+import re
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -225,6 +228,17 @@ def test_weights_in_several_files_are_read_by_their_index(tensors, archive, tmp_
         index.write_text(json.dumps({"weight_map": table}))
         with pytest.raises(ConfigError, match=message):
             load_author_weights(folder, SHAPE, TOKENIZER, context=16)
+
+
+def test_the_name_of_a_pickle_is_no_part_of_the_shells_command(tmp_path):
+    path = tmp_path / "$(touch made) `touch made` \" '.pt"
+    path.write_bytes(b"anything")
+    with pytest.raises(ConfigError, match="is a pickle") as caught:
+        load_author_weights(path, SHAPE, TOKENIZER)
+    command = re.search(r"(python -c .*), and import", str(caught.value))
+    _, option, code = shlex.split(command[1])
+    assert option == "-c"
+    assert str(path) in [getattr(node, "value", None) for node in ast.walk(ast.parse(code))]
 
 
 @pytest.mark.parametrize("name", ["nautile.pt", "pytorch_model.bin", "weights.pkl"])

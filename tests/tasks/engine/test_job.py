@@ -1,3 +1,6 @@
+import re
+from socket import gethostname
+
 import pytest
 
 from common.errors import ConfigError
@@ -55,6 +58,13 @@ def test_only_a_stage_can_be_loaded():
     assert load_stage("tests.support.stages.stage_sums", "sums").name == "sums"
     with pytest.raises(ConfigError, match=r"tests\.support\.stages\.stage_sums\.section is not a stage"):
         load_stage("tests.support.stages.stage_sums", "section")
+
+
+@pytest.mark.parametrize("module", ["no_such_plugin", "tests.no_such_module"])
+def test_a_stage_that_is_not_installed_on_a_host_is_no_crash(module):
+    """It is not retried, and the message names the host."""
+    with pytest.raises(ConfigError, match=rf"{module}, the module of the stage, .* on host {re.escape(gethostname())}"):
+        load_stage(module, "sums")
 
 
 def test_listeners_hear_until_they_unsubscribe():

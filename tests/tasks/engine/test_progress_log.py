@@ -17,6 +17,9 @@ begin(os.getppid())
 logging.getLogger("jax._src.compilation_cache").info("Resetting cache at <empty>.")
 logging.getLogger("jax._src.xla_bridge").info("Unable to initialize backend 'tpu'")
 logging.getLogger("jax._src.xla_bridge").warning("something is wrong")
+for name in ("httpx", "httpx2"):
+    logging.getLogger(name).info("HTTP Request: POST http://127.0.0.1/v1/chat/completions")
+    logging.getLogger(name).warning("a fault of a client")
 logging.getLogger("model").info("a line of ours")
 """
 
@@ -50,6 +53,7 @@ def test_without_metrics_there_is_a_line_every_fifteen_seconds_and_at_the_end_an
     assert [line.partition("/")[0] for line in emit.lines()] == ["30", "60", "70"]
 
 
-def test_what_jax_notes_at_its_start_is_in_no_log():
+def test_what_jax_notes_at_its_start_and_each_request_is_in_no_log():
     done = subprocess.run([sys.executable, "-c", NOISE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == ["something is wrong", "a line of ours"]
+    faults = ["something is wrong", *["a fault of a client"] * 2]
+    assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [*faults, "a line of ours"]
