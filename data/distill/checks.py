@@ -22,6 +22,7 @@ from data.screening.words import lower_words
 
 RejectReason = Literal[
     "unparsable",
+    "ambiguous",
     "truncated",
     "empty",
     "too_short",
