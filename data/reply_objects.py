@@ -204,14 +204,17 @@ def _kind(text: str, match: re.Match[str]) -> str:
 
 def _is_garbled(value: Any) -> bool:
     """Whether a string in a value has lost or doubled backslashes, or characters that are no text."""
-    if isinstance(value, dict):
-        return any(_is_garbled(field) for pair in value.items() for field in pair)
-    if isinstance(value, list | tuple):
-        return any(map(_is_garbled, value))
-    if not isinstance(value, str):
-        return False
-    return bool(
-        _NO_TEXT.search(value)
-        or ("\\" in value and (_HALF_A_ROW_END.search(value) or _DOUBLED_TWICE.search(value)))
-        or (value.count("\\n") and "\n" not in value and _LINES_DOUBLED_TWICE.search(value))
-    )
+    values = [value]  # no recursion: the value may be nested deeper than Python's limit
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            values += value
+        elif isinstance(value, str) and (
+            _NO_TEXT.search(value)
+            or ("\\" in value and (_HALF_A_ROW_END.search(value) or _DOUBLED_TWICE.search(value)))
+            or ("\\n" in value and "\n" not in value and _LINES_DOUBLED_TWICE.search(value))
+        ):
+            return True
+    return False

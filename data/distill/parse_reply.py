@@ -123,16 +123,22 @@ def _is_open(text: str) -> bool:
 
 def _from_object(value: dict) -> ParsedDocument | None:
     """The document in an object, or in the object that is its only field."""
-    fields = {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
-    answer = _text(next((fields[name] for name in _ANSWER if name in fields), None))
-    if answer is None:
-        (inner,) = value.values() if len(value) == 1 else (None,)
-        return _from_object(inner) if isinstance(inner, dict) else None
+    fields = _fields(value)
+    while not any(name in fields for name in _ANSWER):
+        (inner,) = fields.values() if len(fields) == 1 else (None,)
+        if not isinstance(inner, dict):
+            return None
+        fields = _fields(inner)
+    answer = _text(next(fields[name] for name in _ANSWER if name in fields))
     reasoning = next((fields[name] for name in _REASONING if name in fields), "")
     if isinstance(reasoning, list) and all(isinstance(step, str) for step in reasoning):
         reasoning = "\n".join(reasoning)
     reasoning = _text(reasoning)
-    return None if reasoning is None else ParsedDocument(reasoning.strip(), answer.strip())
+    return None if reasoning is None or answer is None else ParsedDocument(reasoning.strip(), answer.strip())
+
+
+def _fields(value: dict) -> dict[str, Any]:
+    return {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
 
 
 def _text(value: Any) -> str | None:

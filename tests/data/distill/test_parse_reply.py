@@ -106,6 +106,9 @@ def test_what_stands_inside_a_reply_stays(text, draft):
         "{" * 5000,
         "{'a':" * 3000,
         '{"answer":' * 3000,
+        '{"answer":' * 3000 + "1" + "}" * 3000,
+        '{"a":' * 900 + "1" + "}" * 900,
+        '{"a":' * 20_000 + "1" + "}" * 20_000,
     ],
 )
 def test_what_is_no_reply_is_none(text):
