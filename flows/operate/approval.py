@@ -201,7 +201,8 @@ def _limits(config: RunConfig, step: Step) -> list[str]:
     if step.stage.name == "pretrain":
         return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
     if step.stage.name == "distill":
-        return [f"{section['prompts']:,} prompts", _budget(section)]
+        until = f"until {wanted:,} documents, of at most " if (wanted := section.get("accepted")) else ""
+        return [f"{until}{section['prompts']:,} prompts", _budget(section)]
     if step.stage.name in ("align", "reason"):
         rows = section["rollout"]["prompts"] * section["rollout"]["group"]
         return [f"{section['policy']['steps']:,} steps of {rows:,} completions"]
