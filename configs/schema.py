@@ -38,7 +38,7 @@ class SeedsConfig(Section):
     data: Seed | None = None  # generated texts, the order of rows, problems of the reinforcement stages and their order
     weights: Seed | None = None  # initial parameters
     sampling: Seed | None = None  # completions of the reinforcement stages, order of self-distillation's traces
-    # Generated test problems, selection of a benchmark's items, order of options, answers, bootstrap. `seed` does not
+    # Generated test problems, selection of a benchmark's items, order of options, answers. `seed` does not
     # set it: what is measured stays the same over runs.
     evaluation: Seed = 0
 
