@@ -128,6 +128,17 @@ def forecast_lines(forecasts: Sequence[CallForecast]) -> list[str]:
     return [*lines, f"  in all {_dollars((low, expected, high))}"]
 
 
+def forecast_text(forecasts: Sequence[CallForecast]) -> str:
+    """The expected dollars of a step and their basis in a few words; "" if it pays nobody."""
+    paid = [forecast for forecast in forecasts if forecast.dollars[2] > 0]
+    if not paid:
+        return ""
+    low, expected, high = (sum(row.dollars[index] for row in paid) for index in range(3))
+    measured = sum(row.measured for row in paid)
+    basis = f"expected by {measured:,} measured replies" if measured else "if every reply is as long as it may be"
+    return f"{_dollars((low, expected, high))} {basis}"
+
+
 def _dollars(spread: tuple[float, float, float]) -> str:
     low, expected, high = spread
     return f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")

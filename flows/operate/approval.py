@@ -35,6 +35,7 @@ from common.files import write_json
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
+from flows.forecast import forecast_calls, forecast_text
 from flows.operate.questions import NOTES
 from flows.selection import is_in_store
 from store.artifacts import Store
@@ -160,8 +161,9 @@ def ask(
 
 
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
-    """The expected cost of a step in one line: the limits of its configuration, and what it took the last time."""
-    return f"{'; '.join([*_limits(config, step), _last_time(store, config, step)])}."
+    """The expected cost of a step in one line: the forecast of its calls, its limits, what it took the last time."""
+    forecast = [text] if (text := forecast_text(forecast_calls([step], store))) else []
+    return f"{'; '.join([*forecast, *_limits(config, step), _last_time(store, config, step)])}."
 
 
 def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience: timedelta) -> None:
