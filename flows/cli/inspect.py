@@ -54,7 +54,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            state = "made"
+            state, live = "made", {"note": note} if (note := _made_note(artifacts)) else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
@@ -82,6 +82,12 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             }
         )
     return rows
+
+
+def _made_note(artifacts: Sequence[Artifact]) -> str:
+    """What a reader must know of a finished step: that it has made no update, with the reason."""
+    reasons = (artifact.manifest["facts"].get("no_update") for artifact in artifacts)
+    return next((f"no update: {reason}" for reason in reasons if reason), "")
 
 
 def _approval_notes(store: Store) -> dict[str, str]:

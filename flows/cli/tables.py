@@ -147,6 +147,8 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
         elapsed = duration(row["seconds"]) if row["seconds"] is not None and row["state"] == "made" else ""
         state = Text(row["state"], style=STATES[row["state"]])
         start = [f"(from {row['start']})"] if row["start"] else []
+        if row["state"] == "made" and progress.get("note"):
+            start.append(visible(progress["note"]))
         table.add_row(row["label"], state, elapsed, Text("  ".join([detail] if detail else row["artifacts"] + start)))
     return table
 
