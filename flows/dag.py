@@ -130,10 +130,12 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     ]
     # Each stage continues the one before it that the configuration has.
     for before, name in pairwise(config.trained):
-        judges = {"endpoints": endpoints(config.align.judge.endpoints)} if name == "align" and config.align else {}
+        more: dict[str, Any] = {}
+        if name == "align" and config.align is not None:
+            more = {"endpoints": endpoints(config.align.judge.endpoints)}
         needs = checkpoint(before) | questions
         steps += [
-            Step(name, _REINFORCED[name], section(name, seeds=drawn, **judges), needs, "accelerator"),
+            Step(name, _REINFORCED[name], section(name, seeds=drawn, **more), needs, "accelerator"),
             Step(f"evaluate:{name}", evaluate, evaluation, checkpoint(name), "accelerator"),
         ]
     steps += [

@@ -97,9 +97,13 @@ def prepare_run(
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
     # Files of problems are read now: a typing error in one should not show after days of pretraining.
-    sections = {"align": config.align, "reason": config.reason, "self_distill": config.self_distill}
+    reinforced: dict[str, AlignConfig | ReasonConfig | SelfDistillConfig | None] = {
+        "align": config.align,
+        "reason": config.reason,
+        "self_distill": config.self_distill,
+    }
     for step in steps:
-        section: AlignConfig | ReasonConfig | SelfDistillConfig | None = sections.get(step.label)
+        section = reinforced.get(step.label)
         if section is not None:
             check_files(section.problems, step.label)
         if isinstance(section, AlignConfig) and section.answered is not None:

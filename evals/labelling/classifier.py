@@ -19,13 +19,12 @@ from data.labelled.label_set import LabelSet, read_label_set
 from data.labelled.prompts import instructions_for
 from evals.labelling.predictor import LabelPredictor
 from evals.labelling.scores import intervals, recalls
-from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, calibration_note, recall_rows
+from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, UNTUNED, calibration_note, recall_rows
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
 BINS = 10  # of the histogram of probabilities
 EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # examples of each outcome, half of them the most certain; characters of a text
-UNTUNED = "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
 WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
 
 

@@ -13,6 +13,7 @@ TITLES = {
     "lora": "this model: LoRA",
 }
 MISSING = "—"
+UNTUNED = "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
 RECALL = ("Label", "Rows", "Of them right", "Recall, 95 %")
 LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes of a classification
 
@@ -69,10 +70,17 @@ def calibration_note(rows: int | None, errors: int | None, calibrated: bool | No
     """What is known about the calibration of a tuned model's probabilities, from its label set."""
     if calibrated is None:
         return "whether the probabilities are calibrated is not recorded"
+    assert rows is not None
+    assert errors is not None
     fitted = f"its {rows:,} validation rows, {errors:,} of them wrong"
     if calibrated:
         return f"the probabilities are calibrated on {fitted}"
     return f"whether the probabilities are calibrated is not known: {fitted}, do not show it"
+
+
+def calibration_of(facts: Mapping[str, Any]) -> str:
+    """What the facts of a classification say of its probabilities; "" if an earlier version did not record it."""
+    return str(facts.get("calibration") or (UNTUNED if facts.get("zero_shot") else ""))
 
 
 def shots_shown(arm: Mapping[str, Any]) -> str:

@@ -135,7 +135,7 @@ def classify(
     """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
     from configs.labelling import ClassifyConfig
     from data.labelled.label_set import read_label_set
-    from evals.labelling.titles import recall_rows
+    from evals.labelling.titles import calibration_of, recall_rows
     from tasks.classify import ROWS
     from tasks.classify import classify as stage
 
@@ -163,7 +163,7 @@ def classify(
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
-            *([f"  {facts['calibration']}"] if "calibration" in facts else []),  # none in those of earlier versions
+            *([f"  {note}"] if (note := calibration_of(facts)) else []),
             *(
                 f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %"
                 for label, rows, right, recall in recall_rows(facts)
