@@ -68,7 +68,7 @@ def _read(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguou
     if final is None:
         return "truncated"
     objects = _objects(final)
-    documents = [(found, document) for found in objects if (document := _from_object(found.value)) is not None]
+    documents = [(item, document) for item in objects if (document := _from_object(item.value)) is not None]
     if documents:
         last, document = documents[-1]
         is_ambiguous = last.ambiguous or _is_one_of_several(final, documents)
@@ -85,7 +85,7 @@ def _read(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguou
 def _objects(text: str) -> Sequence[ReplyObject]:
     """The JSON objects in a text; those inside it if it is one JSON string."""
     objects = reply_objects(text)
-    if not any(_from_object(found.value) for found in objects) and text.lstrip().startswith('"'):
+    if not any(_from_object(item.value) for item in objects) and text.lstrip().startswith('"'):
         try:
             inner = json.loads(text)
         except (ValueError, RecursionError):

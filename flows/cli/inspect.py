@@ -54,7 +54,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            state, live = "made", {"note": note} if (note := _made_note(artifacts)) else {}
+            reasons = [reason for artifact in artifacts if (reason := artifact.manifest["facts"].get("no_update"))]
+            state, live = "made", {"note": f"no update: {reasons[0]}"} if reasons else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
@@ -82,12 +83,6 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             }
         )
     return rows
-
-
-def _made_note(artifacts: Sequence[Artifact]) -> str:
-    """What a reader must know of a finished step: that it has made no update, with the reason."""
-    reasons = (artifact.manifest["facts"].get("no_update") for artifact in artifacts)
-    return next((f"no update: {reason}" for reason in reasons if reason), "")
 
 
 def _approval_notes(store: Store) -> dict[str, str]:
