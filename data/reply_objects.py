@@ -54,7 +54,11 @@ _HALF_A_ROW_END = re.compile(
 _DOUBLED_TWICE = re.compile(
     r"(?<!\\)\\\\(?:frac|sqrt|times|cdot|text|left|right|boxed|begin|end|sum|int|theta|alpha|beta|pi|leq?|geq?|neq)(?![A-Za-z])"
 )
+_STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\[\s\S])*")|,\s*(?=[}\]])')
+_PREFIXED = re.compile(r"[:,\[{]\s*[rRbBuUfF]{1,2}['\"]")  # a string of Python that reads backslashes in another way
+_UNICODE_DOUBLED_TWICE = re.compile(r"\\u[0-9a-fA-F]{4}")
 _LINES_DOUBLED_TWICE = re.compile(r"(?<![\"'])\\n\\n|[.:!?]\\n(?=[A-Z\d*#-])")
+_GARBLED = (_HALF_A_ROW_END, _DOUBLED_TWICE, _UNICODE_DOUBLED_TWICE)
 # Characters that nobody means: control characters but tab and line breaks, half a surrogate pair, the replacement mark.
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffd]")
 
@@ -107,13 +111,14 @@ def _valid_objects(text: str) -> Iterator[ReplyObject]:
 
 def _repaired(text: str, offset: int) -> ReplyObject | None:
     """Parse an object with a common and harmless mistake; None if something else is wrong."""
-    without_commas = re.sub(r",\s*(?=[}\]])", "", text)
+    # Of a string nothing is removed.
+    without_commas = _STRING_OR_COMMA.sub(lambda match: match[1] or "", text)
     with_straight_quotes = without_commas.translate({0x201C: '"', 0x201D: '"'})
     for candidate in (without_commas, with_straight_quotes):
         escaped, ambiguous = _escaped(candidate)
         if isinstance(value := _loaded(escaped), dict):
             return ReplyObject(value, offset, offset + len(text), ambiguous or _is_garbled(value))
-    if "'" not in text or len(text) > MAX_LITERAL:
+    if "'" not in text or len(text) > MAX_LITERAL or _PREFIXED.search(text):
         return None
     escaped, ambiguous = _escaped(text, python=True)
     try:
@@ -213,7 +218,7 @@ def _is_garbled(value: Any) -> bool:
             values += value
         elif isinstance(value, str) and (
             _NO_TEXT.search(value)
-            or ("\\" in value and (_HALF_A_ROW_END.search(value) or _DOUBLED_TWICE.search(value)))
+            or ("\\" in value and any(pattern.search(value) for pattern in _GARBLED))
             or ("\\n" in value and "\n" not in value and _LINES_DOUBLED_TWICE.search(value))
         ):
             return True

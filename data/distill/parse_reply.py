@@ -24,6 +24,11 @@ _ATTEMPT = re.compile(
     rf"\{{\s*[\"'“‘]?\s*(?:{'|'.join((*_REASONING, *_ANSWER)).replace('_', '[ _]')}|document)\s*[\"'”’]?\s*:",
     re.IGNORECASE,
 )
+# Both parts between tags of their names.
+_TAGS = re.compile(
+    r"\s*<(?:reasoning|thinking|thought)>(.*?)</(?:reasoning|thinking|thought)>\s*<answer>(.*?)</answer>\s*", re.DOTALL
+)
+_BLOCK_OF_YAML = re.compile(r"\s*[|>][+-]?\s*\n")  # "reasoning: |", whose text is indented
 _WRAPPED = re.compile(r"<(answer|response)>(.*)</\1>", re.DOTALL)
 # "**Reasoning:** because …" or a line of its own, "## Final answer".
 _HEADING = re.compile(
@@ -79,6 +84,8 @@ def _read(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguou
     if thought or THINK_END.search(text):
         wrapped = _WRAPPED.fullmatch(final.strip())
         return ParsedDocument(thought, (wrapped[2] if wrapped else final).strip())
+    if tags := _TAGS.fullmatch(final):
+        return ParsedDocument(tags[1].strip(), tags[2].strip())
     return _under_headings(final) or ("truncated" if _is_open(final) else "unparsable")
 
 
@@ -124,17 +131,16 @@ def _is_open(text: str) -> bool:
 def _from_object(value: dict) -> ParsedDocument | None:
     """The document in an object, or in the object that is its only field."""
     fields = _fields(value)
-    while not any(name in fields for name in _ANSWER):
+    while (answer := _text(next((fields[name] for name in _ANSWER if name in fields), None))) is None:
         (inner,) = fields.values() if len(fields) == 1 else (None,)
         if not isinstance(inner, dict):
             return None
         fields = _fields(inner)
-    answer = _text(next(fields[name] for name in _ANSWER if name in fields))
     reasoning = next((fields[name] for name in _REASONING if name in fields), "")
     if isinstance(reasoning, list) and all(isinstance(step, str) for step in reasoning):
         reasoning = "\n".join(reasoning)
     reasoning = _text(reasoning)
-    return None if reasoning is None or answer is None else ParsedDocument(reasoning.strip(), answer.strip())
+    return None if reasoning is None else ParsedDocument(reasoning.strip(), answer.strip())
 
 
 def _fields(value: dict) -> dict[str, Any]:
@@ -142,7 +148,8 @@ def _fields(value: dict) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    # No float: those of JSON come as they were written, and those of a Python dict are rounded.
+    if isinstance(value, int) and not isinstance(value, bool):
         try:
             return str(value)
         except ValueError:  # a Python literal "0xff…" of more than the 4,300 decimal digits that str() writes
@@ -157,4 +164,6 @@ def _under_headings(text: str) -> ParsedDocument | None:
     if len(headings) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):
         return None
     reasoning, answer = text[headings[0].end() : headings[1].start()], text[headings[1].end() :]
+    if any(_BLOCK_OF_YAML.match(part) for part in (reasoning, answer)):
+        return None
     return ParsedDocument(reasoning.strip(), answer.strip())
