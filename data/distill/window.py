@@ -120,9 +120,9 @@ class PromptWindow:
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
                     self._add_needed(settle(file))
                     finish(file)
-                # Once the budget is spent, no further prompt is sent: those left are unasked, unless enough documents may
-                # be accepted already. Else send the next block if there is room, or
-                # handle the next result. If nothing is in progress there is room: a file may exceed the window.
+                # Once the budget is spent, no further prompt is sent: those left are unasked, unless those in progress
+                # may be enough. Else send the next block if there is room, or handle the next result. If nothing is in
+                # progress there is room: a file may exceed the window.
                 if block is not None and self._budget_spent and self._most != 0:
                     self._add_unasked(block.file, block.prompts[block.sent_count :])
                     for file, prompts in blocks:

@@ -2,12 +2,22 @@
 
 import json
 import re
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.distill import PromptSetConfig
 from configs.endpoint import EndpointConfig
 from data.distill import window
+from data.distill.prompts import Prompt
+from data.distill.verdicts import ReplyVerdict
+from data.distill.window import PromptWindow
+from data.endpoints.chat_types import ChatReply
 from tests.support.servers.fake_openai import FakeOpenAI
 
 
@@ -53,6 +63,97 @@ def test_it_publishes_what_it_has_once_there_are_no_more_prompts_and_says_so(run
         output = run(openai(server), accepted=9, chunk=5, **twelve)
     assert (len(server.bodies), len(output.kept), output.counts["unasked"]) == (12, 7, 0)
     assert "7 of 9 documents were accepted; 12 prompts were asked, and there are no more" in caplog.text
+
+
+class Session:
+    """Answers the requests in a random order; each request is the prompt's number."""
+
+    def __init__(self, random):
+        self._open, self._random, self.asked = [], random, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    open_count = property(lambda self: len(self._open))
+    has_result = property(lambda self: bool(self._open))
+
+    def submit(self, requests, *, more_follow=True):
+        self._open += requests
+        self.asked += len(requests)
+
+    def next_result(self):
+        key, request = self._open.pop(self._random.randrange(len(self._open)))
+        return key, ChatReply(request, "stop", 1, 1, 0.1, cached=False, digest="")
+
+
+class TeachersOf:
+    """Stands for `Teachers`, of one endpoint."""
+
+    def __init__(self, session, chunk):
+        self.config = SimpleNamespace(chunk=chunk, endpoints=["t"])
+        self.pool = SimpleNamespace(window=lambda names: 4, session=lambda: session)
+
+    def prepare(self, prompts):
+        return prompts
+
+    def probe_requests(self, prompt):
+        return []
+
+    def first_task(self, prompt, replies):
+        return SimpleNamespace(request=prompt.id, prompt=prompt, neighbours=[], template=None)
+
+    def next_task(self, task, reply):
+        return None
+
+    def reply_result(self, task, reply, probes, verdict):
+        return SimpleNamespace(number=int(task.prompt.id), reason=verdict.reason, reply=reply)
+
+
+@given(
+    outcomes=st.lists(st.one_of(st.none(), st.integers(0, 3), st.integers(10, 99)), min_size=1, max_size=20),
+    wanted=st.integers(1, 20), chunk=st.integers(1, 8), block=st.integers(1, 5),
+    random=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_whatever_the_order_of_the_replies_it_asks_up_to_the_last_needed_document(
+    outcomes, wanted, chunk, block, random
+):
+    """`outcomes`: of each prompt, None for a rejected reply, else its document, which may be an earlier one's."""
+    wanted = min(wanted, len(outcomes))
+    session, known, kept = Session(random), set(), []
+
+    def settle(file):
+        news = file.results[file.settled :]
+        for result in news:
+            if result.reason is None and outcomes[result.number] in known:
+                result.reason = "duplicate"
+            elif result.reason is None:
+                known.add(outcomes[result.number])
+        file.settled = len(file.results)
+        return sum(result.reason == "duplicate" for result in news)
+
+    def finish(file):
+        kept.extend(result.number for result in file.results if result.reason is None)
+
+    def judge(text, *_):
+        return ReplyVerdict(None, "unparsable" if outcomes[int(text)] is None else None, [])
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for name, value in (("BLOCK", block), ("judge_reply", judge), ("raise_for_outage", lambda *_, **__: None)):
+            patch.setattr(window, name, value)
+        rows = [Prompt(str(n), f"query {n}", "rag") for n in range(len(outcomes))]
+        paths = [Path(folder) / f"{begin:02d}.jsonl" for begin in range(0, len(rows), chunk)]
+        for path in paths:
+            begin = int(path.stem)
+            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows[begin : begin + chunk]))
+        PromptWindow(TeachersOf(session, chunk), 0, lambda reason: None, wanted).run(paths, settle, finish)
+
+    firsts = {outcome: n for n, outcome in reversed(list(enumerate(outcomes))) if outcome is not None}
+    expected = sorted(firsts.values())[:wanted]
+    assert kept == expected
+    assert session.asked == (expected[-1] + 1 if len(expected) == wanted else len(outcomes))
 
 
 def _some_are_rejected(body):
