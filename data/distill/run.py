@@ -110,7 +110,7 @@ class _Run:
         wanted = self._config.accepted
         needed = None if wanted is None else wanted - self.stats.accepted
         if needed != 0:
-            window = PromptWindow(self._teachers, judged_count, on_verdict, needed)
+            window = PromptWindow(self._teachers, judged_count, on_verdict, needed=needed)
             window.run(files[finished_count:], self._settle, finish)
         self._report_wanted()
 
