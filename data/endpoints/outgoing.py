@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from common.patterns import FilteredPattern, ignoring_case
 
 _BAR = "|｜"
+_LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # as `str.splitlines`
 _MARKER = re.compile(
     rf"<(?=[{_BAR}][^\s<>]{{1,64}}[{_BAR}]>)"  # <|im_end|>, <|eot_id|>, <|channel|>
     rf"|<(?=[{_BAR}][\w:/.-]{{1,64}}>|[\w:/.-]{{1,64}}[{_BAR}]>)"  # <|turn>, <turn|>, <|channel>
@@ -38,7 +39,7 @@ _MARKER = re.compile(
 _SIGNS = {
     "chat markers": FilteredPattern(_MARKER, (b"<", b"[", b"]", "◁".encode())),
     "roles": FilteredPattern(
-        re.compile(r"\n\W{0,4}(?:system|assistant)\W{0,4}:", re.IGNORECASE), (b"system", b"assistant")
+        re.compile(rf"[{_LINE_ENDS}]\W{{0,4}}(?:system|assistant)\W{{0,4}}:", re.IGNORECASE), (b"system", b"assistant")
     ),
     "orders to a model": FilteredPattern(
         re.compile(
@@ -50,8 +51,8 @@ _SIGNS = {
     ),
 }
 _FENCE = re.compile(r"=== ([a-z2-7]{8}) ")
-# At the beginning of a line, whichever of Unicode's characters ends the line before it (as `str.splitlines`).
-_HEADING = re.compile(r"(?:^|(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?====[^\S\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
+# At the beginning of a line, whichever of Unicode's characters ends the line before it.
+_HEADING = re.compile(rf"(?:^|(?<=[{_LINE_ENDS}]))(?====[^\S{_LINE_ENDS}])")
 
 
 def break_markers(text: str) -> str:

@@ -67,6 +67,23 @@ def test_rejected_replies_are_kept_by_reason(run):
     assert set(output.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
 
 
+def test_a_teachers_latex_reaches_the_documents_as_it_was_meant_or_not_at_all(run, tmp_path):
+    """Of a teacher that does not double its backslashes: JSON would read a form feed and "rac"."""
+    half, root = r"It is \frac{1}{2} \times 2.", r"It is \sqrt{2}, a number."
+    replies = iter(
+        [
+            rf'{{"reasoning": "The half is \frac{{1}}{{2}}, and the angle is \theta.", "answer": "{half}"}}',
+            rf'{{"reasoning": "The root \sqrt{{2}} is no fraction at all.", "answer": "{root}"}}',
+            r'{"reasoning": "Rows: \\begin{pmatrix} 1 \\ 2 \\end{pmatrix} are two.", "answer": "Two rows."}',
+        ]
+    )
+    with FakeOpenAI(reply=lambda body: next(replies)) as server:
+        output = run({"t": openai(server, concurrency=1)}, prompts=3, prompt_sets=numbered(tmp_path / "n.jsonl"))
+    assert {row["synthetic_answer"] for row in output.kept} == {half, root}
+    assert any(r"\frac{1}{2}, and the angle is \theta" in row["synthetic_reasoning"] for row in output.kept)
+    assert output.counts["rejected"] == {"ambiguous": 1}
+
+
 @pytest.mark.slow
 def test_a_document_like_another_is_a_duplicate_also_in_a_later_file(run):
     same = document("They all are something.", "They are things like others.")
