@@ -54,6 +54,7 @@ _HALF_A_ROW_END = re.compile(
 _DOUBLED_TWICE = re.compile(
     r"(?<!\\)\\\\(?:frac|sqrt|times|cdot|text|left|right|boxed|begin|end|sum|int|theta|alpha|beta|pi|leq?|geq?|neq)(?![A-Za-z])"
 )
+_FOLDER = re.compile(r"\\[A-Za-z]\w*|(?:[\s\S]*[^A-Za-z])?[C-E]:")
 _STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\[\s\S])*")|,\s*(?=[}\]])')
 _PREFIXED = re.compile(r"[:,\[{]\s*[rRbBuUfF]{1,2}['\"]")  # a string of Python that reads backslashes in another way
 _UNICODE_DOUBLED_TWICE = re.compile(r"\\u[0-9a-fA-F]{4}")
@@ -150,7 +151,7 @@ def _escaped(text: str, *, python: bool = False) -> tuple[str, bool]:
     # How this model writes LaTeX, by the escapes that leave no doubt.
     raw, doubled = "text" in kinds, "doubled" in kinds
     pieces, position, ambiguous = [], 0, raw and doubled and _ROWS.search(text) is not None
-    for match, kind in zip(escapes, kinds, strict=True):
+    for number, (match, kind) in enumerate(zip(escapes, kinds, strict=True)):
         escape = match.group()
         piece = escape
         if kind == "text":
@@ -167,6 +168,12 @@ def _escaped(text: str, *, python: bool = False) -> tuple[str, bool]:
                 ambiguous = ambiguous or raw or is_command
             else:
                 ambiguous = ambiguous or is_command != (raw or bool(_MATHEMATICS.search(text)))
+        elif escape in (r"\n", r"\t") and (raw or not doubled) and text[match.end() : match.end() + 1].islower():
+            # A folder or a line: "C:\new", or after a folder whose backslash is text, "\Users\name".
+            before = (
+                escapes[number - 1].start() if number and kinds[number - 1] == "text" else max(0, match.start() - 3)
+            )
+            ambiguous = ambiguous or _FOLDER.fullmatch(text, before, match.start()) is not None
         pieces += [text[position : match.start()], piece]
         position = match.end()
     return "".join([*pieces, text[position:]]), ambiguous

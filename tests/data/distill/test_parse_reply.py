@@ -76,6 +76,10 @@ def test_a_reply_is_read_in_each_of_its_forms(text):
         ('{"reasoning": "r", "answer": 0.1234567890123456789}', ParsedDocument("r", "0.1234567890123456789")),
         ('Here: {"reasoning": "</think> closes", "answer": "a"}', ParsedDocument("</think> closes", "a")),
         ("<think>The set {1, 2}.</think>Two {members}.", ParsedDocument("The set {1, 2}.", "Two {members}.")),
+        (
+            '{"reasoning": "In C:\\\\new\\\\table:\\nso \\\\alpha\\nis", "answer": "a"}',
+            ParsedDocument("In C:\\new\\table:\nso \\alpha\nis", "a"),
+        ),
         ("Reasoning: the set {1}\nAnswer: \\frac{1}{2}", ParsedDocument("the set {1}", "\\frac{1}{2}")),
     ],
 )
@@ -199,6 +203,8 @@ def test_the_rows_of_a_matrix_keep_their_ends(reply):
         r"\ud83d is half a character",
         r"a bell \u0007",
         r"caf\\u00e9",
+        r"in C:\Users\name",
+        r"in C:\new\table",
         "lost: \ufffd",
     ],
 )
