@@ -121,6 +121,8 @@ class DistillConfig(Section):
     """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
 
     prompts: PositiveInt  # of the whole run
+    # Ask only until so many documents are accepted, in the order of the prompts; `prompts` and the budget bound it.
+    accepted: PositiveInt | None = None
     prompt_sets: tuple[PromptSetConfig, ...] = (
         PromptSetConfig(name="wikipedia", source="wikipedia", license="CC BY-SA 4.0"),
     )
@@ -155,6 +157,11 @@ class DistillConfig(Section):
         names = [prompt_set.name for prompt_set in self.prompt_sets]
         if len(set(names)) < len(names) or not names:
             raise ValueError("distill.prompt_sets: at least one is needed, with different names")
+        if self.accepted is not None and self.accepted > self.prompts:
+            raise ValueError(
+                f"distill.accepted is {self.accepted:,}, and {self.prompts:,} prompts give at most as many documents: "
+                "raise distill.prompts above it, since some replies are rejected"
+            )
         counted = sum(prompt_set.count or 0 for prompt_set in self.prompt_sets)
         has_weighted = any(prompt_set.count is None for prompt_set in self.prompt_sets)
         if counted > self.prompts or (counted < self.prompts and not has_weighted):

@@ -5,7 +5,7 @@ marked `Operational`, are hashed into the keys of the stage's artifacts (`config
 has the source of each value of the paper; the defaults here are ours.
 """
 
-from typing import cast
+from typing import Any, cast
 
 from pydantic import Field, model_validator
 
@@ -38,11 +38,13 @@ class SeedsConfig(Section):
     data: Seed | None = None  # generated texts, the order of rows, problems of the reinforcement stages and their order
     weights: Seed | None = None  # initial parameters
     sampling: Seed | None = None  # completions of the reinforcement stages, order of self-distillation's traces
-    # Generated test problems, selection of a benchmark's items, order of options, answers, bootstrap. `seed` does not
+    # Generated test problems, selection of a benchmark's items, order of options, answers. `seed` does not
     # set it: what is measured stays the same over runs.
     evaluation: Seed = 0
 
 
+# A configuration without one of these sections has no such step; `false` removes the section of an extended file.
+OPTIONAL = ("index", "distill", "align", "reason", "self_distill")
 DISTILLED = "distilled"  # the distilled documents in a mixture; every other name is a source of `ingest`
 
 
@@ -62,12 +64,12 @@ class RunConfig(Section):
     schedule: Operational[ScheduleConfig] = ScheduleConfig()
     endpoints: Worker[dict[str, EndpointConfig]] = {}
     ingest: IngestConfig
-    index: IndexConfig = IndexConfig()
-    distill: DistillConfig
+    index: IndexConfig | None = None  # with `[distill]`, which reads it: its defaults
+    distill: DistillConfig | None = None
     pretrain: PretrainConfig
-    align: AlignConfig
-    reason: ReasonConfig
-    self_distill: SelfDistillConfig
+    align: AlignConfig | None = None
+    reason: ReasonConfig | None = None
+    self_distill: SelfDistillConfig | None = None
     evaluate: EvaluateConfig
     report: ReportConfig = ReportConfig()
     retention: Operational[Worker[RetentionConfig]] = RetentionConfig()
@@ -90,26 +92,51 @@ class RunConfig(Section):
     @property
     def train_on(self) -> dict[str, TrainOn]:
         """Which targets are trained on, by the name of the token source in a mixture."""
-        return {source.name: source.train_on for source in self.ingest.sources} | {DISTILLED: self.distill.train_on}
+        distilled: dict[str, TrainOn] = {DISTILLED: self.distill.train_on} if self.distill else {}
+        return {source.name: source.train_on for source in self.ingest.sources} | distilled
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The stages of this configuration that train the model, in order; each continues the one before."""
+        return tuple(name for name in TRAINED if getattr(self, name) is not None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_sections(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if values.get("distill") and values.get("index") is False:
+            raise ValueError("index is false, but [distill] shows its teachers exemplars from it: remove both or none")
+        values = {name: value for name, value in values.items() if name not in OPTIONAL or value is not False}
+        if values.get("distill") is not None and values.get("index") is None:
+            values["index"] = {}
+        return values
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":
         source_names = {*self.train_on}
         for phase in self.pretrain.phases:
+            if self.distill is None and DISTILLED in phase.mixture:
+                raise ValueError(
+                    f"pretrain.phases {phase.name!r} mixes {DISTILLED!r}, and there is no [distill]: add the section, "
+                    "or take it out of the mixture"
+                )
             if unknown := set(phase.mixture) - source_names:
                 raise ValueError(
                     f"pretrain.phases {phase.name!r}: unknown sources {sorted(unknown)} in its mixture; "
                     f"known are {sorted(source_names)}"
                 )
-        for number, stage in enumerate(TRAINED):
+        for number, stage in enumerate(self.trained):
             start = getattr(self, stage).start
-            if start in TRAINED[number:]:
-                earlier = ", ".join(TRAINED[:number]) or "none"
+            if start in TRAINED and start not in self.trained[:number]:
+                earlier = ", ".join(self.trained[:number]) or "none"
                 raise ValueError(f"{stage}.start: {start!r} is no earlier stage of this run; there is {earlier}")
         # Endpoints must exist; a checker can be a judge, but cannot write answers.
         check_fallbacks(self.endpoints)
-        judges = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]
-        writers = [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
+        judge_names = self.align.judge.endpoints if self.align else []
+        judges = [("align.judge: `endpoint` or `compare`", name) for name in judge_names]
+        teacher_names = self.distill.endpoints if self.distill else []
+        writers = [("distill: an endpoint of its teachers or probe", name) for name in teacher_names]
         writers += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
         for field, name in (*judges, *writers):
             if name not in self.endpoints:

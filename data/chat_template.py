@@ -14,11 +14,29 @@ import numpy as np
 
 from data.tokenizer import Tokenizer
 
-# The markers in the text of a reply: ours, and the `<think>` that DeepSeek's and Qwen's models write. Some begin inside
-# their reasoning, so an opening marker may be missing.
-THINK_END = re.compile(r"<\|think_end\|>|</think>")
-THINK_START = re.compile(r"\A\s*(?:<\|think_start\|>|<think>)")
+# The markers in the text of a reply: ours, and those of the families whose servers pass them on as text (DeepSeek and
+# Qwen, Mistral, Seed, Kimi, Cohere, Gemma). Some begin inside their reasoning, so an opening marker may be missing.
+THINK_END = re.compile(
+    r"<\|think_end\|>|</(?:think|thinking|thought|seed:think)>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>"
+    r"|<\|end_of_thought\|>|<channel\|>"
+)
+THINK_START = re.compile(
+    r"\A\s*(?:<\|think_start\|>|<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷|<\|START_THINKING\|>"
+    r"|<\|begin_of_thought\|>|<\|channel>thought\b)"
+)
 END = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
+# The "harmony" format of gpt-oss: messages in channels, of which the last one in "final" is the reply.
+_CHANNEL = re.compile(
+    r"<\|channel\|>\s*(?P<name>\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(?P<text>.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
+# The same after a server has removed the markers and kept the names between them.
+_BARE_CHANNELS = re.compile(r"\A\s*analysis(?=[A-Z\s])(?P<thought>.*)assistant\s*final(?P<text>.*)\Z", re.DOTALL)
+# Around the reply that follows a thought.
+_REPLY_MARKER = re.compile(
+    r"\A\s*<\|(?:START_RESPONSE|begin_of_solution)\|>|<\|(?:END_RESPONSE|end_of_solution)\|>\s*\Z"
+    r"|<\|(?:begin|end)_of_box\|>"
+)
 
 
 @dataclass(frozen=True)
@@ -119,17 +137,23 @@ def parse_completion(tokenizer: Tokenizer, ids: Iterable[int]) -> ParsedReply:
 
 
 def parse_text(text: str) -> ParsedReply:
-    """Split a reply given as text into reasoning and answer; `<think>…</think>` of other models is understood too.
+    """Split a reply given as text into reasoning and answer; the thoughts of other models' families are understood too.
 
     Text without think markers is all answer. `finished` is True unless the reasoning has no end: endpoints strip the
     end marker, and report a truncated reply by their finish reason.
     """
     text = END.split(text, maxsplit=1)[0]
+    if channels := list(_CHANNEL.finditer(text)):
+        thought = "\n".join(match["text"].strip() for match in channels if match["name"] == "analysis")
+        finals = [match["text"].strip() for match in channels if match["name"] == "final"]
+        return ParsedReply(thought, finals[-1] if finals else None, bool(finals), bool(finals))
+    if bare := _BARE_CHANNELS.match(text):
+        return ParsedReply(bare["thought"].strip(), bare["text"].strip(), finished_thinking=True, finished=True)
     opening = THINK_START.match(text)
     body = text[opening.end() :] if opening else text
     closing = THINK_END.search(body)
     if closing:
-        reasoning, answer = body[: closing.start()], body[closing.end() :]
+        reasoning, answer = body[: closing.start()], _REPLY_MARKER.sub("", body[closing.end() :])
         return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
     if opening:
         return ParsedReply(body.strip(), None, finished_thinking=False, finished=False)

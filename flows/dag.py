@@ -10,6 +10,7 @@ import pkgutil
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tasks.report import report
 from tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
+_REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,10 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     """List every step of `config`, producers before consumers, without keys."""
     settings = config.model_dump(mode="json")
     # A `start` is an input of the step (`_from_starts`), so it is not part of the section.
-    starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
-    # Read by pretraining alone. The default is left out of the key, as an unset field is.
-    settings["distill"].pop("train_on")
+    starts = {name: start for name in config.trained if (start := settings[name].pop("start", None))}
+    if config.distill is not None:
+        # Read by pretraining alone. The default is left out of the key, as an unset field is.
+        settings["distill"].pop("train_on")
 
     # Only what the stage reads, seeds included, because each field is in its key.
     def section(*names: str, **more: Any) -> dict[str, Any]:
@@ -94,11 +97,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
         kinds = {config.endpoints[name].kind for name in with_fallbacks(list(names), config.endpoints)}
         return "cpu" if kinds <= {*OWN_KINDS} else "network"
 
-    teachers, judge = endpoints(config.distill.endpoints), endpoints(config.align.judge.endpoints)
     # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}
-    exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
-    documents = {"retrieval": Need("index", "retrieval")}
     # All sources of all phases are inputs, whichever phase reads them first: pretraining is one step.
     names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
     mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
@@ -109,44 +109,39 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     steps = [
         Step("held_out", held_out, _held_out_section(config), {}, "cpu"),
         *_ingest_steps(config, section("tokenizer"), questions),
-        Step("index", index, section("index"), exemplars, "cpu"),
-        Step(
-            "distill",
-            distill,
-            section("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
-            documents | questions,
-            resource_of(config.distill.endpoints),
-        ),
-        Step(
-            "pretrain",
-            pretrain,
-            section("pretrain", "model", seeds=seeds("data", "weights"), **targets),
-            mixture,
-            "accelerator",
-        ),
+    ]
+    if config.index is not None:
+        exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
+        steps.append(Step("index", index, section("index"), exemplars, "cpu"))
+    if config.distill is not None:
+        teachers = endpoints(config.distill.endpoints)
+        steps.append(
+            Step(
+                "distill",
+                distill,
+                section("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
+                {"retrieval": Need("index", "retrieval")} | questions,
+                resource_of(config.distill.endpoints),
+            )
+        )
+    pretraining = section("pretrain", "model", seeds=seeds("data", "weights"), **targets)
+    steps += [
+        Step("pretrain", pretrain, pretraining, mixture, "accelerator"),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
-        Step(
-            "align",
-            align,
-            section("align", endpoints=judge, seeds=drawn),
-            checkpoint("pretrain") | questions,
-            "accelerator",
-        ),
-        Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
-        Step("reason", reason, section("reason", seeds=drawn), checkpoint("align") | questions, "accelerator"),
-        Step("evaluate:reason", evaluate, evaluation, checkpoint("reason"), "accelerator"),
-        Step(
-            "self_distill",
-            self_distill,
-            section("self_distill", seeds=drawn),
-            checkpoint("reason") | questions,
-            "accelerator",
-        ),
-        Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill"), "accelerator"),
-        *(
-            Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, resource_of([name]))
-            for name in (model.endpoint for model in config.evaluate.models)
-        ),
+    ]
+    # Each stage continues the one before it that the configuration has.
+    for before, name in pairwise(config.trained):
+        more: dict[str, Any] = {}
+        if name == "align" and config.align is not None:
+            more = {"endpoints": endpoints(config.align.judge.endpoints)}
+        needs = checkpoint(before) | questions
+        steps += [
+            Step(name, _REINFORCED[name], section(name, seeds=drawn, **more), needs, "accelerator"),
+            Step(f"evaluate:{name}", evaluate, evaluation, checkpoint(name), "accelerator"),
+        ]
+    steps += [
+        Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, resource_of([name]))
+        for name in (model.endpoint for model in config.evaluate.models)
     ]
     if starts:
         steps = _from_starts(steps, starts)

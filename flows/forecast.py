@@ -128,6 +128,17 @@ def forecast_lines(forecasts: Sequence[CallForecast]) -> list[str]:
     return [*lines, f"  in all {_dollars((low, expected, high))}"]
 
 
+def forecast_text(forecasts: Sequence[CallForecast]) -> str:
+    """The expected dollars of a step and their basis in a few words; "" if it pays nobody."""
+    paid = [forecast for forecast in forecasts if forecast.dollars[2] > 0]
+    if not paid:
+        return ""
+    low, expected, high = (sum(row.dollars[index] for row in paid) for index in range(3))
+    measured = sum(row.measured for row in paid)
+    basis = f"expected by {measured:,} measured replies" if measured else "if every reply is as long as it may be"
+    return f"{_dollars((low, expected, high))} {basis}"
+
+
 def _dollars(spread: tuple[float, float, float]) -> str:
     low, expected, high = spread
     return f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")
@@ -164,8 +175,9 @@ def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) 
     """The requests of a distillation to its teachers and its difficulty probe.
 
     A teacher gets the prompts between the previous teacher's threshold of difficulty and its own; difficulty is assumed
-    to be uniform in 0..1.
+    to be uniform in 0..1. With `accepted`, at least so many prompts are asked and at most all.
     """
+    least = config.accepted or config.prompts
 
     def longest(name: str) -> tuple[int, int]:
         teacher = next((teacher for teacher in config.teachers if teacher.endpoint == name), config.teachers[0])
@@ -176,12 +188,12 @@ def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) 
     below = 0.0
     for teacher in config.teachers:
         share, below = max(0.0, teacher.up_to - below), max(below, teacher.up_to)
-        expected = config.prompts * share
-        yield _Calls("teacher", teacher.endpoint, expected, round(expected), longest(teacher.endpoint))
+        most = round(config.prompts * share)
+        yield _Calls("teacher", teacher.endpoint, least * share, most, longest(teacher.endpoint))
     for name in config.probe.endpoints if config.probe else ():
         assert config.probe is not None
-        count = config.prompts * config.probe.samples
-        yield _Calls("probe", name, count, count, longest(name))
+        samples = config.probe.samples
+        yield _Calls("probe", name, least * samples, config.prompts * samples, longest(name))
 
 
 def _measured_lengths(store: Store) -> dict[tuple[str, str], dict[str, Any]]:

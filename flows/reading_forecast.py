@@ -23,7 +23,8 @@ def forecast_reading(config: RunConfig, store: Store) -> dict[str, SourceReading
     drawn = _rows_drawn(config)
     # The largest number of chat records of each source; None where the configuration does not limit it.
     records = {source.name: source.records for source in config.ingest.sources if source.form == "synth"}
-    records[DISTILLED] = config.distill.prompts
+    if config.distill is not None:
+        records[DISTILLED] = config.distill.accepted or config.distill.prompts
     readings = {}
     for name, tokens in _tokens(config, store).items():
         facts, train_on = tokens.manifest["facts"] if tokens else {}, config.train_on[name]

@@ -87,18 +87,19 @@ def prepare_run(
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
     # Files of problems are read now: a typing error in one should not show after days of pretraining.
-    reinforced: dict[str, AlignConfig | ReasonConfig | SelfDistillConfig] = {
+    reinforced: dict[str, AlignConfig | ReasonConfig | SelfDistillConfig | None] = {
         "align": config.align,
         "reason": config.reason,
         "self_distill": config.self_distill,
     }
     for step in steps:
-        if step.label in reinforced:
-            check_files(reinforced[step.label].problems, step.label)
-        if step.label == "align" and config.align.answered is not None:
-            check_files(config.align.answered, "align", "answered")
-        if step.label == "reason":
-            objective_named(config.reason.objective)
+        section = reinforced.get(step.label)
+        if section is not None:
+            check_files(section.problems, step.label)
+        if isinstance(section, AlignConfig) and section.answered is not None:
+            check_files(section.answered, "align", "answered")
+        if isinstance(section, ReasonConfig):
+            objective_named(section.objective)
     changes = changed_settings(base, config) if base else []
     return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument), changes)
 

@@ -23,7 +23,7 @@ def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
     would start from a model of another shape or tokenizer.
     """
     sections = {}
-    for name in TRAINED:
+    for name in config.trained:
         section = getattr(config, name)
         if section.start is None or section.start in TRAINED:  # a stage of this run: an input like any other
             continue

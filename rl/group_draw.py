@@ -13,7 +13,7 @@ from data.sources.reasoning_gym import Problem
 from model.layers.common import Params
 from model.processes import on_first
 from rl.problems.load import ProblemOrder
-from rl.rewards import AdvantageForm, advantages, carries_signal
+from rl.rewards import AdvantageForm, advantages, carries_signal, known
 from rl.rollouts import Group
 
 CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
@@ -93,7 +93,10 @@ class GroupDraw:
             assert self.scorer
             self.scorer.score(groups)
             return [
-                {"scores": [(r.reward, r.parts) for r in group.rollouts], "mastered": self.scorer.mastered(group)}
+                {
+                    "scores": [(known(r.reward), r.parts) for r in group.rollouts],
+                    "mastered": self.scorer.mastered(group),
+                }
                 for group in groups
             ]
 

@@ -9,7 +9,6 @@ shorter rubric nor four demonstrations improved it. It also obeys prompt injecti
 its mark in 65 % of 40 forms, by 47 points on average. `rl.calibration` measures both for any judge.
 """
 
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -18,12 +17,18 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.training import JudgeConfig
+from data.chat_template import parse_text
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.outgoing import fenced
 from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.reply_objects import reply_objects
 from rl.rubric import ANSWER, CRITERIA, GRAMMAR, LENGTHS, QUESTION, REASONING, REFERENCE, RUBRICS, SCHEMA
 
 logger = logging.getLogger(__name__)
+
+OVERALL = "overall"
+# Behind the last whole object: the beginning of another one with a mark.
+_UNFINISHED = re.compile(rf"\{{\s*[\"'“‘](?:{'|'.join((*CRITERIA, OVERALL))})[\"'”’]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -120,22 +125,32 @@ def shortened(text: str, most: int) -> str:
 
 
 def parse(text: str) -> JudgeScore | None:
-    """Parse the marks of a judge's reply: a JSON object, alone or inside other text, of whole numbers.
+    """Parse the marks of a judge's reply: its last JSON object with a mark, alone or inside other text.
 
-    Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
+    Objects in the judge's thoughts do not count, and none does in a reply that ends inside its thoughts or inside an
+    object with marks. Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
     """
-    # The whole reply first; models like to add words or a code block around the object.
-    for candidate in (text, *re.findall(r"\{[^{}]*\}", text)):
-        try:
-            value = json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            reason, answer, follow = (_whole(value.get(name), 1, 5) for name in CRITERIA)
-            overall = _whole(value.get("overall"), 0, 100)
-            if reason is None or answer is None or follow is None or overall is None:
-                return None
-            return JudgeScore(reason, answer, follow, overall)
+    final = parse_text(text).answer or ""
+    objects = [(marks, found.end) for found in reply_objects(final) if (marks := _marks(found.value)) is not None]
+    if not objects:
+        return None
+    marks, end = objects[-1]
+    if _UNFINISHED.search(final, end):
+        return None
+    reason, answer, follow = (_whole(marks.get(name), 1, 5) for name in CRITERIA)
+    overall = _whole(marks.get(OVERALL), 0, 100)
+    if reason is None or answer is None or follow is None or overall is None:
+        return None
+    return JudgeScore(reason, answer, follow, overall)
+
+
+def _marks(value: dict[str, Any]) -> dict[str, Any] | None:
+    """The object with the marks: this one or one of its fields. None if neither has a mark."""
+    for candidate in (value, *value.values()):
+        if isinstance(candidate, dict):
+            fields = {str(name).strip().lower(): field for name, field in candidate.items()}
+            if any(name in fields for name in (*CRITERIA, OVERALL)):
+                return fields
     return None
 
 

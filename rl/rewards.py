@@ -63,9 +63,11 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
     `form` "std" divides them by the population standard deviation of the group (over n), as GRPO does. All are `None`
     if fewer than two completions are scored.
 
-    The mean is computed from the differences to the first score, so that equal rewards give exactly zero; rewards that
-    differ by rounding errors alone give zero as well, since even an advantage of 1e-17 would count as a signal.
+    A reward that is no finite number is a missing one. The mean is computed from the differences to the first score, so
+    that equal rewards give exactly zero; rewards that differ by rounding errors alone give zero as well, since even an
+    advantage of 1e-17 would count as a signal.
     """
+    rewards = [known(reward) for reward in rewards]
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < MINIMUM_SCORED:
         return [None] * len(rewards)
@@ -79,6 +81,11 @@ def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> l
         scale = 1.0 / deviation if deviation > ROUNDING else 0.0
     scaled = [None if value is None else value * scale for value in centred]
     return [value if value is None or abs(value) > ROUNDING else 0.0 for value in scaled]
+
+
+def known(reward: float | None) -> float | None:
+    """The reward; None, as for a missing one, if it is NaN or infinite: a group's mean would be that too."""
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def carries_signal(group: Sequence[float | None]) -> bool:

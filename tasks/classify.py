@@ -35,7 +35,13 @@ def classify(job: Job) -> None:
     write_text(out / "card.md", classification_card(summary, classifier))
     for name in ("rows", "abstained", "no_text"):
         job.emit("metric", name=f"classify/{name}", step=0, value=summary[name])
-    job.describe("labelled", **summary, labels=list(classifier.labels), zero_shot=classifier.zero_shot)
+    job.describe(
+        "labelled",
+        **summary,
+        labels=list(classifier.labels),
+        zero_shot=classifier.zero_shot,
+        calibration=classifier.calibration,
+    )
 
 
 def _gold_labels(table: Table, config: ClassifyConfig, labels: tuple[str, ...]) -> list[str]:

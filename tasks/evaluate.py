@@ -47,7 +47,7 @@ def evaluate(job: Job) -> None:
     # Score the rows, then write the scores, sample replies and tables of the artifact.
     bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
     settings = protocol(config, seed, bool(likelihood_rows))
-    scores = summarise(rows, name, settings, seed, column, likelihood_rows, bad_counts)
+    scores = summarise(rows, name, settings, column, likelihood_rows, bad_counts)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)

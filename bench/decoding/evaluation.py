@@ -134,7 +134,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     with EndpointPool({"smollm2": endpoint}, arguments.out / "replies", lambda *_, **__: None) as pool:
         answerer = EndpointAnswerer(pool, "smollm2", config)
         rows = evaluate(answerer, items, arguments.out / "rows.jsonl", arguments.seed, emit)
-    scores = summarise(rows, answerer.name, config.model_dump(mode="json"), arguments.seed, column="")
+    scores = summarise(rows, answerer.name, config.model_dump(mode="json"), column="")
     (arguments.out / "scores.json").write_text(json.dumps(scores, indent=1))
     for table in breakdown(scores):
         print(to_markdown(table))

@@ -22,6 +22,7 @@ from data.screening.words import lower_words
 
 RejectReason = Literal[
     "unparsable",
+    "ambiguous",
     "truncated",
     "empty",
     "too_short",
@@ -73,9 +74,11 @@ _ASKS_FOR_A_VOICE = re.compile(
 # the reply.
 _LEAKED_MARKER = FilteredPattern(
     re.compile(
-        r"<\|[a-z_]+\|>|</?think>|</?document \d+>|=== [a-z2-7]{8} (?:document|passage|query|end)", re.IGNORECASE
+        r"<\|[a-z_]+\|?>|<[a-z_]+\|>|</?(?:seed:)?think>|</?document \d+>"
+        r"|=== [a-z2-7]{8} (?:document|passage|query|end)",
+        re.IGNORECASE,
     ),
-    (b"<|", b"think>", b"<document ", b"</document ", b"=== "),
+    (b"<|", b"|>", b"think>", b"<document ", b"</document ", b"=== "),
 )
 _LEAKED_PROMPT = FilteredPattern(
     re.compile(

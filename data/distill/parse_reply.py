@@ -1,30 +1,35 @@
 """Parse a teacher's reply into a document: the requested JSON, or a form that models use instead.
 
-The forms are tried in this order: JSON objects anywhere in the text, the last one first (a model that thinks aloud may
-repeat the format before it fills it in); JSON with common mistakes (a trailing comma, curly quotes, single quotes); a
-closed thought and the text after it; headings. Nothing is invented: a reply without an answer, or one that ends inside
-its object, gives no document.
+What a model only thinks (`data.chat_template.parse_text`) is no part of its reply. In the rest, the forms are tried in
+this order: JSON objects, the last one first (a model may repeat the format before it fills it in), with LaTeX and
+common mistakes read as they were meant (`data.reply_objects`); a closed thought and the text after it; headings.
+Nothing is invented: a reply without an answer, one that ends inside its object or its thoughts, and one that can be
+read in two ways give no document.
 """
 
-import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.chat_template import parse_text
+from data.chat_template import THINK_END, parse_text
+from data.reply_objects import ReplyObject, reply_objects
 
 MAX_CHARACTERS = 200_000  # of a reply; the rest is ignored
-MAX_OBJECTS = 64
-MAX_LITERAL = 50_000  # characters of a Python dict; its parser is slow
 _REASONING = ("reasoning", "synthetic_reasoning", "reasoning_trace", "rationale", "thinking", "thought", "thoughts")
 _ANSWER = ("answer", "synthetic_answer", "final_answer", "response", "output")
-# Not strict: models write line breaks into their strings, which JSON forbids.
-_DECODER = json.JSONDecoder(strict=False)
-# The answer in the "harmony" format of gpt-oss, some servers of which pass on the channels as text.
-_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|\Z)", re.DOTALL)
-_THOUGHT = re.compile(r"</think>|<\|think_end\|>|\[/THINK\]")
+# The beginning of an object with one of these fields. Other braces are text: a set, LaTeX, code.
+_ATTEMPT = re.compile(
+    rf"\{{\s*[\"'“‘]?\s*(?:{'|'.join((*_REASONING, *_ANSWER)).replace('_', '[ _]')}|document)\s*[\"'”’]?\s*:",
+    re.IGNORECASE,
+)
+# Both parts between tags of their names.
+_TAGS = re.compile(
+    r"\s*<(?:reasoning|thinking|thought)>(.*?)</(?:reasoning|thinking|thought)>\s*<answer>(.*?)</answer>\s*", re.DOTALL
+)
+_BLOCK_OF_YAML = re.compile(r"\s*[|>][+-]?\s*\n")  # "reasoning: |", whose text is indented
+_WRAPPED = re.compile(r"<(answer|response)>(.*)</\1>", re.DOTALL)
 # "**Reasoning:** because …" or a line of its own, "## Final answer".
 _HEADING = re.compile(
     r"^[ \t>#*_]*(?P<name>reasoning(?: trace)?|thinking|thought process|final answer|answer)[ \t*_]*:[ \t*_]*"
@@ -42,28 +47,73 @@ class ParsedDocument:
 
 
 def parse_reply(text: str) -> ParsedDocument | None:
-    """The document in a reply; None if there is none, or if a field is missing or no text."""
-    text = text[:MAX_CHARACTERS]
-    if final := _CHANNEL.findall(text):
-        text = final[-1]
-    has_object = False
-    for value in _objects(text):
-        has_object = True
-        if (document := _from_object(value)) is not None:
-            return document
-    # It tried to write an object and failed. Its fields must not be taken for headings, and half an answer is none.
-    if has_object or "{" in text:
-        return None
-    if _THOUGHT.search(text):
-        reply = parse_text(text.replace("[THINK]", "<think>").replace("[/THINK]", "</think>"))
-        return ParsedDocument(reply.reasoning, reply.answer) if reply.answer is not None else None
-    return _under_headings(text)
+    """The document in a reply; None if there is none, or if a field is missing, no text or ambiguous."""
+    document = _read(text)
+    return document if isinstance(document, ParsedDocument) else None
 
 
-def reason_without_document(text: str) -> Literal["empty", "truncated", "unparsable"]:
-    """Why a reply has no document: it is empty, it ends inside a JSON object, or it has an unknown form."""
+def reason_without_document(text: str) -> Literal["empty", "truncated", "ambiguous", "unparsable"]:
+    """Why a reply has no document.
+
+    It is empty, it ends inside its thoughts or its JSON object, it can be read in two ways, or it has an unknown form.
+    """
+    document = _read(text)
+    return "unparsable" if isinstance(document, ParsedDocument) else document
+
+
+def _read(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguous", "unparsable"]:
+    """The document in a reply, or why there is none."""
+    text = text[:MAX_CHARACTERS].removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.strip():
         return "empty"
+    reply = parse_text(text)
+    thought, final = reply.reasoning, reply.answer
+    if (attempt := _ATTEMPT.search(thought)) and _is_open(thought[attempt.start() :]):
+        thought, final = "", text  # the mark that ends a thought stands in a string of the object
+    if final is None:
+        return "truncated"
+    objects = _objects(final)
+    documents = [(item, document) for item in objects if (document := _from_object(item.value)) is not None]
+    if documents:
+        last, document = documents[-1]
+        is_ambiguous = last.ambiguous or _is_one_of_several(final, documents)
+        return "ambiguous" if is_ambiguous else document
+    # It tried to write an object and failed. Its fields must not be taken for headings, and half an answer is none.
+    if (objects and final.lstrip().startswith(("{", "```"))) or _ATTEMPT.search(final):
+        return "truncated" if _is_open(final) else "unparsable"
+    if thought or THINK_END.search(text):
+        wrapped = _WRAPPED.fullmatch(final.strip())
+        return ParsedDocument(thought, (wrapped[2] if wrapped else final).strip())
+    if tags := _TAGS.fullmatch(final):
+        return ParsedDocument(tags[1].strip(), tags[2].strip())
+    return _under_headings(final) or ("truncated" if _is_open(final) else "unparsable")
+
+
+def _objects(text: str) -> Sequence[ReplyObject]:
+    """The JSON objects in a text; those inside it if it is one JSON string."""
+    objects = reply_objects(text)
+    if not any(_from_object(item.value) for item in objects) and text.lstrip().startswith('"'):
+        try:
+            inner = json.loads(text)
+        except (ValueError, RecursionError):
+            return objects
+        if isinstance(inner, str):
+            return reply_objects(inner)
+    return objects
+
+
+def _is_one_of_several(text: str, documents: Sequence[tuple[ReplyObject, ParsedDocument]]) -> bool:
+    """Whether the last document follows another one with no word between them: a list, of which none is the answer."""
+    if len(documents) < 2:
+        return False
+    (before, earlier), (last, document) = documents[-2:]
+    between = text[before.end : last.begin].replace("json", "")
+    is_filled_in = any(character.isalnum() for character in earlier.answer)
+    return is_filled_in and earlier != document and not any(character.isalnum() for character in between)
+
+
+def _is_open(text: str) -> bool:
+    """Whether a text ends inside the object that begins with its first brace."""
     depth, in_string, escaped = 0, False, False
     for character in text[text.find("{") :] if "{" in text else "":
         if in_string:
@@ -74,69 +124,18 @@ def reason_without_document(text: str) -> Literal["empty", "truncated", "unparsa
         else:
             depth += (character in "{[") - (character in "}]")
             if depth == 0:  # the object is complete, whatever follows it
-                return "unparsable"
-    return "truncated" if depth > 0 else "unparsable"
-
-
-def _objects(text: str) -> Iterator[dict]:
-    """The JSON objects in a text, the last first; without any, a repaired one, then those inside a JSON string."""
-    valid = list(_valid_objects(text))
-    yield from reversed(valid)
-    if valid:
-        return
-    start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end and (repaired := _repaired(text[start : end + 1])):
-        yield repaired
-    if text.lstrip().startswith('"'):
-        try:
-            inner = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(inner, str):
-            yield from reversed(list(_valid_objects(inner)))
-
-
-def _valid_objects(text: str) -> Iterator[dict]:
-    """The valid JSON objects in a text that are not inside another one; at most `MAX_OBJECTS` positions are tried."""
-    start, attempts = text.find("{"), 0
-    while start >= 0 and attempts < MAX_OBJECTS:
-        attempts += 1
-        try:
-            value, end = _DECODER.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            if isinstance(value, dict):
-                yield value
-        start = text.find("{", end)
-
-
-def _repaired(text: str) -> dict | None:
-    """Parse an object with a common and harmless mistake; None if something else is wrong."""
-    without_commas = re.sub(r",\s*(?=[}\]])", "", text)
-    with_straight_quotes = without_commas.translate({0x201C: '"', 0x201D: '"'})
-    for candidate in (without_commas, with_straight_quotes):
-        try:
-            value = json.loads(candidate, strict=False)
-        except (ValueError, RecursionError):
-            continue
-        return value if isinstance(value, dict) else None
-    if "'" not in text or len(text) > MAX_LITERAL:
-        return None
-    try:
-        value = ast.literal_eval(text)  # a Python dict; only literals are evaluated, no code
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return None
-    return value if isinstance(value, dict) else None
+                return False
+    return depth > 0
 
 
 def _from_object(value: dict) -> ParsedDocument | None:
     """The document in an object, or in the object that is its only field."""
-    fields = {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
-    answer = _text(next((fields[name] for name in _ANSWER if name in fields), None))
-    if answer is None:
-        (inner,) = value.values() if len(value) == 1 else (None,)
-        return _from_object(inner) if isinstance(inner, dict) else None
+    fields = _fields(value)
+    while (answer := _text(next((fields[name] for name in _ANSWER if name in fields), None))) is None:
+        (inner,) = fields.values() if len(fields) == 1 else (None,)
+        if not isinstance(inner, dict):
+            return None
+        fields = _fields(inner)
     reasoning = next((fields[name] for name in _REASONING if name in fields), "")
     if isinstance(reasoning, list) and all(isinstance(step, str) for step in reasoning):
         reasoning = "\n".join(reasoning)
@@ -144,8 +143,13 @@ def _from_object(value: dict) -> ParsedDocument | None:
     return None if reasoning is None else ParsedDocument(reasoning.strip(), answer.strip())
 
 
+def _fields(value: dict) -> dict[str, Any]:
+    return {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
+
+
 def _text(value: Any) -> str | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    # No float: those of JSON come as they were written, and those of a Python dict are rounded.
+    if isinstance(value, int) and not isinstance(value, bool):
         try:
             return str(value)
         except ValueError:  # a Python literal "0xff…" of more than the 4,300 decimal digits that str() writes
@@ -160,4 +164,6 @@ def _under_headings(text: str) -> ParsedDocument | None:
     if len(headings) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):
         return None
     reasoning, answer = text[headings[0].end() : headings[1].start()], text[headings[1].end() :]
+    if any(_BLOCK_OF_YAML.match(part) for part in (reasoning, answer)):
+        return None
     return ParsedDocument(reasoning.strip(), answer.strip())

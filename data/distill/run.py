@@ -107,7 +107,12 @@ class _Run:
             self._finish(number, file)
             number += 1
 
-        PromptWindow(self._teachers, judged_count, on_verdict).run(files[finished_count:], finish)
+        wanted = self._config.accepted
+        needed = None if wanted is None else wanted - self.stats.accepted
+        if needed != 0:
+            window = PromptWindow(self._teachers, judged_count, on_verdict, needed=needed)
+            window.run(files[finished_count:], self._settle, finish)
+        self._report_wanted()
 
     def _load_finished(self, files: Sequence[Path]) -> int:
         """Load the statistics and hashes of the finished files; returns their number.
@@ -154,10 +159,17 @@ class _Run:
                 self._seen.add(hashes[id(result)])
                 yield result
 
+    def _settle(self, file: OpenFile) -> int:
+        """Screen the results of a file that have not been screened yet; returns how many accepted ones are rejected."""
+        before = [result for result in file.results[file.settled :] if result is not None]
+        after = list(self._reject_duplicates(self._reject_contaminated(list(before))))
+        file.results[file.settled :] = after
+        file.settled = len(file.results)
+        return sum(old.reason is None and new.reason is not None for old, new in zip(before, after, strict=True))
+
     def _finish(self, number: int, file: OpenFile) -> None:
-        """Screen, count and write the results of one file of prompts."""
-        answered = [result for result in file.results if result is not None]
-        results = list(self._reject_duplicates(self._reject_contaminated(answered)))
+        """Count and write the results of one file of prompts."""
+        results = [result for result in file.results if result is not None]
         # The points until now go into this file's marker, also if later files' replies were paid for meanwhile: the
         # curve of the run is the sum over markers.
         part = DistillStats(curve=self._curve)
@@ -167,6 +179,7 @@ class _Run:
         if self._config.probe:
             part.unprobed = sum(result.task.probe is None for result in results)
         part.add_unasked(Counter(prompt.set for prompt in file.unasked))
+        part.unneeded = len(file.unneeded)
         self._done += len(file.unasked)
         emit_samples(results, self.stats.prompts, self._emit)
         document_rows = "".join(self._row(result) for result in results if result.reason is None)
@@ -208,6 +221,24 @@ class _Run:
         self._curve.append([round(time.time(), 3), self._pool.spent - self._dollars])
         self._dollars = self._pool.spent
 
+    def _report_wanted(self) -> None:
+        """Say how many prompts were asked for the documents that are wanted, and why some are missing."""
+        wanted, stats = self._config.accepted, self.stats
+        if wanted is None:
+            return
+        counts = f"{stats.accepted:,} of {wanted:,} documents were accepted; {stats.judged:,} prompts were asked"
+        if stats.accepted < wanted:
+            why = "the budget is spent" if stats.unasked else "there are no more: raise distill.prompts"
+            logger.warning("%s, and %s", counts, why)
+        else:
+            logger.info("%s, and %d were not needed", counts, self._config.prompts - stats.judged)
+        self._done, self._accepted = stats.judged, stats.accepted
+        self._show_progress()
+
     def _show_progress(self) -> None:
+        if self._config.accepted is not None:
+            note = f"{self._done:,} prompts asked"
+            self._emit("progress", done=self._accepted, total=self._config.accepted, unit="documents", note=note)
+            return
         note = f"{self._accepted / self._done:.0%} accepted" if self._done else ""
         self._emit("progress", done=self._done, total=self._config.prompts, unit="prompts", note=note)

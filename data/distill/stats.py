@@ -40,6 +40,7 @@ class DistillStats:
     unprobed: int = 0  # prompts whose probes all failed
     reused: int = 0  # replies that another execution paid for
     unasked: int = 0  # prompts that were not sent to a teacher, because the budget was spent
+    unneeded: int = 0  # prompts of a file that were not asked because enough documents were accepted; not in `prompts`
     rejected: Counter[str] = field(default_factory=Counter)  # by reason
     contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
     asked: Counter[str] = field(default_factory=Counter)  # prompts by teacher
@@ -186,6 +187,7 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
         "prompts": stats.prompts,
         "documents": stats.accepted,
         "unasked": stats.unasked,
+        **({"wanted": config.accepted} if config.accepted else {}),
         "accepted_share": round(stats.accepted / stats.judged, 4) if stats.judged else None,
         "rejected": dict(stats.rejected.most_common()),
         "teachers": teachers,

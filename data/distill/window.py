@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from data.distill.ask import PreparedPrompt, Teachers
 from data.distill.collect_prompts import read_prompts
@@ -32,17 +32,22 @@ OnVerdict = Callable[[str | None], None]  # called for each result with the reas
 class OpenFile:
     """A file of prompts in progress.
 
-    `results`: in the order of the prompts, None if pending; `unasked`: prompts that the budget does not allow to send.
+    `results`: in the order of the prompts, None if pending; `unasked`: prompts that the budget does not allow to send;
+    `unneeded`: prompts that are not sent because enough documents are accepted. The first `settled` results have been
+    compared with the documents before them.
     """
 
     prompts: list[Prompt]
     results: list[PromptResult | None] = field(default_factory=list)
     pending_count: int = 0  # prompts that were sent and have no result yet
     unasked: list[Prompt] = field(default_factory=list)
+    unneeded: list[Prompt] = field(default_factory=list)
+    settled: int = 0
 
     @property
     def finished(self) -> bool:
-        return not self.pending_count and len(self.results) + len(self.unasked) == len(self.prompts)
+        ended = len(self.results) + len(self.unasked) + len(self.unneeded)
+        return not self.pending_count and ended == len(self.prompts)
 
 
 @dataclass(eq=False)
@@ -57,23 +62,29 @@ class _OpenPrompt:
     reply: ChatReply | None = None  # the teacher's reply while it is being checked
 
 
-class _PreparedBlock(NamedTuple):
-    """The next prompts of a file, and the future of their preparation."""
+@dataclass(eq=False)
+class _PreparedBlock:
+    """The next prompts of a file, the future of their preparation, and how many of them were sent."""
 
     file: OpenFile
     prompts: list[Prompt]
     items: "Future[list[PreparedPrompt]]"
+    sent_count: int = 0
 
 
 class PromptWindow:
     """Sends files of prompts to the teachers. `judged_count`: results so far, including those of earlier processes.
 
+    `needed`: documents to accept; None: ask all prompts. No more prompts are in progress than documents are missing, so
+    that exactly the prompts up to the last needed document are asked, whatever the order of the replies.
+
     The window stays small until the first `FIRST_JUDGED` replies have been checked, so that not many replies of a poor
     teacher are paid for.
     """
 
-    def __init__(self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict) -> None:
+    def __init__(self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict, needed: int | None = None) -> None:
         self._teachers, self._judged_count, self._on_verdict = teachers, judged_count, on_verdict
+        self._needed, self._pending_count = needed, 0
         config = teachers.config
         self._size = max(config.chunk, teachers.pool.window(config.endpoints))
         self._first_size = max(config.chunk, FIRST_JUDGED)
@@ -82,8 +93,12 @@ class PromptWindow:
         self._budget_spent = False
         self._processes: VerdictProcesses | None = None
 
-    def run(self, paths: Sequence[Path], finish: Callable[[OpenFile], None]) -> None:
-        """Call `finish` for each file, in order, once all its prompts have results.
+    def run(self, paths: Sequence[Path], settle: Callable[[OpenFile], int], finish: Callable[[OpenFile], None]) -> None:
+        """Call `settle` and `finish` for each file, in order, once all its prompts have results.
+
+        `settle` compares the results of a file that it has not compared yet with the documents before them, and returns
+        how many accepted ones it rejects; it is also called for a part of a file, to see whether documents are missing.
+        Once none is, the rest of the file is unneeded, and the files after it are not opened.
 
         Raises `ConfigError` and `Retryable` when an endpoint as a whole fails.
         """
@@ -103,11 +118,13 @@ class PromptWindow:
                     # Before the file is written: if all its prompts failed for temporary reasons, they must be asked
                     # again, not rejected.
                     raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
+                    self._add_needed(settle(file))
                     finish(file)
-                # Once the budget is spent, no further prompt is sent. Else send the next block if there is room, or
-                # handle the next result. If nothing is in progress there is room: a file may exceed the window.
-                if block is not None and self._budget_spent:
-                    self._add_unasked(block.file, block.prompts)
+                # Once the budget is spent, no further prompt is sent: those left are unasked, unless those in progress
+                # may be enough. Else send the next block if there is room, or handle the next result. If nothing is in
+                # progress there is room: a file may exceed the window.
+                if block is not None and self._budget_spent and self._most != 0:
+                    self._add_unasked(block.file, block.prompts[block.sent_count :])
                     for file, prompts in blocks:
                         self._add_unasked(file, prompts)
                     block = None
@@ -116,9 +133,13 @@ class PromptWindow:
                     block is not None
                     and (self._has_room or not session.open_count)
                     and (block.items.done() or not session.has_result)
+                    and (self._most is None or self._most > 0)
                 ):
-                    current, block = block, self._prepare_next(blocks, lookahead)
-                    self._send(session, current.file, current.items.result(), more_follow=block is not None)
+                    current, items = block, block.items.result()[block.sent_count :][: self._most]
+                    current.sent_count += len(items)
+                    if current.sent_count == len(current.prompts):
+                        block = self._prepare_next(blocks, lookahead)
+                    self._send(session, current.file, items, more_follow=block is not None)
                 elif session.open_count:
                     key, result = session.next_result()
                     open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
@@ -126,6 +147,33 @@ class PromptWindow:
                         self._handle_verdict(open_prompt, result)
                     else:
                         self._handle_reply(session, open_prompt, sample, result)
+                elif block is not None:
+                    # As many documents as are needed are accepted, unless one of them repeats another.
+                    self._add_needed(sum(map(settle, self._open)))
+                    if not self._most:
+                        self._leave_out(block, blocks)
+                        block = None
+
+    @property
+    def _most(self) -> int | None:
+        """How many prompts may be sent now: as many as documents are missing if all in progress become one."""
+        return None if self._needed is None else self._needed - self._pending_count
+
+    def _add_needed(self, count: int) -> None:
+        if self._needed is not None:
+            self._needed += count
+
+    def _leave_out(self, block: _PreparedBlock, blocks: Iterator[tuple[OpenFile, list[Prompt]]]) -> None:
+        """Leave out the prompts of the open file that were not sent; nothing if none of its prompts was."""
+        if not self._open:
+            return
+        self._add(block.file, len(block.prompts) - block.sent_count)
+        block.file.unneeded += block.prompts[block.sent_count :]
+        for file, prompts in blocks:
+            if file is not block.file:
+                break
+            self._add(file, len(prompts))
+            file.unneeded += prompts
 
     @property
     def _has_room(self) -> bool:
@@ -149,6 +197,7 @@ class PromptWindow:
             open_prompt = _OpenPrompt(file, len(file.results), item, [None] * len(probes))
             file.results.append(None)
             file.pending_count += 1
+            self._pending_count += 1
             if probes:
                 requests += [((open_prompt, sample), request) for sample, request in enumerate(probes)]
             else:
@@ -156,7 +205,7 @@ class PromptWindow:
                 requests.append(((open_prompt, None), open_prompt.task.request))
         # In a full window no prompt follows until some have ended, and a batch endpoint that waited for more to fill
         # its job would wait for ever.
-        session.submit(requests, more_follow=more_follow and self._has_room)
+        session.submit(requests, more_follow=more_follow and self._has_room and self._most != 0)
 
     def _handle_reply(
         self, session: AskSession, open_prompt: _OpenPrompt, sample: int | None, reply: AskResult
@@ -206,6 +255,8 @@ class PromptWindow:
         """Store the result of a prompt in its file, and report it."""
         open_prompt.file.results[open_prompt.index] = result
         open_prompt.file.pending_count -= 1
+        self._pending_count -= 1
+        self._add_needed(-1 if result.reason is None else 0)
         self._judged_count += 1
         self._on_verdict(result.reason)
 

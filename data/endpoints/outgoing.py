@@ -13,22 +13,33 @@ from collections.abc import Sequence
 from common.patterns import FilteredPattern, ignoring_case
 
 _BAR = "|｜"
+_LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # as `str.splitlines`
 _MARKER = re.compile(
     rf"<(?=[{_BAR}][^\s<>]{{1,64}}[{_BAR}]>)"  # <|im_end|>, <|eot_id|>, <|channel|>
+    rf"|<(?=[{_BAR}][\w:/.-]{{1,64}}>|[\w:/.-]{{1,64}}[{_BAR}]>)"  # <|turn>, <turn|>, <|channel>
+    rf"|\[(?=[{_BAR}][^\s\[\]]{{1,64}}[{_BAR}]\])"  # [|endofturn|]
     # </s>, <pad>, <think>
-    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|cls|sep|think|reponame|filename|unused\d+)>)"
-    # <start_of_turn>, <tool_call>, <fim_prefix>
-    r"|<(?=/?(?:(?:start|end|begin)_of|tool|repo|file|issue|jupyter|gh|empty|commit|fim)_[a-z_]+>)"
+    r"|<(?=/?(?:s|think|thinking|reponame|filename|escape|unused_?\d+)>)"
+    r"|<(?=/?(?:[bB][oO][sS]|[eE][oO][sS]|eo[dptm]|EO[DPTM]|sop|SOP|pad|PAD|unk|UNK|mask|MASK|cls|CLS|sep|SEP)"
+    r"(?:_TOKEN|_token|_id)?>)"
+    # <SPECIAL_12>, <reserved_106>, <extra_id_0>
+    r"|<(?=(?:SPECIAL|special|reserved|extra|extra_id|ctrl|control)_?\d+>)"
+    # <start_of_turn>, <tool_call>, <fim_prefix>, <arg_key>
+    r"|<(?=/?(?:(?:start|end|begin)_(?:of|function)|tool|repo|file|issue|jupyter|gh|empty|commit|fim|arg|longcat)_[a-z_]+>)"
+    r"|<(?=/?(?:seed|minimax|longcat):[a-z_]+>)"  # <seed:eos>, </seed:think>
+    r"|<(?=_(?:system|user|bot|end)>)"
     # <<SYS>>, inside the [INST] of Llama 2
     r"|<(?=</?SYS>>)"
-    r"|\[(?=/?(?:INST|IMG|AUDIO|PREFIX|MIDDLE|SUFFIX|THINK|ARGS|CALL_ID|CLS|SEP|MASK|gMASK|UNK|PAD)\])"
+    r"|\[(?=/?(?:INST|IMG|AUDIO|TRANSCRIBE|PREFIX|MIDDLE|SUFFIX|THINK|ARGS|CALL_ID|CLS|SEP|MASK|gMASK|sMASK|UNK|PAD|BOS|EOS"
+    r"|STOP|sop|eop|control_\d+)\])"
     # [SYSTEM_PROMPT], [AVAILABLE_TOOLS], [TOOL_CALLS]
     r"|\[(?=/?(?:SYSTEM|AVAILABLE|TOOL|IMG|BEGIN|MODEL)_[A-Z]+\])"
+    r"|\](?=~!?b[\[\]])|\[(?=e~\[)|◁(?=/?think▷)"  # MiniMax, Kimi
 )
 _SIGNS = {
-    "chat markers": FilteredPattern(_MARKER, (b"<", b"[")),
+    "chat markers": FilteredPattern(_MARKER, (b"<", b"[", b"]", "◁".encode())),
     "roles": FilteredPattern(
-        re.compile(r"\n\W{0,4}(?:system|assistant)\W{0,4}:", re.IGNORECASE), (b"system", b"assistant")
+        re.compile(rf"[{_LINE_ENDS}]\W{{0,4}}(?:system|assistant)\W{{0,4}}:", re.IGNORECASE), (b"system", b"assistant")
     ),
     "orders to a model": FilteredPattern(
         re.compile(
@@ -40,7 +51,8 @@ _SIGNS = {
     ),
 }
 _FENCE = re.compile(r"=== ([a-z2-7]{8}) ")
-_HEADING = re.compile(r"^(?==== )", re.MULTILINE)
+# At the beginning of a line, whichever of Unicode's characters ends the line before it.
+_HEADING = re.compile(rf"(?:^|(?<=[{_LINE_ENDS}]))(?====[^\S{_LINE_ENDS}])")
 
 
 def break_markers(text: str) -> str:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from common.errors import ConfigError
 from common.files import read_bounded_json, write_json
@@ -25,6 +25,9 @@ class LabelSet(Section):
     pooling: Literal["last", "mean"] = "last"  # method "head": over the hidden states of a text's tokens
     bias: tuple[float, ...] | None = None  # method "verbalised": each label's mean log-probability, to be subtracted
     temperature: PositiveFloat | None = None  # logits are divided by it to calibrate them; None: not fitted
+    validation_rows: PositiveInt | None = None  # on which temperature and threshold were fitted; None: not recorded
+    validation_errors: NonNegativeInt | None = None  # of them
+    calibrated: bool | None = None  # whether these rows show that the probabilities are calibrated
     threshold: Share | None = None  # below this probability the model abstains
     coverage: Share | None = None  # share of the validation rows with at least the threshold
 

@@ -1,10 +1,11 @@
 """Label texts with a teacher: build its requests, parse its replies strictly.
 
 A text is untrusted data: it is fenced, and chat markers in it are broken. A reply is accepted if it is exactly one of
-the labels, alone or as the `label` of a JSON object; every other reply is rejected with a reason.
+the labels, alone or as the `label` of a JSON object, also in a code block; every other reply is rejected with a reason.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from data.labelled.rows import LabelledRow
 
 UNASKED = "failed_budget"  # the reason of a text that was not sent because the budget was spent
 MOST_SHOWN = 4  # reasons in a message
+_CODE_BLOCK = re.compile(r"```(?:json)?\s(.*)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def parse_label(reply: ChatReply, labels: Sequence[str]) -> tuple[str | None, st
     text = (parse_text(reply.text).answer or "").strip()
     if not text:
         return None, "empty"
+    if block := _CODE_BLOCK.fullmatch(text):
+        text = block[1].strip()
     # The teacher was sent the labels with broken markers, so both spellings are accepted.
     label_of_text = {break_markers(label): label for label in labels} | {label: label for label in labels}
     if text in label_of_text:

@@ -7,6 +7,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix
 
 from evals.labelling.scores import Interval
+from evals.scoring.intervals import wilson
 
 DRAWS = 4000
 
@@ -26,6 +27,13 @@ def agreement(people: Sequence[str], teacher: Sequence[str], labels: Sequence[st
     values = _accuracy_and_kappa(counts[None])[0]
     low, high = np.quantile(_accuracy_and_kappa(resampled.reshape(DRAWS, *counts.shape)), [0.025, 0.975], axis=0)
     accuracy, kappa = (Interval(*map(float, part)) for part in zip(values, low, high, strict=True))
+    if accuracy.low == accuracy.high:  # texts that all agree, or none: every resample is the same
+        ends = wilson(int(np.trace(counts)), total)
+        # The same bounds of the observed agreement in Cohen's formula, with the labellers' frequencies as they are.
+        expected = float(counts.sum(axis=1) @ counts.sum(axis=0)) / total**2
+        scale = 1 - expected if expected < 1 - 1e-12 else 1.0
+        by_chance = [kappa.value + (end - accuracy.value) / scale for end in ends]
+        accuracy, kappa = Interval(accuracy.value, *ends), Interval(kappa.value, max(-1.0, by_chance[0]), by_chance[1])
     return {
         "rows": total,
         "accuracy": accuracy._asdict(),

@@ -18,8 +18,8 @@ from configs.labelling import ClassifyConfig
 from data.labelled.label_set import LabelSet, read_label_set
 from data.labelled.prompts import instructions_for
 from evals.labelling.predictor import LabelPredictor
-from evals.labelling.scores import intervals
-from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT
+from evals.labelling.scores import intervals, recalls
+from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, UNTUNED, calibration_note, recall_rows
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
@@ -55,6 +55,12 @@ class TextClassifier:
         self.labels = config.labels or model_labels
         # The user may ask for some of the labels, in another order: their columns are taken and shared out anew.
         self._columns = [model_labels.index(label) for label in self.labels]
+        tuned_set = self._predictor.labels
+        self.calibration = (
+            UNTUNED
+            if self.zero_shot
+            else calibration_note(tuned_set.validation_rows, tuned_set.validation_errors, tuned_set.calibrated)
+        )
         self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
 
     def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
@@ -113,7 +119,8 @@ def classification_summary(
     """Counts as JSON data: rows, labelled (by label), abstained, without a text, cut; with `gold` labels also scores.
 
     `confidence` has histograms of the probability, for labelled rows and for those abstained from. The scores are
-    `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, and `accuracy_covered` of labelled rows.
+    `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, its `recall` by label, and
+    `accuracy_covered` of labelled rows.
     """
     label_counts = Counter(row["label"] for row in rows if row["label"] is not None)
     summary: dict[str, Any] = {
@@ -139,6 +146,7 @@ def classification_summary(
         covered = [row["label"] == label for row, label in pairs if not row["abstained"]]
         summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
         summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None
+        summary["recall"] = recalls(predicted_N, targets_N, labels)
     return summary
 
 
@@ -167,11 +175,8 @@ def classification_examples(rows: Sequence[dict[str, Any]], texts: Sequence[str 
 
 def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> str:
     """The card as Markdown."""
-    how = (
-        "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
-        if classifier.zero_shot
-        else "by a checkpoint that was tuned for them; the probabilities are calibrated on its validation rows"
-    )
+    tuned = "" if classifier.zero_shot else "by a checkpoint that was tuned for them; "
+    how = f"{tuned}{classifier.calibration}"
     never = "The model never abstains."
     below = never if classifier.threshold is None else f"It abstains below a probability of {classifier.threshold:.3f}."
     rows = [(markdown_text(label), count) for label, count in summary["labelled"].items()]
@@ -187,4 +192,5 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
             name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name]) for name in ("accuracy", "macro_f1")
         }
         parts.append(f"Against the gold labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
+        parts.append(markdown_table(RECALL, [(markdown_text(name), *cells) for name, *cells in recall_rows(summary)]))
     return "\n\n".join(parts) + "\n"

@@ -7,12 +7,13 @@ import numpy as np
 
 from evals.labelling.abstention import selective
 from evals.labelling.calibration import expected_calibration_error
+from evals.scoring.intervals import wilson
 
 DRAWS = 1000
 
 
 class Interval(NamedTuple):
-    """A value with its 95 % bootstrap interval."""
+    """A value with its 95 % interval."""
 
     value: float
     low: float
@@ -47,6 +48,9 @@ def score_seeds(
 def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed: int) -> tuple[Interval, Interval]:
     """Accuracy and macro-F1 as means over the S runs, with bootstrap intervals over runs and rows.
 
+    Resamples of rows that are all right, or all wrong, are so too. So the interval of the accuracy is at least Wilson's
+    over the rows, and that of a macro-F1 of 0 or 1 the mean of Wilson's of each label's recall.
+
     Macro-F1 leaves out labels that have neither rows nor predictions, as scikit-learn does.
     """
     rng = np.random.default_rng(seed)
@@ -57,8 +61,32 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
         runs, items = rng.integers(seeds, size=seeds), rng.integers(rows, size=rows)
         samples[draw] = _means(predicted_SN[runs][:, items], targets_N[items], labels)
     low, high = np.quantile(samples, [0.025, 0.975], axis=0)
-    values = _means(predicted_SN, targets_N, labels)
-    return tuple(Interval(*map(float, part)) for part in zip(values, low, high, strict=True))  # type: ignore[return-value]
+    accuracy, macro_f1 = _means(predicted_SN, targets_N, labels)
+    # Rounded: the mean over runs may exceed the rows by an error of rounding.
+    wilson_low, wilson_high = wilson(min(rows, round(accuracy * rows, 6)), rows)
+    f1_low, f1_high = float(low[1]), float(high[1])
+    if f1_low == f1_high:
+        parts = [part["interval"] for part in recalls(predicted_SN[0], targets_N, range(labels)) if part["rows"]]
+        f1_low = min(f1_low, sum(part[0] for part in parts) / len(parts))
+        f1_high = max(f1_high, sum(part[1] for part in parts) / len(parts))
+    return (
+        Interval(accuracy, min(float(low[0]), wilson_low), max(float(high[0]), wilson_high)),
+        Interval(macro_f1, f1_low, f1_high),
+    )
+
+
+def recalls(predicted_N: np.ndarray, targets_N: np.ndarray, labels: Sequence[Any]) -> list[dict[str, Any]]:
+    """For each label the rows that have it, how many of them are given it, the share, and its 95 % Wilson interval.
+
+    Share and interval are None for a label without rows.
+    """
+    result = []
+    for number, label in enumerate(labels):
+        rows = int((targets_N == number).sum())
+        right = int(((targets_N == number) & (predicted_N == number)).sum())
+        share, interval = (right / rows, list(wilson(right, rows))) if rows else (None, None)
+        result.append({"label": label, "rows": rows, "right": right, "recall": share, "interval": interval})
+    return result
 
 
 def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str, float]:
@@ -77,6 +105,10 @@ def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str,
         runs, items = rng.integers(seeds, size=seeds), rng.integers(rows, size=rows)
         leads[draw] = difference_SN[runs][:, items].mean()
     low, high = np.quantile(leads, [0.025, 0.975])
+    if low == high:
+        # All rows differ alike, mostly not at all: as wide as if one more had been won or lost (`intervals.paired`).
+        half = 1.96 / (rows + 2)
+        low, high = max(-1.0, low - half), min(1.0, high + half)
     p = max(2 * min(float(np.mean(leads <= 0)), float(np.mean(leads >= 0))), 1 / DRAWS)
     return {"lead": float(difference_SN.mean()), "low": float(low), "high": float(high), "p": min(1.0, p)}
 

@@ -13,6 +13,8 @@ TITLES = {
     "lora": "this model: LoRA",
 }
 MISSING = "—"
+UNTUNED = "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
+RECALL = ("Label", "Rows", "Of them right", "Recall, 95 %")
 LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes of a classification
 
 
@@ -47,6 +49,38 @@ def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]
             )
         )
     return ["Arm", "Shots", "Accuracy", "Macro-F1", "Calibration error", "Accuracy of those covered"], rows
+
+
+def recall_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of a table of recall by label, under the columns `RECALL`."""
+    return [
+        (
+            str(part["label"]),
+            f"{part['rows']:,}",
+            f"{part['right']:,}",
+            MISSING
+            if part["recall"] is None
+            else interval({"value": part["recall"], "low": part["interval"][0], "high": part["interval"][1]}),
+        )
+        for part in report.get("recall", ())
+    ]
+
+
+def calibration_note(rows: int | None, errors: int | None, calibrated: bool | None) -> str:
+    """What is known about the calibration of a tuned model's probabilities, from its label set."""
+    if calibrated is None:
+        return "whether the probabilities are calibrated is not recorded"
+    assert rows is not None
+    assert errors is not None
+    fitted = f"its {rows:,} validation rows, {errors:,} of them wrong"
+    if calibrated:
+        return f"the probabilities are calibrated on {fitted}"
+    return f"whether the probabilities are calibrated is not known: {fitted}, do not show it"
+
+
+def calibration_of(facts: Mapping[str, Any]) -> str:
+    """What the facts of a classification say of its probabilities; "" if an earlier version did not record it."""
+    return str(facts.get("calibration") or (UNTUNED if facts.get("zero_shot") else ""))
 
 
 def shots_shown(arm: Mapping[str, Any]) -> str:

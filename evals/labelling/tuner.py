@@ -28,7 +28,12 @@ from data.shuffle import permute
 from data.tokenizer import tokenizer_for
 from evals.labelling.abstention import threshold_for_accuracy, threshold_for_coverage
 from evals.labelling.baselines import BASELINES, baseline
-from evals.labelling.calibration import expected_calibration_error, fit_temperature, probabilities
+from evals.labelling.calibration import (
+    calibration_evidence,
+    expected_calibration_error,
+    fit_temperature,
+    probabilities,
+)
 from evals.labelling.predictor import likelihood_logits, text_features
 from evals.labelling.scores import score_seeds
 from evals.labelling.settings import searched_settings
@@ -144,7 +149,16 @@ class LabelTuner:
             bias_C = np.load(self.run.work / f"bias-{best.shots}-{best.seed}.npy")
             with_shots = self._with_examples(rows if best.shots else [])
             labels = with_shots.model_copy(update={"bias": tuple(map(float, bias_C))})
-        labels = labels.model_copy(update={"temperature": best.temperature, "threshold": best.threshold})
+        evidence = calibration_evidence(best.validation_VC, self.targets_V, best.temperature)
+        labels = labels.model_copy(
+            update={
+                "temperature": best.temperature,
+                "threshold": best.threshold,
+                "validation_rows": evidence.rows,
+                "validation_errors": evidence.errors,
+                "calibrated": evidence.calibrated,
+            }
+        )
         write_label_set(self._checkpoint, labels)
         return labels, best
 

@@ -11,8 +11,9 @@ import pyarrow.parquet
 from common.files import atomic_path, write_json
 from evals.labelling.calibration import probabilities, reliability
 from evals.labelling.replies import tune_replies
-from evals.labelling.scores import confusion, lead
+from evals.labelling.scores import confusion, lead, recalls
 from evals.labelling.settings import kept_losses
+from evals.labelling.titles import calibration_note
 from evals.labelling.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
@@ -23,8 +24,8 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
     """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
 
     `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
-    For labels also `confusion` [right][predicted], `reliability` and `leads` (over each baseline at the same shots, by
-    a paired bootstrap over seeds and rows), all on the test rows.
+    For labels also `confusion` [right][predicted], `recall` by label, `reliability` and `leads` (over each baseline at
+    the same shots, by a paired bootstrap over seeds and rows), all on the test rows.
     """
     config, splits = run.config, run.splits
     report: dict[str, Any] = {
@@ -50,8 +51,11 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
                 "temperature": labels.temperature,
                 "threshold": labels.threshold,
                 "validation_loss": chosen.validation_loss,
+                "calibrated": labels.calibrated,
             },
         }
+        note = calibration_note(labels.validation_rows, labels.validation_errors, labels.calibrated)
+        report["notes"].append(f"{note[0].upper()}{note[1:]}.")
         if config.accuracy is not None and chosen.threshold == ABSTAINS:
             cause = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
             report["notes"].append(f"{cause}: the model always abstains.")
@@ -59,6 +63,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
         predicted_T = probabilities_TC.argmax(axis=1)
         report["confusion"] = confusion(predicted_T, tuner.targets_T, len(splits.labels)).tolist()
+        report["recall"] = recalls(predicted_T, tuner.targets_T, splits.labels)
         report["reliability"] = [asdict(part) for part in reliability(probabilities_TC, tuner.targets_T)]
         rows = {
             "text": [row.text for row in tuner.test],

@@ -10,6 +10,7 @@ shifted so that their mean is the measured distance, because resampling itself i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from data.surveys.reading import MISSING, Respondents, predictors_of, shares
 from evals.opinions.baselines import majority, predictions, uniform
 from evals.opinions.scores import EVERYBODY, Cell, ScoredCell, arm_scores
 from evals.opinions.tables import ARMS
+from evals.scoring.intervals import wilson
 
 SMALLEST_GROUP = 10  # humans; a smaller group is shown but not scored
 
@@ -34,11 +36,20 @@ class Distribution:
     people: int | None  # number of people; None: not known
 
     def fields(self, interval: float) -> dict[str, Any]:
-        """As plain data, with percentile intervals; without an interval if all draws are equal."""
+        """As plain data, with percentile intervals, or Wilson's for an option that nobody, or everybody, has chosen.
+
+        Without an interval if all draws are equal for another reason.
+        """
         result: dict[str, Any] = {"shares": self.shares.tolist(), "people": self.people}
+        varies = np.ptp(np.nan_to_num(self.draws), axis=0) > 0
+        is_certain = ~varies & np.isin(self.shares, (0.0, 1.0)) & (self.people is not None)
         # Equal draws come from shares whose number of people is unknown: no interval, rather than one of width 0.
-        if np.ptp(np.nan_to_num(self.draws), axis=0).max(initial=0.0) > 0:
+        if varies.any() or (len(varies) and is_certain.all()):
             low, high = np.nanquantile(self.draws, [(1 - interval) / 2, (1 + interval) / 2], axis=0)
+            z = NormalDist().inv_cdf((1 + interval) / 2)
+            for option in np.flatnonzero(is_certain):
+                assert self.people is not None
+                low[option], high[option] = wilson(self.people * self.shares[option], self.people, z)
             result |= {"low": low.tolist(), "high": high.tolist()}
         return result
 

@@ -1,4 +1,4 @@
-"""Confidence intervals and tests of scores: Wilson's interval, bootstraps, McNemar's exact paired test, Holm."""
+"""Intervals and tests of scores: Wilson's interval, McNemar's exact paired test, a paired bootstrap, Holm."""
 
 import math
 from collections import Counter
@@ -28,20 +28,27 @@ def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
-def bootstrap_mean(
-    groups: Sequence[Sequence[float]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
+def wilson_mean(
+    groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None, z: float = 1.96
 ) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of the groups' means, with each group (benchmark) resampled separately.
+    """95 % interval of the weighted mean of the groups' means, of groups (benchmarks) that are asked separately.
 
-    `weights` sum to 1; None: all equal. The share of right answers in a resample of n questions is binomial, so it is
-    drawn directly instead of question by question. Raises `ValueError` for no groups or an empty one.
+    Wilson's intervals of the groups, combined as by Zou and Donner (2008, "MOVER"): each end is as far from the mean as
+    the root of the sum of squares of the groups' weighted distances. A bootstrap has no width where all answers are
+    right or all are wrong. `weights` sum to 1; None: all equal. Raises `ValueError` for no groups or an empty one.
     """
     if not groups or not all(len(group) for group in groups):
         raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
-    rng = np.random.default_rng(seed)
-    shares = [rng.binomial(len(group), np.mean(group), size=draws) / len(group) for group in groups]
-    low, high = np.quantile(np.average(shares, axis=0, weights=weights), [0.025, 0.975])
-    return float(low), float(high)
+    weights = [1 / len(groups)] * len(groups) if weights is None else weights
+    # Rounded, because a question of three rows has votes such as 1/3, whose sum could exceed n by an error of rounding.
+    shares = [round(sum(group), 6) / len(group) for group in groups]
+    ends = [wilson(round(sum(group), 6), len(group), z) for group in groups]
+    mean = sum(weight * share for weight, share in zip(weights, shares, strict=True))
+    below, above = (
+        math.hypot(*(weight * (share - end[side]) for weight, share, end in zip(weights, shares, ends, strict=True)))
+        for side in (0, 1)
+    )
+    return max(0.0, mean - below), min(1.0, mean + above)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ def paired_bootstrap(
     `groups` has for each benchmark the votes of both models on its questions. Questions are resampled, so the two votes
     on a question stay together. The lead depends only on how many questions have each difference of votes, and these
     counts are drawn from a multinomial distribution. p: twice the share of draws in which the lead is zero or reversed
-    (at least 1 / `draws`).
+    (at least 1 / `draws`). Where all questions differ alike, mostly not at all, every draw is the same: the interval is
+    then as wide as if one more question of each benchmark had been won or lost.
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
@@ -116,6 +124,9 @@ def paired_bootstrap(
         lead += weight * float(differences @ shares)
         leads += weight * (rng.multinomial(n, shares, size=draws) @ differences) / n
     low, high = np.quantile(leads, [0.025, 0.975])
+    if high - low < 1e-12:
+        half = math.hypot(*(1.96 * weight / (len(a) + 2) for (a, _), weight in zip(groups, weights, strict=True)))
+        low, high = max(-1.0, lead - half), min(1.0, lead + half)
     reversed_share = min(float(np.mean(leads <= 0)), float(np.mean(leads >= 0)))
     return lead, float(low), float(high), float(min(1.0, max(2 * reversed_share, 1 / draws)))
 

@@ -14,7 +14,7 @@ from typing import Any
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
 from evals.running.rows import SampleRow
-from evals.scoring.intervals import bootstrap_mean, wilson
+from evals.scoring.intervals import wilson, wilson_mean
 from evals.tables import paper_figures as paper
 
 Scores = dict[str, Any]
@@ -82,8 +82,8 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     }
 
 
-def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0) -> Scores | None:
-    """Mean of the parts' accuracies with a bootstrap interval; None if no question of a part was asked."""
+def composite(name: str, parts: Mapping[str, Sequence[SampleRow]]) -> Scores | None:
+    """Mean of the parts' accuracies with its interval; None if no question of a part was asked."""
     strict, lenient = ([_votes(rows, verdict) for rows in parts.values()] for verdict in ("strict", "lenient"))
     if not strict or not all(strict):
         return None
@@ -93,18 +93,24 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0
         "parts": list(parts),
         "n": sum(map(len, strict)),
         "accuracy": _mean([sum(votes) / len(votes) for votes in strict]),
-        "interval": list(bootstrap_mean(strict, seed)),
+        "interval": list(wilson_mean(strict)),
         "accuracy_lenient": _mean([sum(votes) / len(votes) for votes in lenient]),
         "paper": dict(paper_row) if paper_row else None,
-        "differs": differences(name, None),
+        "differs": [*differences(name, None), *_part_asked(parts)],
     }
+
+
+def _part_asked(parts: Mapping[str, Sequence[SampleRow]]) -> list[str]:
+    """How many questions were asked of the splits of a mean's parts, if not all."""
+    asked = sum(row["left_out"] is None for rows in parts.values() for row in rows)
+    size = sum(BENCHMARKS[part].size for part in parts if part in BENCHMARKS)
+    return [f"{asked:,} of the splits' {size:,} questions"] if asked != size else []
 
 
 def summarise(
     rows: Sequence[SampleRow],
     model: str,
     protocol: Mapping[str, Any],
-    seed: int = 0,
     column: str = "nautile_370m",
     likelihood_rows: Sequence[SampleRow] = (),
     bad_rows: Mapping[str, int] | None = None,
@@ -119,7 +125,7 @@ def summarise(
     for row in rows:
         by_name[row["benchmark"]].append(row)
     composites = {
-        name: composite(name, {part: by_name[part] for part in parts}, seed)
+        name: composite(name, {part: by_name[part] for part in parts})
         for name, parts in COMPOSITES.items()
         if all(part in by_name for part in parts)
     }
@@ -131,13 +137,13 @@ def summarise(
         "benchmarks": {name: score(name, group, (bad_rows or {}).get(name, 0)) for name, group in by_name.items()},
         "composites": composites,
     }
-    scores["average"] = _average(scores, by_name, seed)
+    scores["average"] = _average(scores, by_name)
     if likelihood_rows:
-        scores["likelihood"] = likelihood(likelihood_rows, seed)
+        scores["likelihood"] = likelihood(likelihood_rows)
     return scores
 
 
-def likelihood(rows: Sequence[SampleRow], seed: int = 0) -> dict[str, Scores]:
+def likelihood(rows: Sequence[SampleRow]) -> dict[str, Scores]:
     """Score the rows of options' likelihoods, by benchmark and composite.
 
     `accuracy` chooses options by log-probability per byte, `accuracy_by_sum` by their total log-probability.
@@ -152,7 +158,7 @@ def likelihood(rows: Sequence[SampleRow], seed: int = 0) -> dict[str, Scores]:
     # Composites whose parts are all present.
     for name, parts in COMPOSITES.items():
         if all(part in by_name for part in parts):
-            mean = composite(name, {part: by_name[part] for part in parts}, seed)
+            mean = composite(name, {part: by_name[part] for part in parts})
             if mean:
                 scores[name] = {**mean, "accuracy_by_sum": _mean([scores[part]["accuracy_by_sum"] for part in parts])}
     for entry in scores.values():
@@ -245,7 +251,7 @@ def _agreement(rows: Sequence[SampleRow]) -> dict[str, int] | None:
     return {"n": both.total(), "agree": agree, "only_ours": both[True, False], "only_own": both[False, True]}
 
 
-def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int) -> Scores | None:
+def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]]) -> Scores | None:
     """The paper's average over the rows of Table 2; None if one of them was not measured."""
     values, groups = [], []
     for name in paper.TABLE_2:
@@ -257,14 +263,14 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
         groups.append([_votes(rows[part]) for part in parts])
     # Each row of the table has the same weight, however many parts it has.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
-    low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=weights)
+    low, high = wilson_mean([part for group in groups for part in group], weights)
     return {
         "title": "Average",
         "n": sum(len(part) for group in groups for part in group),
         "accuracy": _mean(values),
         "interval": [low, high],
         "paper": dict(paper.TABLE_2_AVERAGE),
-        "differs": [],
+        "differs": _part_asked({part: rows[part] for name in paper.TABLE_2 for part in COMPOSITES.get(name, (name,))}),
     }
 
 

@@ -73,9 +73,9 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
             }
         )
     notes = (
-        "Strict accuracy in percent, zero-shot, with the 95 % interval over problems (Wilson; bootstrap for ARC, the "
-        "average); the paper's own figures in its columns. Difference: points above the paper's figure for the same "
-        "model.",
+        "Strict accuracy in percent, zero-shot, with the 95 % interval over problems (Wilson; for ARC and the average "
+        "Wilson's intervals of their parts, combined); the paper's own figures in its columns. Difference: points "
+        "above the paper's figure for the same model.",
         "The average is over all eleven rows; there is none while a row is missing.",
     )
     return ResultTable("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))

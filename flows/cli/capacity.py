@@ -38,8 +38,8 @@ def plan_pretraining(
     plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
     # The RL stages are planned along with pretraining, so their sections are part of the key: a changed batch of
     # rollouts is another plan.
-    others = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
-    sections = {"plan": plan, "pretrain": pretrain, **others}
+    others = {name: getattr(config, name) for name in config.trained if name != "pretrain"}
+    sections = {"plan": plan, "pretrain": pretrain, "model": config.model, **others}
     # `plan-` marks an attempt that belongs to no pipeline run; `nautile logs` lists these last.
     context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
 

@@ -59,8 +59,10 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
         if damage:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
-            lost = [artifact.manifest["facts"][LOST] for artifact in artifacts if LOST in artifact.manifest["facts"]]
-            state, live = "made", {"note": "; ".join(lost)} if lost else {}
+            facts = [artifact.manifest["facts"] for artifact in artifacts]
+            notes = [f"no update: {own['no_update']}" for own in facts if own.get("no_update")]
+            notes += [own[LOST] for own in facts if LOST in own]
+            state, live = "made", {"note": "; ".join(notes)} if notes else {}
         elif note := approval_notes.get(step.key):
             state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():

@@ -41,6 +41,7 @@ from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
 from flows.operate.automations import end_of_heartbeats
+from flows.forecast import forecast_calls, forecast_text
 from flows.operate.questions import NOTES
 from flows.selection import is_in_store
 from store.artifacts import Store
@@ -201,8 +202,9 @@ def ask(
 
 
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
-    """The expected cost of a step in one line: the limits of its configuration, and what it took the last time."""
-    return f"{'; '.join([*_limits(config, step), _last_time(store, config, step)])}."
+    """The expected cost of a step in one line: the forecast of its calls, its limits, what it took the last time."""
+    forecast = [text] if (text := forecast_text(forecast_calls([step], store))) else []
+    return f"{'; '.join([*forecast, *_limits(config, step), _last_time(store, config, step)])}."
 
 
 def _asks(state: State[Any], key: str) -> bool:
@@ -261,7 +263,8 @@ def _limits(config: RunConfig, step: Step) -> list[str]:
     if step.stage.name == "pretrain":
         return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
     if step.stage.name == "distill":
-        return [f"{section['prompts']:,} prompts", _budget(section)]
+        until = f"until {wanted:,} documents, of at most " if (wanted := section.get("accepted")) else ""
+        return [f"{until}{section['prompts']:,} prompts", _budget(section)]
     if step.stage.name in ("align", "reason"):
         rows = section["rollout"]["prompts"] * section["rollout"]["group"]
         return [f"{section['policy']['steps']:,} steps of {rows:,} completions"]

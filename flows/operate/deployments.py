@@ -55,7 +55,9 @@ def deployments(config: RunConfig, argument: str) -> list[RunnerDeployment]:
     deployment waits for the first. Raises `ConfigError` if the schedule is invalid.
     """
     parameters = {"config": argument}
-    result = [_deployment(flow, config, parameters) for flow in (pipeline, *STAGE_FLOWS)]
+    stages = {step.stage.name for step in pipeline_steps(config)}  # none for a section that the configuration lacks
+    flows = (pipeline, *(flow for flow in STAGE_FLOWS if flow.name in stages))
+    result = [_deployment(flow, config, parameters) for flow in flows]
     result.append(_deployment(evaluation, config, parameters, schedules=schedules(config)))
     result.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
     return result

@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import mean_weights
-from evals.scoring.intervals import LEVEL, bootstrap_mean, holm, wilson
+from evals.scoring.intervals import LEVEL, holm, wilson_mean
 from evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
 from evals.scoring.scores import by_question, title_of, vote
 from flows.sweep.arms import FOLDER
@@ -284,9 +284,7 @@ def _score(own: Mapping[int | None, Mapping[str, Votes]], weights: Mapping[str, 
     row |= {"accuracy": over_seeds.mean, "over": "seeds", "deviation": over_seeds.deviation}
     if len(seeds) == 1:
         groups = [list(own[seeds[0]][name].values()) for name in weights]
-        low, high = (
-            wilson(sum(groups[0]), len(groups[0])) if len(groups) == 1 else bootstrap_mean(groups, weights=shares)
-        )
+        low, high = wilson_mean(groups, shares)
         row |= {"low": low, "high": high, "over": "problems"}
     elif over_seeds.low is not None and over_seeds.high is not None:
         row |= {"low": max(0.0, over_seeds.low), "high": min(1.0, over_seeds.high)}

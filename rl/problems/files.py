@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_text
 from configs.training import ProblemsConfig, ProblemSource
 from data.distill.prompt_files import check_prompt_set
+from data.reply_objects import reply_objects
 from data.sources.reasoning_gym import Problem, ProblemKind
 from evals.benchmarks.items import LETTERS, answer_kind
 from evals.graders.choices import plain
@@ -98,6 +99,11 @@ class _Row:
             self._refuse(f"not a line of JSON ({error})")
         if not isinstance(self._fields, dict):
             self._refuse("not an object with `question` and `answer`")
+        # The same line read as its writer may have meant it: "\\frac" in JSON is a form feed and "rac".
+        meant = next((item.value for item in reply_objects(line) if "\\" in line), {})
+        for name, value in self._fields.items():
+            if isinstance(value, str) and meant.get(name, value) != value:
+                self._refuse(f"`{name}` begins an escape of JSON where LaTeX is meant: write its backslashes twice")
 
     def problem(self) -> Problem:
         """Check the fields and make the problem."""

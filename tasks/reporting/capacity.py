@@ -27,6 +27,11 @@ _PRETRAINING = (
     "fits",
     "compiled in",
 )
+_REINFORCED: dict[str, type[AlignConfig] | type[ReasonConfig] | type[SelfDistillConfig]] = {
+    "align": AlignConfig,
+    "reason": ReasonConfig,
+    "self_distill": SelfDistillConfig,
+}
 _REINFORCEMENT = ("reinforcement", "completions at once", "resident", "rollout", "update", "fits")
 
 
@@ -53,23 +58,21 @@ def plan_capacity(job: Job) -> None:
     plan = plan_training(pretrain, model, config.row_length, target, config.mfu, config.largest, notify)
     # Self-distillation is estimated without a policy: its update is like that of pretraining.
     plan["reinforcement"] = {}
-    align, reason = job.part("align", AlignConfig), job.part("reason", ReasonConfig)
-    self_distill = job.part("self_distill", SelfDistillConfig)
-    for name, rollout, policy, balance, fsdp in (
-        ("align", align.rollout, align.policy, None, align.policy.fsdp),
-        ("reason", reason.rollout, reason.policy, Balance.of(reason), reason.policy.fsdp),
-        ("self_distill", self_distill.rollout, None, None, self_distill.fsdp),
-    ):
+    sections = {name: job.part(name, model_class) for name, model_class in _REINFORCED.items() if name in job.section}
+    for name, section in sections.items():
+        policy = None if isinstance(section, SelfDistillConfig) else section.policy
+        balance = Balance.of(section) if isinstance(section, ReasonConfig) else None
+        fsdp = section.fsdp if isinstance(section, SelfDistillConfig) else section.policy.fsdp
         notify(f"compiling {name} for {target.name}")
         try:
             mesh = make_mesh(fsdp, topology.devices(target), part=name)
-            plan["reinforcement"][name] = estimate_memory(model, rollout, policy, balance, mesh)
+            plan["reinforcement"][name] = estimate_memory(model, section.rollout, policy, balance, mesh)
         except ConfigError as error:  # pretraining can be planned for more chips than these stages can use
             plan["reinforcement"][name] = {"refused": str(error)}
         except jax.errors.JaxRuntimeError as error:  # no memory, or the compiler fails
             plan["reinforcement"][name] = {"refused": f"the compiler refused it: {first_line(error)}"}
-    sections = {"pretrain": pretrain, "align": align, "reason": reason, "self_distill": self_distill}
-    plan["starts"] = {name: section.start for name, section in sections.items() if section.start}
+    starts = {"pretrain": pretrain.start} | {name: section.start for name, section in sections.items()}
+    plan["starts"] = {name: start for name, start in starts.items() if start}
     folder = job.output("plan")
     (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     (folder / "plan.md").write_text(markdown(plan), encoding="utf-8")

@@ -60,6 +60,10 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         yield Paragraph(f"A stand-in wrote these documents: {facts['stand_in']}.")
     if facts["budget_exhausted"]:
         yield Paragraph("The budget was spent before every prompt was sent.")
+    if wanted := facts.get("wanted"):
+        yield Paragraph(
+            f"Prompts were asked until {amount(wanted)} documents were accepted: {amount(facts['prompts'])}."
+        )
     # Without held-out questions nothing was searched for, which is not the same as finding nothing.
     retrieval, held_out = facts["retrieval"], facts["held_out"]
     decontaminated = "no benchmark was held out: contamination is unknown"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.tune import TuneConfig
-from evals.labelling.titles import arm_rows, points
+from evals.labelling.titles import RECALL, arm_rows, points, recall_rows
 from tasks.reporting.card import card
 
 MOST_CONFUSED = 10
@@ -46,6 +46,8 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
         ]
         chosen = report["chosen"]
         facts |= {
+            "recall": recall_rows(report),
+            "recall_columns": RECALL,
             "confused": sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))[:MOST_CONFUSED],
             "shots": chosen["shots"] or "all",
             "temperature": f"{chosen['temperature']:.3g}",

@@ -1,6 +1,7 @@
 """The chat template: what is rendered parses back, whatever the texts contain."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,38 @@ def test_replies_as_text_of_this_model_and_of_others():
     assert parse_text("<think>because</think>\n\n4") == whole
     assert parse_text("<think>because") == ParsedReply("because", None, finished_thinking=False, finished=False)
     assert parse_text("4") == ParsedReply("", "4", finished_thinking=True, finished=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[THINK]because[/THINK]4",
+        "because[/THINK]\n4",
+        "<thinking>because</thinking>4",
+        "<seed:think>because</seed:think>4",
+        "◁think▷because◁/think▷4",
+        "<|START_THINKING|>because<|END_THINKING|><|START_RESPONSE|>4<|END_RESPONSE|>",
+        "<|begin_of_thought|>because<|end_of_thought|>\n<|begin_of_solution|>4<|end_of_solution|>",
+        "<think>because</think><|begin_of_box|>4<|end_of_box|>",
+        "<|channel>thought\nbecause<channel|>4",
+        "<|channel|>analysis<|message|>because<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+        "<|channel|>analysis<|message|>because<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>4",
+        "analysis because assistantfinal 4",
+    ],
+)
+def test_the_thoughts_of_other_families_are_told_from_their_answers(text):
+    assert parse_text(text) == ParsedReply("because", "4", finished_thinking=True, finished=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["[THINK]because", "<seed:think>because", "<|channel|>analysis<|message|>because", "◁think▷because"]
+)
+def test_a_thought_without_an_end_has_no_answer(text):
+    assert parse_text(text) == ParsedReply("because", None, finished_thinking=False, finished=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["analysis of the final game", "Analysis: it is 4.", "a <thought> of mine", "the [THINK] tag"]
+)
+def test_words_about_thoughts_are_text(text):
+    assert parse_text(text).answer == text

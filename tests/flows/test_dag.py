@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
+from configs.distill import IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.load import load
 from configs.operation import OPERATED, OperationConfig, ScheduleConfig
@@ -145,6 +147,73 @@ def test_a_change_of_reason_moves_reason_and_what_follows(toy):
 def test_the_index_stands_while_only_the_distillation_changes(toy):
     assert changed(toy, distill=toy.distill.model_dump() | {"prompts": 3})[0] == "distill"
     assert changed(toy, index={"code_bytes": 24})[:2] == ["index", "distill"]
+
+
+def without(config: RunConfig, *names: str) -> RunConfig:
+    """The configuration without some sections, and without what only they provide."""
+    table = {name: value for name, value in config.model_dump().items() if name not in names}
+    if "distill" in names:
+        for phase in table["pretrain"]["phases"]:
+            phase["mixture"].pop("distilled", None)
+    return RunConfig.model_validate(table)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(("distill",), ("distill", "index"), ("align",), ("reason",), ("self_distill",), ("align", "reason")),
+        ("reason", "self_distill"),
+        ("index", "distill", "align", "reason", "self_distill"),
+    ],
+)
+def test_a_configuration_without_a_section_has_no_such_step_and_asks_nobody_for_it(toy, names):
+    """What is left keeps its order; each trained stage continues the one before it that is there."""
+    steps = {step.label: step for step in build_dag(without(toy, *names), toy_dag)}
+    gone = {*names, *(f"evaluate:{name}" for name in names)}
+    assert list(steps) == [label for label in LABELS if label not in gone]
+    trained = [name for name in ("pretrain", "align", "reason", "self_distill") if name in steps]
+    for before, after in pairwise(trained):
+        assert steps[after].needs["checkpoint"] == Need(before, "checkpoint")
+    asked = {label for label, step in steps.items() if step.section.get("endpoints")}
+    assert asked == {"distill", "align"} - set(names)
+    assert set(steps["report"].needs.values()) == {
+        Need(label, kind) for label, step in steps.items() if label != "report" for kind in step.outputs
+    }
+    assert all(need.producer in steps for step in steps.values() for need in step.needs.values())
+
+
+def test_a_section_that_is_left_out_moves_nothing_before_it(toy):
+    before, after = keys(toy), keys(without(toy, "reason", "self_distill"))
+    assert all(before[label] == key for label, key in after.items() if label != "report")
+
+
+def test_false_removes_the_section_of_a_file_that_is_extended():
+    config = load("local", ["align=false", "self_distill = false"])
+    assert (config.align, config.self_distill, config.trained) == (None, None, ("pretrain", "reason"))
+    assert RunConfig.model_validate(config.model_dump()) == config
+
+
+def test_an_index_comes_with_the_distillation_that_reads_it(toy):
+    assert without(toy, "index").index == IndexConfig()
+    assert without(toy, "index", "distill").index is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["distill=false"], r"pretrain\.phases 'synth' mixes 'distilled', and there is no \[distill\]"),
+        (["index=false"], r"index is false, but \[distill\] shows its teachers exemplars"),
+        (
+            ["align=false", "reason.start=align"],
+            "reason.start: 'align' is no earlier stage of this run; there is pretrain",
+        ),
+        (["align=true"], "`align`: "),
+        (["pretrain=false"], "`pretrain`: "),
+    ],
+)
+def test_a_section_that_another_one_needs_is_asked_for(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load("local", settings)
 
 
 def test_a_change_of_the_report_moves_only_the_report(toy):

@@ -55,6 +55,13 @@ def test_deployments_are_named_by_stage_and_configuration(toy):
     assert names == [f"{stage}-toy" for stage in ("pipeline", *OPERATED, "evaluation", "regression")]
 
 
+def test_a_stage_whose_section_is_missing_has_no_deployment(toy):
+    left = toy.model_copy(update={"align": None, "self_distill": None})
+    names = [deployment.name for deployment in deployments(left, str(TOY))]
+    stages = [stage for stage in OPERATED if stage not in ("align", "self_distill")]
+    assert names == [f"{stage}-toy" for stage in ("pipeline", *stages, "evaluation", "regression")]
+
+
 def test_the_forms_of_deployments_hold_the_names_of_keys_only(toy, monkeypatch):
     monkeypatch.setenv("TOY_KEY", "sk-planted-2718281828459045")
     served = deployments(toy, str(TOY))

@@ -1,5 +1,7 @@
 """What a step draws: never more than it lacks, every group with a signal is used, and each group counts once."""
 
+import math
+
 import pytest
 
 from data.sources.reasoning_gym import Problem
@@ -65,6 +67,15 @@ def test_mastered_groups_have_a_share_of_their_own():
         "mastered": 1, "no_signal": 2, "dropped": 1, "unscored": 1,
     }  # fmt: skip
     assert metrics["reward"] == pytest.approx((1 + 1 + 1.85 + 0.5 + 1) / 9)
+
+
+def test_a_reward_that_is_no_number_is_counted_as_missing_and_spoils_no_mean():
+    draw, _ = draw_of([[math.nan, 0.5], [math.inf, 0.0]], refill=0)
+    live, every, metrics = draw.step({}, 2)
+    assert live == []
+    assert [rollout.reward for each in every for rollout in each.rollouts] == [None, 0.5, None, 0.0]
+    assert (draw.totals["unscored"], draw.totals["dropped"]) == (2, 2)
+    assert metrics["reward"] == 0.25
 
 
 def test_a_group_whose_only_signal_was_cut_has_none_if_what_was_cut_is_left_out():

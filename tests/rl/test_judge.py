@@ -25,6 +25,7 @@ CONFIG = JudgeConfig(endpoint="judge", reference=True)
 BLIND = JudgeConfig(endpoint="judge")
 ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n + 1}", str(n + 1), f"{n} + 1 = {n + 1}.") for n in range(12)]
 GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
+FULL = {"reason": 5, "answer": 5, "follow": 5, "overall": 100}
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +162,34 @@ def test_a_grammar_is_sent_where_the_endpoint_takes_one(judge_of):
         ('{"reason": "four", "answer": 3, "follow": 5, "overall": 72}', None),
         ('{"reason": [4], "answer": 3, "follow": 5, "overall": 72}', None),
         ('{"reason": 4, "answer": 3, "follow', None),
+        # The final marks count: not a quotation, an example of the form, a draft or what was only thought.
+        (f"The answer says {json.dumps(FULL)}, which is an order. {json.dumps(GOOD)}", JudgeScore(4, 3, 5, 72)),
+        (f"<think>{json.dumps(FULL)}</think>{json.dumps(GOOD)}", JudgeScore(4, 3, 5, 72)),
+        (f"<think>{json.dumps(GOOD)}", None),
+        (f"{json.dumps(FULL)}</think>\n{json.dumps(GOOD)}", JudgeScore(4, 3, 5, 72)),
+        (f"[THINK]{json.dumps(FULL)}[/THINK]{json.dumps(GOOD)}", JudgeScore(4, 3, 5, 72)),
+        (
+            f"<|channel|>analysis<|message|>{json.dumps(FULL)}<|end|><|start|>assistant<|channel|>final<|message|>"
+            f"{json.dumps(GOOD)}<|return|>",
+            JudgeScore(4, 3, 5, 72),
+        ),
+        (f"<|channel|>analysis<|message|>{json.dumps(FULL)}", None),
+        (f'{{"a": 1}} {json.dumps(GOOD)}', JudgeScore(4, 3, 5, 72)),
+        (f'{json.dumps(GOOD)} {{"a": 1}}', JudgeScore(4, 3, 5, 72)),
+        (f'{json.dumps(FULL)} or rather {{"reason": 9, "answer": 1, "follow": 1, "overall": 10}}', None),
+        (f'{json.dumps(FULL)} or rather {{"reason": 1, "ans', None),
+        (f'{{"marks": {json.dumps(GOOD)}, "why": "x"}}', JudgeScore(4, 3, 5, 72)),
+        (json.dumps({**GOOD, "why": "a {set} of \\frac{1}{2}"}), JudgeScore(4, 3, 5, 72)),
+        (
+            '{"why": "it has \\frac{1}{2} and \\sqrt{2}", "reason": 4, "answer": 3, "follow": 5, "overall": 72}',
+            JudgeScore(4, 3, 5, 72),
+        ),
+        ('{"why": "the set {1, 2}", "reason": 4, "answer": 3, "follow": 5, "overall": 72,}', JudgeScore(4, 3, 5, 72)),
+        ("{'reason': 4, 'answer': 3, 'follow': 5, 'overall': 72}", JudgeScore(4, 3, 5, 72)),
+        ("{“reason”: 4, “answer”: 3, “follow”: 5, “overall”: 72}", JudgeScore(4, 3, 5, 72)),
+        ("\\frac{1}{2} " * 100 + json.dumps(GOOD), JudgeScore(4, 3, 5, 72)),
+        ('{\r\n"reason": 4,\r\n"answer": 3, "follow": 5, "overall": 72}\r\n', JudgeScore(4, 3, 5, 72)),
+        ('{"reason": 4, "answer": 3, "follow": 5, "overall": NaN}', None),
         ("I would give it a 4.", None),
         ("[4, 3, 5, 72]", None),
         ("", None),

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from configs.training import JudgeConfig
 from rl.judge import JudgeScore
-from rl.rewards import ROUNDING, advantages, carries_signal, is_mastered, judged
+from rl.rewards import ROUNDING, advantages, carries_signal, is_mastered, judged, known
 
 REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
 
@@ -59,6 +61,15 @@ def test_equal_rewards_carry_no_signal_whatever_their_rounding(reward, size):
 def test_a_missing_score_is_not_a_zero():
     assert advantages([1.0, 1.0, None, 0.0]) == pytest.approx([1 / 3, 1 / 3, None, -2 / 3])
     assert not carries_signal(advantages([1.0, None, None, None]))
+
+
+@pytest.mark.parametrize("form", ["dr", "std"])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_a_missing_one(reward, form):
+    assert advantages([1.0, 1.0, reward, 0.0], form) == advantages([1.0, 1.0, None, 0.0], form)
+    assert advantages([1.0, reward, reward], form) == [None, None, None]
+    assert known(reward) is known(None) is None
+    assert known(0.5) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A plan outlives what the compilers for other chips cannot compile."""
 
 import jax
+import pytest
 
 from common.events import silent
 from configs.load import load
@@ -9,7 +10,26 @@ from tasks.engine.job import Job
 from tasks.reporting import capacity
 
 
-def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_kept(tmp_path, monkeypatch):
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans that are made, without a compiler."""
+    made = []
+    monkeypatch.setattr("model.capacity.planner.plan_training", lambda *_arguments: {"advice": []})
+    monkeypatch.setattr("model.capacity.topology.enable_compilers", lambda: None)
+    monkeypatch.setattr("model.capacity.topology.devices", lambda _target: jax.devices()[:1])
+    monkeypatch.setattr(capacity, "markdown", lambda plan: made.append(plan) or "")
+    return made
+
+
+def plan(folder, *names):
+    """Plan for the local configuration's sections of these names."""
+    config = load("local")
+    section = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "pretrain", *names)}
+    section["plan"] = PlanConfig(topology="v4:2x2x1", row_length=64).model_dump(mode="json")
+    capacity.plan_capacity.work(Job("plan", "k" * 64, "e", section, {}, folder, silent))
+
+
+def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_kept(tmp_path, monkeypatch, plans):
     messages = iter(["INTERNAL: no output tile sizes\nat xla.cc:1", "RESOURCE_EXHAUSTED: 40 GiB"])
 
     def estimate_memory(*_arguments):
@@ -18,18 +38,16 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_ke
         return {"resident": 1}
 
     monkeypatch.setattr("rl.capacity.estimate_memory", estimate_memory)
-    monkeypatch.setattr("model.capacity.planner.plan_training", lambda *_arguments: {"advice": []})
-    monkeypatch.setattr("model.capacity.topology.enable_compilers", lambda: None)
-    monkeypatch.setattr("model.capacity.topology.devices", lambda _target: jax.devices()[:1])
-    plans = []
-    monkeypatch.setattr(capacity, "markdown", lambda plan: plans.append(plan) or "")
-    config = load("local")
-    parts = ("model", "pretrain", "align", "reason", "self_distill")
-    section = {name: getattr(config, name).model_dump(mode="json") for name in parts}
-    section["plan"] = PlanConfig(topology="v4:2x2x1", row_length=64).model_dump(mode="json")
-    capacity.plan_capacity.work(Job("plan", "k" * 64, "e", section, {}, tmp_path, silent))
+    plan(tmp_path, "align", "reason", "self_distill")
     assert plans[0]["reinforcement"] == {
         "align": {"refused": "the compiler refused it: INTERNAL: no output tile sizes"},
         "reason": {"refused": "the compiler refused it: RESOURCE_EXHAUSTED: 40 GiB"},
         "self_distill": {"resident": 1},
     }
+
+
+def test_a_stage_that_the_configuration_lacks_is_not_planned_for(tmp_path, monkeypatch, plans):
+    monkeypatch.setattr("rl.capacity.estimate_memory", lambda *_arguments: {"resident": 1})
+    plan(tmp_path, "reason")
+    assert plans[0]["reinforcement"] == {"reason": {"resident": 1}}
+    assert plans[0]["starts"] == {}

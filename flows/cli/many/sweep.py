@@ -159,7 +159,7 @@ def note(report: dict[str, Any]) -> str:
     if any(row["seeds"] == 1 for row in rows):
         parts.append(
             f"With one seed, {OVER_PROBLEMS}: Wilson's interval and McNemar's exact test, two-sided, paired by "
-            "question (for a mean of benchmarks, bootstraps)."
+            "question (for a mean of benchmarks, their intervals combined, and a paired bootstrap)."
         )
     several = "test" if tests == 1 else "tests"
     tested = f"; p is corrected by Holm for the {tests} {several} of this report, * below 0.05" if tests else ""

@@ -143,6 +143,7 @@ def classify(
     """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
     from configs.labelling import ClassifyConfig
     from data.labelled.label_set import read_label_set
+    from evals.labelling.titles import calibration_of, recall_rows
     from tasks.classify import ROWS
     from tasks.classify import classify as stage
 
@@ -166,13 +167,16 @@ def classify(
 
     def lines(facts: dict[str, Any]) -> list[str]:
         counts = [f"  {facts['labelled'][label]:,} {label}" for label in facts["labels"]]
-        uncalibrated = ["  by likelihood, without tuning: the probabilities are not calibrated"]
         return [
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
             *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts["cut"] else []),
-            *(uncalibrated if facts["zero_shot"] else []),
+            *([f"  {note}"] if (note := calibration_of(facts)) else []),
+            *(
+                f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %"
+                for label, rows, right, recall in recall_rows(facts)
+            ),
         ]
 
     _show(result, out, as_json, lines)

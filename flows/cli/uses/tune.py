@@ -8,7 +8,7 @@ from rich.text import Text
 from common.errors import ConfigError
 from common.files import read_json
 from configs.tune import TuneRun
-from evals.labelling.titles import arm_rows
+from evals.labelling.titles import arm_rows, recall_rows
 from flows.cli.tables import query_table
 from flows.cli.uses.step import run_step
 from flows.starts import checkpoint_named
@@ -54,6 +54,10 @@ def tuning_view(result: dict[str, Any]) -> RenderableType:
         f"{100 * lead['lead']:+.1f} points [{100 * lead['low']:+.1f}, {100 * lead['high']:+.1f}] over {lead['over']}, "
         f"p = {lead['p']:.2g}"
         for lead in report.get("leads", [])
+    ]
+    lines += [
+        f"{label}: {right} of {rows} test rows are given this label, recall {recall} %"
+        for label, rows, right, recall in recall_rows(report)
     ]
     lines += report["notes"]
     ending = f"{result['checkpoint']}: the tuned model; {result['tuning']}: its scores and card.md"

@@ -18,7 +18,9 @@ def page(chosen: ChosenRun | None) -> None:
     st.title("Distillation")
     executions = chosen.executions("distill") if chosen else []
     if chosen is None or not executions:
-        st.caption("No distillation in this run yet.")
+        settings = chosen.state.settings if chosen and chosen.state else {}
+        has_none = "distill" in settings and settings["distill"] is None
+        st.caption("This run's configuration has no [distill]." if has_none else "No distillation in this run yet.")
         return
     artifacts = [row for row in shared.query(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
     newest = artifacts[-1] if artifacts else {"facts": "{}", "config": "{}"}

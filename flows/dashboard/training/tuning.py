@@ -9,7 +9,7 @@ import streamlit as st
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.labelling.titles import TITLES, arm_rows
+from evals.labelling.titles import RECALL, TITLES, arm_rows, recall_rows
 from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
@@ -73,6 +73,8 @@ def _labels(report: dict[str, Any], folder: str) -> None:
     with left:
         st.subheader("Confusion")
         confusion_chart(report).show()
+        if rows := recall_rows(report):
+            cards.show([cards.table(RECALL, rows)])
     with right:
         st.subheader("Calibration")
         confidence, accuracy = quantitative("confidence", **RATE), quantitative("accuracy", **RATE)

@@ -36,6 +36,22 @@ GOOD = '{"reasoning": "r", "answer": "a"}'
         "**Reasoning:** r\n\n**Answer:** a",
         "## Reasoning\nr\n\n## Final answer\na\n",
         "\ufeff" + GOOD,
+        GOOD.replace(" ", "\r\n"),
+        "## Reasoning\r\nr\r\n\r\n## Final answer\r\na\r\n",
+        f"Braces {{1, 2}}, \\frac{{1}}{{2}} and f'{{x}}' stand before it. {GOOD}",
+        "<think>" + "\\frac{1}{2} {" * 200 + f"</think>{GOOD}",
+        f'<think>A draft: {{"reasoning": "x", "answer": "y"}}</think>{GOOD}',
+        "<think>r</think><answer>a</answer>",
+        "<seed:think>r</seed:think>a",
+        "<reasoning>\nr\n</reasoning>\n<answer>a</answer>",
+        '{"response": {"reasoning": "r", "answer": "a"}}',
+        "reasoning: r\nanswer: a",
+        "◁think▷r◁/think▷a",
+        "<|START_THINKING|>r<|END_THINKING|><|START_RESPONSE|>a<|END_RESPONSE|>",
+        "<|channel>thought\nr<channel|>a",
+        f"<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{GOOD}",
+        f"analysisWe think.assistantfinal{GOOD}",
+        f'{{"reasoning": "x", "answer": "y"}} No, I was wrong: {GOOD}',
     ],
 )
 def test_a_reply_is_read_in_each_of_its_forms(text):
@@ -54,6 +70,17 @@ def test_a_reply_is_read_in_each_of_its_forms(text):
         ),
         ('{"reasoning": "r", "answer": "use {\\"answer\\": 1}"}', ParsedDocument("r", 'use {"answer": 1}')),
         ("{'reasoning': 'it\\'s so', 'answer': 'a'}", ParsedDocument("it's so", "a")),
+        ('{"reasoning": "it\\\'s so", "answer": "a"}', ParsedDocument("it's so", "a")),
+        ('{"reasoning": "a tuple (1, ] and {2, }", "answer": "a",}', ParsedDocument("a tuple (1, ] and {2, }", "a")),
+        ('{"reasoning": "r", "answer": 1.50}', ParsedDocument("r", "1.50")),
+        ('{"reasoning": "r", "answer": 0.1234567890123456789}', ParsedDocument("r", "0.1234567890123456789")),
+        ('Here: {"reasoning": "</think> closes", "answer": "a"}', ParsedDocument("</think> closes", "a")),
+        ("<think>The set {1, 2}.</think>Two {members}.", ParsedDocument("The set {1, 2}.", "Two {members}.")),
+        (
+            '{"reasoning": "In C:\\\\new\\\\table:\\nso \\\\alpha\\nis", "answer": "a"}',
+            ParsedDocument("In C:\\new\\table:\nso \\alpha\nis", "a"),
+        ),
+        ("Reasoning: the set {1}\nAnswer: \\frac{1}{2}", ParsedDocument("the set {1}", "\\frac{1}{2}")),
     ],
 )
 def test_what_stands_inside_a_reply_stays(text, draft):
@@ -76,12 +103,23 @@ def test_what_stands_inside_a_reply_stays(text, draft):
         '{"reasoning": "r"',
         '<think>never ends {"answer": ',
         "<think>never ends",
+        f"<think>never ends {GOOD}",
+        f"<|channel|>analysis<|message|>{GOOD}",
+        '<think>r</think>{"result": "4"}',
+        '<think>r</think>{"reasoning": "r", "answer": "it bre',
+        '{"reasoning": "r", "answer": NaN}',
+        "{'reasoning': 'r', 'answer': 3.10}",
+        "{'reasoning': r'\\frac', 'answer': 'a'}",
+        "reasoning: |\n  r\nanswer: |\n  a",
         "Answer: a\nReasoning: r",
         "Answer: a\nReasoning: r\nAnswer: b",
         "{'answer': __import__('os')}",
         "{" * 5000,
         "{'a':" * 3000,
         '{"answer":' * 3000,
+        '{"answer":' * 3000 + "1" + "}" * 3000,
+        '{"a":' * 900 + "1" + "}" * 900,
+        '{"a":' * 20_000 + "1" + "}" * 20_000,
     ],
 )
 def test_what_is_no_reply_is_none(text):
@@ -97,11 +135,91 @@ def test_a_number_python_refuses_to_write_in_decimal_is_no_answer():
     assert parse_reply("{'reasoning': 'r', 'answer': 0x" + "f" * 5000 + "}") is None
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+# Control characters are left out: nobody means one, and `\\f` in JSON is the beginning of `\\frac`.
+WRITTEN = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffd", include_characters="\n"))
+
+
+@given(WRITTEN, WRITTEN)
 def test_what_was_written_is_read(reasoning, answer):
     text = json.dumps({"reasoning": reasoning, "answer": answer})
     for entry in (text, f"Here:\n```json\n{text}\n```"):
         assert parse_reply(entry) == ParsedDocument(reasoning.strip(), answer.strip())
+
+
+COMMANDS = (
+    *(r"\frac{1}{2}", r"\sqrt{2}", r"\times", r"\theta", r"\beta", r"\rho", r"\nabla", r"\text{ if }", r"\neq"),
+    *(r"\right)", r"\boxed{5}", r"\bar x", r"\forall", r"\tau", r"\triangle", r"\not=", r"\rangle", r"\binom{n}{2}"),
+    *(r"\underline{x}", r"\(x\)", r"\[y\]", r"\{1, 2\}", r"50\%", r"\$5", r"\tilde{x}", r"\textbf{b}"),
+    *(r"\begin{cases}", r"\int_0^1", r"\alpha"),
+)
+SHORT = (r"\to", r"\ne", r"\ni", r"\nu", r"\neg", r"\tan", r"\top", r"\nexists", r"\nmid", r"\tr")
+WORDS = ("So we add.", "Then", "e poi", "u es", "x", "2", "-", "“q”", "\n", "\n\n", "$", "&", "=", "(")
+
+
+def _raw(text):
+    """`text` in a JSON string as a model writes it that does not double the backslashes of LaTeX."""
+    return '{"reasoning": "' + text.replace("\n", "\\n") + '", "answer": "a"}'
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("text", ["{}", "Half is {}.", "One.\nTwo {}\n\nThree ${}$", "{}\\sqrt{{3}}{}"])
+def test_latex_is_read_as_it_was_meant_with_and_without_doubled_backslashes(command, text):
+    written = text.replace("{}", command).replace("{{", "{").replace("}}", "}")
+    for reply in (_raw(written), json.dumps({"reasoning": written, "answer": "a"})):
+        assert parse_reply(reply) == ParsedDocument(written, "a"), reply
+    python = _raw(written).replace('"', "'")
+    assert parse_reply(python) == ParsedDocument(written, "a"), python
+
+
+@given(st.lists(st.tuples(st.sampled_from([*COMMANDS, *SHORT, *WORDS]), st.booleans(), st.sampled_from(["", " "]))))
+def test_no_mixture_of_latex_and_text_is_read_as_anything_else(pieces):
+    """A property over commands, words and line breaks, each command with or without doubled backslashes."""
+    # A command and the letters behind it would be another command. The first one shows that not all are doubled.
+    pieces = [(r"\sqrt{3}", False, " "), *((p, d, " " if p.startswith("\\") else gap) for p, d, gap in pieces)]
+    meant = "".join(piece + gap for piece, _, gap in pieces)
+    sent = "".join((piece.replace("\\", "\\\\") if doubled else piece) + gap for piece, doubled, gap in pieces)
+    document = parse_reply(_raw(sent))
+    assert document is None or document == ParsedDocument(meant.strip(), "a")
+
+
+ROWS = "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\\\\\hline 5 \\end{pmatrix}"
+
+
+@pytest.mark.parametrize("reply", [_raw(ROWS), json.dumps({"reasoning": ROWS, "answer": "a"})])
+def test_the_rows_of_a_matrix_keep_their_ends(reply):
+    assert parse_reply(reply) == ParsedDocument(ROWS, "a")
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        r"\\begin{pmatrix} 1 \\ 2 \\end{pmatrix}",  # the commands are doubled, the row's end is not
+        r"\begin{pmatrix}a\\b\end{pmatrix}",  # a row and b, or \b
+        r"\\( x \\) \begin{cases} 1 \\ 2 \end{cases}",
+        r"\\\\frac{1}{2}",
+        r"One.\\n\\nTwo.",
+        r"\sqrt{2}.\ne poi",
+        r"a \to b",
+        r"\ud83d is half a character",
+        r"a bell \u0007",
+        r"caf\\u00e9",
+        r"in C:\Users\name",
+        r"in C:\new\table",
+        "lost: \ufffd",
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_no_document_and_says_so(reasoning):
+    reply = f'{{"reasoning": "{reasoning}", "answer": "a"}}'
+    assert parse_reply(reply) is None
+    assert reason_without_document(reply) == "ambiguous"
+
+
+def test_a_list_of_documents_is_no_reply_to_one_query():
+    other = GOOD.replace('"a"', '"b"')
+    for text in (f"{GOOD}\n{other}", f"[{GOOD}, {other}]", f"```json\n{GOOD}\n```\n```json\n{other}\n```"):
+        assert parse_reply(text) is None
+        assert reason_without_document(text) == "ambiguous"
+    assert parse_reply(f"{GOOD}\n{GOOD}") == ParsedDocument("r", "a")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +233,8 @@ def test_what_was_written_is_read(reasoning, answer):
         ('{"reasoning": "no answer {"}', "unparsable"),
         ('{"other": 1} and "more', "unparsable"),
         ("just words", "unparsable"),
+        ("<think>never ends {1, 2}", "truncated"),
+        ("Reasoning: the set {1, 2}", "unparsable"),
     ],
 )
 def test_a_reply_without_a_document_says_why(text, reason):

@@ -7,82 +7,22 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import comb
 
 import pytest
 
 from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.distill import DistillConfig, IndexConfig, ProbeConfig, PromptSetConfig, TeacherConfig
+from configs.distill import ProbeConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.distill import stats, verdicts, window
 from data.distill.ask import Teachers
-from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
-from data.distill.stats import DistillStats, chance_of_rejects, distill_facts
-from data.endpoints import circuit_breaker, pool
+from data.distill.stats import DistillStats, chance_of_rejects
+from data.endpoints import pool
 from data.endpoints.batch import queue
 from data.endpoints.pool import EndpointPool
-from data.records import SynthRecord, from_dict
-from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import ExemplarIndex, build_index
+from data.records import from_dict
 from data.screening.contamination import Hit
-from data.tokens.exemplar_sample import write_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script, useful
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
-    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.2)
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("retrieval")
-    queries = ["How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?"]
-    records = [SynthRecord(query, "One. Two.", "3", synth_id=f"e/{n}") for n, query in enumerate(queries)]
-    write_exemplars(folder / "exemplars.jsonl", records)
-    encoder = Encoder()
-    build_index(folder / "exemplars.jsonl", encoder, IndexConfig(), folder / "out")
-    return ExemplarIndex(folder / "out", encoder)
-
-
-@dataclass
-class Output:
-    """The output of a distillation; `files`: the bytes of each file written."""
-
-    stats: DistillStats
-    counts: dict
-    events: list
-    kept: list
-    rejected: list
-    files: dict
-
-
-@pytest.fixture
-def run(tmp_path, index):
-    """Run a distillation with the given endpoints, in the same folders each time."""
-
-    def distill(endpoints, screen=None, **config_fields):
-        events = []
-        teachers = config_fields.pop("teachers", tuple(TeacherConfig(endpoint=name) for name in endpoints))
-        config = DistillConfig(**{"prompts": 20, "teachers": teachers, **config_fields})
-        out = tmp_path / "out"
-
-        def emit(kind, **fields):
-            events.append((kind, fields))
-
-        with EndpointPool(endpoints, tmp_path / "replies", emit, config.budget_dollars) as teachers_pool:
-            output = distill_prompts(config, teachers_pool, index, out, tmp_path / "work", 1, emit, screen)
-            counts = distill_facts(output.stats, config, teachers_pool)
-        rows = [
-            [json.loads(line) for path in sorted(out.glob(name)) for line in path.read_text().splitlines()]
-            for name in (DOCUMENTS, REJECTED)
-        ]
-        return Output(output.stats, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
-
-    return distill
 
 
 def openai(server, **fields):
@@ -125,6 +65,23 @@ def test_rejected_replies_are_kept_by_reason(run):
     assert output.rejected[0]["reply"] == "no json"
     assert len(output.kept) == 17
     assert set(output.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
+
+
+def test_a_teachers_latex_reaches_the_documents_as_it_was_meant_or_not_at_all(run, tmp_path):
+    """Of a teacher that does not double its backslashes: JSON would read a form feed and "rac"."""
+    half, root = r"It is \frac{1}{2} \times 2.", r"It is \sqrt{2}, a number."
+    replies = iter(
+        [
+            rf'{{"reasoning": "The half is \frac{{1}}{{2}}, and the angle is \theta.", "answer": "{half}"}}',
+            rf'{{"reasoning": "The root \sqrt{{2}} is no fraction at all.", "answer": "{root}"}}',
+            r'{"reasoning": "Rows: \\begin{pmatrix} 1 \\ 2 \\end{pmatrix} are two.", "answer": "Two rows."}',
+        ]
+    )
+    with FakeOpenAI(reply=lambda body: next(replies)) as server:
+        output = run({"t": openai(server, concurrency=1)}, prompts=3, prompt_sets=numbered(tmp_path / "n.jsonl"))
+    assert {row["synthetic_answer"] for row in output.kept} == {half, root}
+    assert any(r"\frac{1}{2}, and the angle is \theta" in row["synthetic_reasoning"] for row in output.kept)
+    assert output.counts["rejected"] == {"ambiguous": 1}
 
 
 @pytest.mark.slow

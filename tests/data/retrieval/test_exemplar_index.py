@@ -162,6 +162,26 @@ def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(mon
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_a_copy_of_a_neighbour_is_as_near_as_it_and_no_miss():
+    """Which of many equal vectors are proposed says nothing about the index; one that is farther is a miss."""
+    points = np.eye(4, dtype=np.float32)
+    vectors = np.repeat(points, 60, axis=0)
+    truth = exact_nearest(vectors, points, 5)
+    others = np.stack([np.arange(60 * n + 50, 60 * n + 60) for n in range(4)])
+    assert not np.intersect1d(others, truth).size
+    assert recall_at(others, vectors, points, truth) == 1.0
+    others[0, 3:] = 100  # the copies of another vector
+    assert recall_at(others, vectors, points, truth) == (3 + 5 * 3) / 20
+    assert recall_at(np.full((4, 10), -1), vectors, points, truth) == 0.0
+
+
+@pytest.mark.slow
+def test_an_index_of_copies_is_built():
+    vectors = np.repeat(clustered(200), 60, axis=0)
+    _, fit = build_faiss_index(vectors, IndexConfig(kind="ivf_pq"))
+    assert fit.recall >= 0.95
+
+
 def test_a_recall_that_cannot_be_reached_is_refused():
     with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
         build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))

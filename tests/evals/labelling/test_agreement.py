@@ -5,6 +5,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from evals.labelling.agreement import agreement
+from evals.scoring.intervals import wilson
 
 LABELS = ("a", "b", "c")
 
@@ -21,6 +22,17 @@ def test_kappa_is_the_librarys_and_lies_in_its_interval():
         assert low < value < high
         assert high - low < width
     assert np.sum(measured["confusion"]) == 200
+
+
+def test_perfect_agreement_on_a_few_texts_is_not_certain():
+    measured = agreement(["a", "b", "a", "c"], ["a", "b", "a", "c"], LABELS)
+    assert (measured["accuracy"]["value"], measured["kappa"]["value"]) == (1.0, 1.0)
+    assert measured["accuracy"]["low"] == pytest.approx(wilson(4, 4)[0])
+    expected = (2 * 2 + 1 + 1) / 16
+    assert measured["kappa"]["low"] == pytest.approx(1 - (1 - wilson(4, 4)[0]) / (1 - expected))
+    assert measured["accuracy"]["high"] == measured["kappa"]["high"] == 1.0
+    never = agreement(["a", "b"], ["b", "a"], LABELS)
+    assert never["accuracy"]["high"] == pytest.approx(wilson(0, 2)[1])
 
 
 def test_a_teacher_with_one_label_for_all_agrees_by_chance_alone():

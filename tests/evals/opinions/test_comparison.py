@@ -11,8 +11,9 @@ from configs.survey import SimulateConfig
 from data.surveys.people import Person
 from data.surveys.reading import MISSING, Respondents, parse_survey, personas_config
 from evals.opinions import baselines
-from evals.opinions.comparison import compare
+from evals.opinions.comparison import Distribution, compare
 from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
+from evals.scoring.intervals import wilson
 
 QUESTIONS = [
     {"name": "more", "text": "More parks?", "options": ["no", "maybe", "yes"], "ordered": True},
@@ -47,6 +48,20 @@ def respondents():
     answers = np.array([[draw.choice(len(p), p=p) for p in chances[i % 2]] for i in range(400)])
     answers[0, 0] = MISSING
     return Respondents(people(400), answers, np.arange(200, 400), np.arange(200))
+
+
+def test_an_option_that_nobody_has_chosen_is_not_certain_to_have_no_share():
+    draws = np.random.default_rng(0).multinomial(40, [0.5, 0.5, 0.0], size=500) / 40
+    some = Distribution(np.array([0.5, 0.5, 0.0]), draws, 40).fields(0.95)
+    assert (some["low"][2], some["high"][2]) == pytest.approx(wilson(0, 40), abs=1e-4)
+    assert some["low"][0] < 0.5 < some["high"][0]
+    one = np.array([1.0, 0.0])
+    all_alike = Distribution(one, np.tile(one, (500, 1)), 8).fields(0.95)
+    assert all_alike["low"] == pytest.approx([wilson(8, 8)[0], 0.0], abs=1e-4)
+    assert all_alike["high"] == pytest.approx([1.0, wilson(0, 8)[1]], abs=1e-4)
+    assert "low" not in Distribution(one, np.tile(one, (500, 1)), None).fields(0.95), "of how many is not known"
+    published = np.array([0.3, 0.7])
+    assert "low" not in Distribution(published, np.tile(published, (500, 1)), 8).fields(0.95), "no sample"
 
 
 def filled(summary):

@@ -104,4 +104,12 @@ def test_the_lead_of_a_mean_is_the_difference_of_what_it_shows():
     assert easy["lead"] == pytest.approx(-0.25)
     assert arc["lead"] == pytest.approx(arc["b"] - arc["a"]) == pytest.approx(easy["lead"] / 2)
     assert arc["low"] <= arc["lead"] <= arc["high"]
-    assert paired_bootstrap([([0.5] * 40, [1.0] * 40)], [1.0])[:3] == (0.5, 0.5, 0.5)
+    assert paired_bootstrap([([0.5] * 40, [1.0] * 40)], [1.0])[0] == 0.5
+
+
+def test_models_that_differ_on_no_question_may_differ_on_the_next():
+    """The interval is as wide as if one more question had been won or lost."""
+    lead, low, high, p = paired_bootstrap([([True, False] * 20, [True, False] * 20)], [1.0])
+    assert (lead, p) == (0.0, 1.0)
+    assert high == -low == pytest.approx(1.96 / 42)
+    assert paired_bootstrap([([0.0] * 8, [1.0] * 8)], [1.0])[:3] == (1.0, pytest.approx(1 - 1.96 / 10), 1.0)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.scoring.intervals import bootstrap_mean, paired, wilson
+from evals.scoring.intervals import paired, wilson, wilson_mean
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,35 @@ def test_wilson_of_nothing_is_everything_and_of_nonsense_an_error():
         wilson(5, 3)
 
 
-def test_bootstrap_of_one_group_is_close_to_its_binomial_interval():
-    group = [True] * 60 + [False] * 140
-    low, high = bootstrap_mean([group])
-    half = 1.96 * math.sqrt(0.3 * 0.7 / 200)
-    assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.006)
+@given(st.lists(st.booleans(), min_size=1, max_size=300))
+def test_the_interval_of_a_mean_of_one_group_is_wilsons(group):
+    assert wilson_mean([group]) == pytest.approx(wilson(sum(group), len(group)))
 
 
-def test_bootstrap_counts_groups_alike_and_can_weigh_them():
-    groups = [[True] * 1000, [False] * 10]
-    assert bootstrap_mean(groups) == (0.5, 0.5)
-    assert bootstrap_mean(groups, weights=[0.25, 0.75]) == (0.25, 0.25)
-    assert bootstrap_mean([[True, False]], seed=1) == bootstrap_mean([[True, False]], seed=1)
+def test_the_interval_of_a_mean_is_about_that_of_the_normal_approximation():
+    easy, hard = [True] * 600 + [False] * 400, [True] * 300 + [False] * 700
+    for weights in ([0.5, 0.5], [0.2, 0.8]):
+        mean = 0.6 * weights[0] + 0.3 * weights[1]
+        half = 1.96 * math.sqrt((0.24 * weights[0] ** 2 + 0.21 * weights[1] ** 2) / 1000)
+        assert wilson_mean([easy, hard], weights) == pytest.approx((mean - half, mean + half), abs=0.001)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=5))
+def test_a_mean_lies_in_its_interval_which_always_has_a_width(counts):
+    groups = [[1.0] * min(right, n) + [0.0] * (n - min(right, n)) for right, n in counts]
+    mean = sum(sum(group) / len(group) for group in groups) / len(groups)
+    low, high = wilson_mean(groups)
+    assert 0 <= low <= mean + 1e-12
+    assert mean - 1e-12 <= high <= 1
+    assert high - low > 0.01
+
+
+def test_all_right_and_all_wrong_are_not_certain():
+    """The interval of 0 and of 100 % is Wilson's, whatever is averaged."""
+    assert wilson_mean([[1.0] * 43])[0] == pytest.approx(0.918, abs=0.001)
+    assert wilson_mean([[0.0] * 2, [0.0] * 2]) == pytest.approx((0.0, wilson(0, 2)[1] / math.sqrt(2)))
     with pytest.raises(ValueError, match="at least one"):
-        bootstrap_mean([[True], []])
+        wilson_mean([[True], []])
 
 
 @given(pairs=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))

@@ -104,6 +104,10 @@ def test_a_composite_is_the_mean_of_its_parts():
     assert result["accuracy"] == pytest.approx(0.7)
     assert result["interval"][0] < 0.7 < result["interval"][1]
     assert result["n"] == 120
+    assert "120 of the splits' 3,548 questions" in result["differs"]
+    wrong = composite("arc", {name: rows(name, 0, 1) for name in parts})
+    assert wrong["interval"][0] == 0.0
+    assert wrong["interval"][1] > 0.5, "one wrong answer to each does not say that none would be right"
     assert composite("arc", {**parts, "arc_easy": []}) is None
 
 
@@ -116,6 +120,10 @@ def test_the_average_is_of_all_eleven_rows_with_arc_as_one():
     low, high = scores["average"]["interval"]
     assert low < scores["average"]["accuracy"] < high
     assert scores["average"]["paper"] == paper.TABLE_2_AVERAGE
+    assert any("of the splits'" in point for point in scores["average"]["differs"])
+    certain = summarise(everything(1, 0), "m", {})["average"]
+    assert certain["accuracy"] == 1.0
+    assert certain["interval"][0] < 0.95
 
 
 def test_there_is_no_average_while_a_row_is_missing():

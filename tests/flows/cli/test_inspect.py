@@ -19,7 +19,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.staging import write_retry_note
 from tests.model.conftest import tiny_config
-from tests.support.samples.stage_store import flip_byte, published
+from tests.support.samples.stage_store import filled, flip_byte, published
 from tests.support.stages.toy_dag import toy_dag
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -94,6 +94,20 @@ def test_status_names_a_damaged_manifest(copy, made, toy):
     row = next(row for row in inspect.status(copy, toy) if row["label"] == "reason")
     assert row["state"] == "damaged"
     assert "manifest.json" in row["error"]
+
+
+def test_a_stage_that_made_no_update_says_so(tmp_path, toy):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reason = next(step for step in build_dag(toy, toy_dag) if step.label == "reason")
+    for kind in reason.outputs:
+        facts = {"no_update": "all 8 groups had equal rewards"} if kind == "checkpoint" else {}
+        source = filled(store.staging(reason.key) / "output" / kind, {"a.txt": "a"})
+        about = {"stage": "reason", "version": 1, "config": {}, "inputs": {}, "facts": facts}
+        store.publish(kind, reason.key, source, **about)
+    row = next(row for row in inspect.status(store, toy) if row["label"] == "reason")
+    assert (row["state"], row["progress"]["note"]) == ("made", "no update: all 8 groups had equal rewards")
+    assert "no update: all 8 groups had equal rewards" in status_table([row]).columns[3]._cells[0].plain
 
 
 def test_artifacts_by_kind(made):

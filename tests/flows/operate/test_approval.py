@@ -5,6 +5,7 @@ How a run of the command line goes on: test_run.py; how one of a deployment is s
 
 import json
 import os
+import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from prefect.states import Running
 
 from common.errors import ConfigError
 from configs.operation import OperationConfig
+from configs.schema import RunConfig
 from flows.dag import build_dag
 from flows.operate import approval
 from flows.operate import questions as questions_module
@@ -51,6 +53,20 @@ def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps)
     rich = toy.model_copy(update={"distill": toy.distill.model_copy(update={"budget_dollars": 5.0})})
     bounded = {step.label: step for step in build_dag(rich, toy_dag)}["distill"]
     assert "at most $5.00" in expected_cost(store, rich, bounded)
+
+
+def test_the_forecast_of_the_calls_stands_beside_the_budget(tmp_path, toy):
+    prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
+    endpoints = {"local": {**toy.endpoints["local"].model_dump(), **prices}}
+    distilled = {**toy.distill.model_dump(), "budget_dollars": 5000.0, "accepted": 3}
+    config = RunConfig.model_validate({**toy.model_dump(), "endpoints": endpoints, "distill": distilled})
+    step = {step.label: step for step in build_dag(config, toy_dag)}["distill"]
+    store = Store(tmp_path / "store")
+    store.prepare()
+    cost = expected_cost(store, config, step)
+    dollars = r"\$0\.\d\d"
+    assert re.match(rf"{dollars} \({dollars} to {dollars}\) if every reply is as long as it may be; until 3 doc", cost)
+    assert "of at most 4 prompts; at most $5,000.00; it never ran here" in cost
 
 
 def test_what_was_never_made_has_no_known_time(tmp_path, toy, steps):

@@ -139,6 +139,21 @@ def test_a_row_at_fault_is_named(source, row, message):
         list(read_problems(source({"question": "1 + 1?", "answer": "2"}, row)))
 
 
+@pytest.mark.parametrize("latex", [r"\frac{1}{2}", r"3 \times 4", r"\beta", r"\nabla f"])
+def test_latex_whose_backslashes_are_not_doubled_is_refused(tmp_path, latex):
+    """JSON reads them as control characters: a gold answer that no reply could equal."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"question": "Which?", "answer": "1"}\n{"question": "Which, $' + latex + '$?", "answer": "2"}\n')
+    with pytest.raises(
+        ConfigError, match=r"p\.jsonl:2: `question` begins an escape of JSON .* write its backslashes twice"
+    ):
+        list(read_problems(ProblemSource(source="jsonl", path=str(path))))
+    written = {"question": f"Which,\n${latex}$?\tNow.", "answer": "2"}
+    path.write_text(json.dumps(written))
+    (problem,) = read_problems(ProblemSource(source="jsonl", path=str(path)))
+    assert problem.question == written["question"]
+
+
 def test_an_expression_that_cannot_be_read_is_named(source):
     file = source({"question": "1?", "answer": "1"}, {"question": "2?", "answer": r"\operatorname{foo}(x)"})
     with pytest.raises(ConfigError, match=r"mine\.jsonl:2: .* is not an expression; give the row `\"kind\": \"text\"`"):
