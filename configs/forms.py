@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from configs.base import Section
+from configs.secrets import is_variable_name
 
 WORKER = "NAUTILE_WORKER"
 WORKERS_OWN = ("launch", "telemetry")  # sections that overrides may not change
@@ -61,6 +62,9 @@ def refuse_in_form(before: Mapping[str, Any], after: Mapping[str, Any], known: I
         if variable not in allowed:
             allowed |= {known_variable for table in known for _, known_variable in _variables(table, "")}
         if variable not in allowed:
+            if not is_variable_name(variable.name):
+                # Not repeated: a key may stand in the place of its variable's name.
+                raise ConfigError(f"overrides: {path}: it is the NAME of an environment variable, not a key: {_REMEDY}")
             where = f" with the address {variable.origin or 'of its vendor'}" if variable.kind else ""
             raise ConfigError(
                 f"overrides: {path}: a form may not name the environment variable {variable.name!r}{where}: {_REMEDY}"
