@@ -25,7 +25,7 @@ from data.endpoints.pool import raise_for_outage
 from data.endpoints.session import AskResult, AskSession
 
 BLOCK = 256  # prompts prepared together
-OnVerdict = Callable[[str | None], None]  # called for each result with the reason for its rejection, or None
+OnVerdict = Callable[[PromptResult], None]  # called for each result
 
 
 @dataclass(eq=False)
@@ -68,12 +68,17 @@ class _PreparedBlock(NamedTuple):
 class PromptWindow:
     """Sends files of prompts to the teachers. `judged_count`: results so far, including those of earlier processes.
 
+    `on_wait` is called every few seconds while there is no result.
+
     The window stays small until the first `FIRST_JUDGED` replies have been checked, so that not many replies of a poor
     teacher are paid for.
     """
 
-    def __init__(self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict) -> None:
+    def __init__(
+        self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict, on_wait: Callable[[], None]
+    ) -> None:
         self._teachers, self._judged_count, self._on_verdict = teachers, judged_count, on_verdict
+        self._on_wait = on_wait
         config = teachers.config
         self._size = max(config.chunk, teachers.pool.window(config.endpoints))
         self._first_size = max(config.chunk, FIRST_JUDGED)
@@ -120,7 +125,7 @@ class PromptWindow:
                     current, block = block, self._prepare_next(blocks, lookahead)
                     self._send(session, current.file, current.items.result(), more_follow=block is not None)
                 elif session.open_count:
-                    key, result = session.next_result()
+                    key, result = session.next_result(self._on_wait)
                     open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
                     if isinstance(result, ReplyVerdict):
                         self._handle_verdict(open_prompt, result)
@@ -163,7 +168,7 @@ class PromptWindow:
     ) -> None:
         """Handle a reply of a probe (number `sample`) or of a teacher (None), and send the next request, if any."""
         if isinstance(reply, ChatFailure):
-            if reply.reason in ("misconfigured", "outage"):
+            if reply.reason in ("misconfigured", "outage") or (reply.unfinished and reply.own is False):
                 raise_for_outage([reply])
             self._budget_spent = self._budget_spent or reply.reason == "budget"
         # The next task: the first teacher's after all probes have answered, or another teacher's after a failure.
@@ -207,7 +212,7 @@ class PromptWindow:
         open_prompt.file.results[open_prompt.index] = result
         open_prompt.file.pending_count -= 1
         self._judged_count += 1
-        self._on_verdict(result.reason)
+        self._on_verdict(result)
 
     def _add_unasked(self, file: OpenFile, prompts: Sequence[Prompt]) -> None:
         self._add(file, len(prompts))

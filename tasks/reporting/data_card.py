@@ -60,6 +60,11 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         yield Paragraph(f"A stand-in wrote these documents: {facts['stand_in']}.")
     if facts["budget_exhausted"]:
         yield Paragraph("The budget was spent before every prompt was sent.")
+    if facts["unanswered"]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in facts["unanswered"].items())
+        yield Paragraph(
+            f"{sum(facts['unanswered'].values())} prompts got no reply ({reasons}); they may be asked again."
+        )
     # Without held-out questions nothing was searched for, which is not the same as finding nothing.
     retrieval, held_out = facts["retrieval"], facts["held_out"]
     decontaminated = "no benchmark was held out: contamination is unknown"
