@@ -15,7 +15,15 @@ class Section(BaseModel):
     """A frozen section of the configuration; unknown keys and values out of range raise an error when it is loaded."""
 
     # Built when first used: a validator of each section, and again in each that holds it, is 0.05 s of every process.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
+    # Errors do not repeat the input, which may be a key in the wrong place.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        defer_build=True,
+        hide_input_in_errors=True,
+    )
 
 
 def refuse_removed(section: str, values: Any, removed: tuple[str, ...]) -> None:

@@ -133,8 +133,9 @@ class DistillConfig(Section):
     probe: ProbeConfig | None = None
     max_tokens: PositiveInt = 160  # of a reply
     temperature: NonNegativeFloat = 0.0
-    budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit; 0: none
-    budget_tokens: Operational[Worker[NonNegativeInt]] = 0  # a hard limit of prompts and replies together; 0: none
+    # Limits of what the stage pays; 0: none. See `EndpointConfig` for by how much a vendor's counts can exceed them.
+    budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0
+    budget_tokens: Operational[Worker[NonNegativeInt]] = 0  # of prompts and replies together
     max_rejected_share: Operational[Share] = 1.0  # of the replies; a larger share fails the stage
     overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also be in its exemplars; more counts as copying
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds

@@ -1,14 +1,13 @@
 """The section of a chat endpoint: address, prices, limits, budget, and fallback endpoints."""
 
-import re
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import Operational, Section
+from configs.secrets import has_key_prefix, is_variable_name, secret_fields
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # Fields that every request has already, or that would change the response to several completions or a stream.
 _NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "random_seed"}
 _NOT_EXTRA |= {"response_format", "grammar", "stream", "n"}
@@ -44,11 +43,16 @@ class EndpointConfig(Section):
     requests_per_minute: Operational[PositiveInt | None] = None
     tokens_per_minute: Operational[PositiveInt | None] = None  # of prompts and replies together
     timeout_s: Operational[PositiveFloat] = 120.0  # of one request
-    attempts: Operational[PositiveInt] = 5  # of one request, before it counts as failed
+    # Of one request, before it counts as failed. Refusals for the rate (429) do not count: after those it is sent again
+    # for as long as the endpoint answers any request.
+    attempts: Operational[PositiveInt] = 5
     dollars_per_million_in: Operational[NonNegativeFloat] = 0.0  # tokens of prompts
     dollars_per_million_out: Operational[NonNegativeFloat] = 0.0  # tokens of replies
-    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit of a stage's calls; 0: only the stage's own
-    budget_tokens: Operational[NonNegativeInt] = 0  # a hard limit of prompts and replies together; 0: as above
+    # Limits of a stage's calls; 0: only the stage's own. What a request allows is reserved before it is sent. A vendor
+    # that counts or charges more (reasoning beyond `max_tokens`, a prompt of its own) can exceed a limit by that, once
+    # for each of the requests in flight: the next ones reserve as much more.
+    budget_dollars: Operational[NonNegativeFloat] = 0.0
+    budget_tokens: Operational[NonNegativeInt] = 0  # of prompts and replies together
     fallback: tuple[str, ...] = ()
     fallback_for: tuple[str, ...] = ("teacher",)
     mode: Operational[Literal["live", "batch"]] = "live"
@@ -71,7 +75,15 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "EndpointConfig":
-        refuse_secrets(f"endpoint for model {self.model!r}", self.key_variable, self.url)
+        # The model is not named in the messages: a key may stand in its place.
+        refuse_secrets("endpoint", self.key_variable, self.url)
+        if has_key_prefix(self.model):
+            raise ValueError("endpoint: `model` holds a key; put it into a variable and name that in `key_variable`")
+        if secret := next(secret_fields(self.extra or {}, "extra"), None):
+            raise ValueError(
+                f"endpoint for model {self.model!r}: `{secret}` holds a secret, which would be written to the store; "
+                "put a key into an environment variable and name that in `key_variable`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -93,12 +105,16 @@ class EndpointConfig(Section):
 
 def refuse_secrets(where: str, key_variable: str, url: str) -> None:
     """Raise `ValueError` if a field contains a secret: sections are written to manifests and shown in forms."""
-    if key_variable and not _VARIABLE.fullmatch(key_variable):
-        raise ValueError(f"{where}: `key_variable` is the NAME of an environment variable, not a key")
-    parts = urlsplit(url)
-    if parts.username is not None or parts.query or parts.fragment:
+    if key_variable and not is_variable_name(key_variable):
         raise ValueError(
-            f"{where}: `url` may not contain a password or a query; name the key's variable in `key_variable`"
+            f"{where}: `key_variable` is the NAME of an environment variable, in capital letters such as "
+            "OPENAI_API_KEY, not a key"
+        )
+    parts = urlsplit(url)
+    if parts.username is not None or parts.query or parts.fragment or has_key_prefix(parts.path):
+        raise ValueError(
+            f"{where}: `url` may not contain a password or a query, nor a key; name the key's variable in "
+            "`key_variable`"
         )
 
 

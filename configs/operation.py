@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import Section, Share
+from configs.secrets import is_variable_name
 
 
 class LaunchConfig(Section):
@@ -154,6 +155,13 @@ class OperationConfig(Section):
     self_distill: StageOperation = StageOperation()
     evaluate: StageOperation = StageOperation()
     report: StageOperation = StageOperation()
+
+    @field_validator("notify")
+    @classmethod
+    def _is_a_name(cls, notify: str) -> str:
+        if notify and not is_variable_name(notify):
+            raise ValueError("it is the NAME of an environment variable, in capital letters, not the URL itself")
+        return notify
 
     def of(self, stage: str) -> StageOperation:
         """The section of a stage."""

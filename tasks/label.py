@@ -15,7 +15,7 @@ from configs.tune import LabelledDataConfig
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.labelled.rows import LabelledRow, read_rows
-from data.labelled.teacher import UNASKED, TeacherLabel, ask_labels, check_label_share
+from data.labelled.teacher import UNANSWERED, UNASKED, TeacherLabel, ask_labels, check_label_share
 from data.screening.contamination import load_contamination_index
 from data.screening.text_hash import text_hash
 from evals.labelling.agreement import agreement
@@ -123,7 +123,8 @@ def _facts(
     stand_in = STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
     return {
         "labelled": sum(result.label is not None for result in results),
-        "rejected": dict(Counter(result.reason for result in results if result.reason).most_common()),
+        "rejected": dict(Counter(r.reason for r in results if r.reason and r.reason not in UNANSWERED).most_common()),
+        "unanswered": dict(Counter(r.reason for r in results if r.reason in UNANSWERED).most_common()),
         "balance": dict(Counter(result.label for result in results if result.label).most_common()),
         "teacher": endpoint.model,
         "models": sorted({pool.config(result.endpoint).model for result in all_labels if result.label}),
@@ -166,7 +167,10 @@ def label_card(facts: dict[str, Any]) -> str:
     rows: list[tuple[str, Any]] = [("also among the gold rows, not asked", facts["in_gold"])]
     if facts["contaminated"] is not None:
         rows.append(("overlap a benchmark, not asked", sum(facts["contaminated"].values())))
-    rows += [(f"no label: {reason.replace('_', ' ')}", count) for reason, count in facts["rejected"].items()]
+    rows += [
+        (f"no label: {reason.replace('_', ' ')}", count)
+        for reason, count in (facts["rejected"] | facts["unanswered"]).items()
+    ]
     rows += [(f"label {visible(name, 100)}", count) for name, count in facts["balance"].items()]
     signs = ", ".join(f"{count} {name}" for name, count in facts["hostile"].items())
     paragraphs = [

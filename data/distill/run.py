@@ -23,7 +23,14 @@ from configs.distill import DistillConfig
 from data.distill.ask import Teachers, document_text
 from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts
 from data.distill.seen import SeenTexts
-from data.distill.stats import DistillStats, check_final_reject_share, check_running_reject_share, emit_samples
+from data.distill.stats import (
+    ASK_AGAIN,
+    DistillStats,
+    check_final_reject_share,
+    check_running_reject_share,
+    emit_samples,
+    unanswered_message,
+)
 from data.distill.types import UNASKED, PromptResult, result_row, unasked_row
 from data.distill.window import OpenFile, PromptWindow
 from data.endpoints.chat_types import ChatReply, request_digest
@@ -65,6 +72,8 @@ def distill_prompts(
     run = _Run(Teachers(config, pool, index, seed), screen, out, work, emit)
     run.process(collected.files)
     check_final_reject_share(config, run.stats)
+    if run.stats.unanswered:
+        logger.warning("distill: %s", unanswered_message(run.stats))
     return DistillOutput(run.stats, collected)
 
 
@@ -75,7 +84,7 @@ class _Run:
         self._teachers, self._screen, self._out, self._work, self._emit = teachers, screen, out, work, emit
         self._config, self._pool = teachers.config, teachers.pool
         self.stats, self._seen = DistillStats(), SeenTexts(self._config.near_duplicates)
-        self._done = self._accepted = 0  # prompts, for the progress line
+        self._done = self._accepted = self._unanswered = 0  # prompts, for the progress line
         self._curve: list[list[float]] = []  # unsaved points [unix time, dollars since the previous point]
         self._dollars = 0.0  # dollars spent at the last point of the curve
 
@@ -90,16 +99,21 @@ class _Run:
         rejected_counts, judged_count = Counter(self.stats.rejected), self.stats.judged
         number = finished_count
 
-        def on_verdict(reason: str | None) -> None:
+        def on_verdict(result: PromptResult) -> None:
             nonlocal judged_count
+            reason = result.reason
             self._done, self._accepted = self._done + 1, self._accepted + (reason is None)
+            self._unanswered += result.unanswered
             if self._done % CURVE_STEP == 0:
                 self._add_curve_point()
             self._show_progress()
-            if reason != UNASKED:
+            if reason != UNASKED and not result.unanswered:
                 judged_count += 1
                 rejected_counts.update([] if reason is None else [reason])
                 check_running_reject_share(self._config, judged_count, rejected_counts, self._pool.spent)
+
+        def on_wait() -> None:
+            self._show_progress(self._pool.waits_for())
 
         def finish(file: OpenFile) -> None:
             nonlocal number
@@ -110,18 +124,22 @@ class _Run:
         wanted = self._config.accepted
         needed = None if wanted is None else wanted - self.stats.accepted
         if needed != 0:
-            window = PromptWindow(self._teachers, judged_count, on_verdict, needed=needed)
+            window = PromptWindow(self._teachers, judged_count, on_verdict, on_wait, needed)
             window.run(files[finished_count:], self._settle, finish)
         self._report_wanted()
 
     def _load_finished(self, files: Sequence[Path]) -> int:
         """Load the statistics and hashes of the finished files; returns their number.
 
-        A file with unasked prompts does not count as finished, because the budget may be larger now.
+        A file with unasked or unanswered prompts does not count as finished: the budget may be larger now, and the
+        endpoint may answer.
         """
         for number in range(len(files)):
             marker = self._marker(number)
-            if not marker.is_file() or (part := DistillStats.from_json(json.loads(marker.read_bytes()))).unasked:
+            if not marker.is_file():
+                return number
+            part = DistillStats.from_json(json.loads(marker.read_bytes()))
+            if part.unasked or part.unanswered:
                 return number
             self.stats.merge(part)
             self._seen.load(marker.with_suffix(".u8"), marker.with_suffix(".bands.u8"))
@@ -228,17 +246,24 @@ class _Run:
             return
         counts = f"{stats.accepted:,} of {wanted:,} documents were accepted; {stats.judged:,} prompts were asked"
         if stats.accepted < wanted:
-            why = "the budget is spent" if stats.unasked else "there are no more: raise distill.prompts"
+            why = "there are no more: raise distill.prompts"
+            if stats.unasked:
+                why = "the budget is spent"
+            elif stats.unanswered:
+                why = f"{stats.unanswered.total()} got no reply: {ASK_AGAIN}"
             logger.warning("%s, and %s", counts, why)
         else:
             logger.info("%s, and %d were not needed", counts, self._config.prompts - stats.judged)
         self._done, self._accepted = stats.judged, stats.accepted
         self._show_progress()
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, waits_for: str = "") -> None:
+        """Emit the progress line. `waits_for`: why nothing happens."""
+        notes = [f"{self._accepted / self._done:.0%} accepted"] if self._done else []
+        progress = {"done": self._done, "total": self._config.prompts, "unit": "prompts"}
         if self._config.accepted is not None:
-            note = f"{self._done:,} prompts asked"
-            self._emit("progress", done=self._accepted, total=self._config.accepted, unit="documents", note=note)
-            return
-        note = f"{self._accepted / self._done:.0%} accepted" if self._done else ""
-        self._emit("progress", done=self._done, total=self._config.prompts, unit="prompts", note=note)
+            notes = [f"{self._done:,} prompts asked"]
+            progress = {"done": self._accepted, "total": self._config.accepted, "unit": "documents"}
+        if self._unanswered:
+            notes.append(f"{self._unanswered} without a reply ({ASK_AGAIN})")
+        self._emit("progress", **progress, note="; ".join([*notes, *filter(None, [waits_for])]))

@@ -14,7 +14,7 @@ from common.events import Emit
 from configs.distill import DistillConfig
 from data.distill.teacher_prompt import template_for
 from data.distill.types import UNASKED, PromptResult
-from data.endpoints.chat_types import ChatReply, reply_cost
+from data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
@@ -24,6 +24,7 @@ SAMPLES_KEPT = 6  # samples in the statistics, of accepted documents and of each
 BINS = 20  # of the histograms of difficulty and probe disagreement
 SAMPLE_CHARACTERS = 1200
 FIRST_JUDGED = 200  # replies before `max_rejected_share` is first checked
+ASK_AGAIN = "`nautile run CONFIG --only distill --force` asks again"
 FALSE_ALARM = 1e-6  # probability per check of stopping although the true share of rejects is within the limit
 
 
@@ -41,6 +42,7 @@ class DistillStats:
     reused: int = 0  # replies that another execution paid for
     unasked: int = 0  # prompts that were not sent to a teacher, because the budget was spent
     unneeded: int = 0  # prompts of a file that were not asked because enough documents were accepted; not in `prompts`
+    unanswered: Counter[str] = field(default_factory=Counter)  # prompts without a reply for a temporary reason, by it
     rejected: Counter[str] = field(default_factory=Counter)  # by reason
     contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
     asked: Counter[str] = field(default_factory=Counter)  # prompts by teacher
@@ -68,8 +70,8 @@ class DistillStats:
 
     @property
     def judged(self) -> int:
-        """Prompts that were sent to a teacher; each gave a document or was rejected."""
-        return self.prompts - self.unasked
+        """Prompts that a teacher has answered or refused; each gave a document or was rejected."""
+        return self.prompts - self.unasked - self.unanswered.total()
 
     @property
     def cost(self) -> float:
@@ -82,6 +84,11 @@ class DistillStats:
         self._add_cost(result, pool)
         if result.reason == UNASKED:
             self.add_unasked(Counter([task.prompt.set]))
+            return
+        if isinstance(result.reply, ChatFailure) and result.unanswered:
+            self.prompts += 1
+            self.sets[task.prompt.set] += 1
+            self.unanswered[result.reply.reason] += 1
             return
         # The prompt: its teacher, set, kind and difficulty.
         self.prompts += 1
@@ -188,6 +195,7 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
         "documents": stats.accepted,
         "unasked": stats.unasked,
         **({"wanted": config.accepted} if config.accepted else {}),
+        "unanswered": dict(stats.unanswered.most_common()),
         "accepted_share": round(stats.accepted / stats.judged, 4) if stats.judged else None,
         "rejected": dict(stats.rejected.most_common()),
         "teachers": teachers,
@@ -239,6 +247,10 @@ def chance_of_rejects(rejected_count: int, judged_count: int, share: float) -> f
 
 def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None:
     """Raise `ConfigError` if no document was accepted, or if more were rejected than `max_rejected_share` allows."""
+    if not stats.judged and stats.unanswered:
+        raise ConfigError(
+            f"distill: {unanswered_message(stats)}. The endpoint answers other requests, so see rejected-*.jsonl"
+        )
     if not stats.judged:
         raise ConfigError(
             f"distill: the budget pays for none of {stats.prompts} prompts; raise distill.budget_dollars or "
@@ -253,6 +265,12 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None
             f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.judged} "
             f"documents were rejected ({reasons}); use another teacher or raise the limit"
         )
+
+
+def unanswered_message(stats: DistillStats) -> str:
+    """How many prompts got no reply, why, and the command that asks again."""
+    count = stats.unanswered.total()
+    return f"{count} of {stats.prompts} prompts got no reply ({_most_common(stats.unanswered)}); {ASK_AGAIN}"
 
 
 def _most_common(reasons: Counter[str]) -> str:

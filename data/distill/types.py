@@ -58,6 +58,11 @@ class PromptResult:
     signs: Sequence[str] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether the request failed for a temporary reason: neither accepted nor rejected, it may be asked again."""
+        return isinstance(self.reply, ChatFailure) and self.reply.unfinished
+
 
 def result_row(result: PromptResult, endpoint: EndpointConfig, digest: str) -> str:
     """The JSON line of a document or a rejected reply. `endpoint`: that of the reply; `digest`: that of the request."""

@@ -25,7 +25,7 @@ from data.endpoints.pool import raise_for_outage
 from data.endpoints.session import AskResult, AskSession
 
 BLOCK = 256  # prompts prepared together
-OnVerdict = Callable[[str | None], None]  # called for each result with the reason for its rejection, or None
+OnVerdict = Callable[[PromptResult], None]  # called for each result
 
 
 @dataclass(eq=False)
@@ -75,6 +75,8 @@ class _PreparedBlock:
 class PromptWindow:
     """Sends files of prompts to the teachers. `judged_count`: results so far, including those of earlier processes.
 
+    `on_wait` is called every few seconds while there is no result.
+
     `needed`: documents to accept; None: ask all prompts. No more prompts are in progress than documents are missing, so
     that exactly the prompts up to the last needed document are asked, whatever the order of the replies.
 
@@ -82,9 +84,16 @@ class PromptWindow:
     teacher are paid for.
     """
 
-    def __init__(self, teachers: Teachers, judged_count: int, on_verdict: OnVerdict, needed: int | None = None) -> None:
+    def __init__(
+        self,
+        teachers: Teachers,
+        judged_count: int,
+        on_verdict: OnVerdict,
+        on_wait: Callable[[], None],
+        needed: int | None = None,
+    ) -> None:
         self._teachers, self._judged_count, self._on_verdict = teachers, judged_count, on_verdict
-        self._needed, self._pending_count = needed, 0
+        self._on_wait, self._needed, self._pending_count = on_wait, needed, 0
         config = teachers.config
         self._size = max(config.chunk, teachers.pool.window(config.endpoints))
         self._first_size = max(config.chunk, FIRST_JUDGED)
@@ -141,7 +150,7 @@ class PromptWindow:
                         block = self._prepare_next(blocks, lookahead)
                     self._send(session, current.file, items, more_follow=block is not None)
                 elif session.open_count:
-                    key, result = session.next_result()
+                    key, result = session.next_result(self._on_wait)
                     open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
                     if isinstance(result, ReplyVerdict):
                         self._handle_verdict(open_prompt, result)
@@ -212,7 +221,7 @@ class PromptWindow:
     ) -> None:
         """Handle a reply of a probe (number `sample`) or of a teacher (None), and send the next request, if any."""
         if isinstance(reply, ChatFailure):
-            if reply.reason in ("misconfigured", "outage"):
+            if reply.reason in ("misconfigured", "outage") or (reply.unfinished and reply.own is False):
                 raise_for_outage([reply])
             self._budget_spent = self._budget_spent or reply.reason == "budget"
         # The next task: the first teacher's after all probes have answered, or another teacher's after a failure.
@@ -258,7 +267,7 @@ class PromptWindow:
         self._pending_count -= 1
         self._add_needed(-1 if result.reason is None else 0)
         self._judged_count += 1
-        self._on_verdict(result.reason)
+        self._on_verdict(result)
 
     def _add_unasked(self, file: OpenFile, prompts: Sequence[Prompt]) -> None:
         self._add(file, len(prompts))

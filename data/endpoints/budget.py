@@ -1,8 +1,10 @@
 """Hard spending limits in dollars and tokens.
 
-The maximum cost of a request is reserved before it is sent, so no reply can exceed a limit; its actual cost is booked
-when it ends. If that is unknown (the reply was cut off, timed out or is unreadable, and vendors charge for most of
-these), the whole reservation counts as used, and is reported separately as unknown.
+What a request allows is reserved before it is sent; its actual cost is booked when it ends. So a limit is kept, except
+that a vendor may count or charge more than a request allows: then it is exceeded by at most that, for the requests in
+flight, because the next ones reserve as much more (`Endpoint.learn_cost`). If the cost is unknown (the reply was cut
+off, timed out or is unreadable, and vendors charge for most of these), the whole reservation counts as used, and is
+reported separately as unknown.
 """
 
 import asyncio

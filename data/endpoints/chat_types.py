@@ -4,11 +4,12 @@ A request's digest identifies its reply in the cache, so that no request is paid
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from configs.base import fingerprint
+from configs.base import canonical, fingerprint
 from configs.endpoint import EndpointConfig
 from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.outgoing import break_markers
@@ -30,6 +31,10 @@ FailureReason = Literal[
 ]
 TRANSIENT = frozenset(
     {"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage", "expired"}
+)
+# Fields of `extra` that label a request for the vendor, and do not change the reply.
+LABELS = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 UNPAID = frozenset({"budget", "endpoint_budget"})
 UNKNOWN_COST = frozenset({"cut", "timeout", "invalid_reply", "leaked_key"})  # the vendor may charge for the reply
@@ -87,21 +92,35 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class ChatFailure:
-    """A request that got no reply after `attempts` attempts, with the reason."""
+    """A request that got no reply after `attempts` attempts, with the reason.
+
+    `own`, of a temporary reason: True if the endpoint answered another request meanwhile, so that the request itself is
+    at fault and no outage; False if it answered none, so that it may be down; None if neither is known.
+    """
 
     reason: FailureReason
     message: str
     attempts: int
+    own: bool | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the request may still be answered another time, so that it is neither answered nor refused."""
+        return self.reason in TRANSIENT
 
 
 @dataclass
 class CallError(Exception):
-    """An attempt without a reply. `status`: the HTTP status, or the reason if there was no response."""
+    """An attempt without a reply. `status`: the HTTP status, or the reason if there was no response.
+
+    `partial`: the vendor has generated a part of the reply, which it may charge for.
+    """
 
     reason: FailureReason
     message: str
     status: str = ""
     retry_after: float | None = None
+    partial: bool = False
 
     def __post_init__(self) -> None:
         self.status = self.status or self.reason
@@ -110,6 +129,11 @@ class CallError(Exception):
     def retryable(self) -> bool:
         """Whether another attempt at the same request may succeed."""
         return self.reason in TRANSIENT
+
+    @property
+    def may_cost(self) -> bool:
+        """Whether the vendor may charge for the attempt."""
+        return self.partial or self.reason in UNKNOWN_COST
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
@@ -146,9 +170,16 @@ def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | 
 
 
 def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:
-    """Upper bound on the usage of a request: `max_tokens`, and a high estimate of the prompt (3 bytes a token)."""
+    """What a request allows: `max_tokens`, and a high estimate of the prompt (3 bytes a token) with its schema.
+
+    No hard bound: a vendor may count otherwise, charge for reasoning beyond `max_tokens`, or add a prompt of its own.
+    """
     # 8: a message's role and the markers around it.
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
+    if constraint := output_constraint(request, config):
+        size += len(canonical(constraint)) // 3
+    if config.extra:
+        size += len(canonical(config.extra)) // 3
     return Usage(reply_cost(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 
 
@@ -207,7 +238,32 @@ def call_row(
     return {**row, **counts, "status": "ok", "finish": result.finish, "reply": text_digest}
 
 
-def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, Any]:
+def limits_of(request: ChatRequest, config: EndpointConfig) -> str:
+    """The part of a request that a finished reply does not depend on, as JSON: the token limit, and labels in `extra`.
+
+    A reply to the same request with other limits serves as well, if it is finished and no longer than this one allows.
+    """
+    labels = {name: value for name, value in (config.extra or {}).items() if name in LABELS}
+    return canonical([request.max_tokens, config.token_limit, labels])
+
+
+def with_limits(request: ChatRequest, config: EndpointConfig, limits: str) -> tuple[ChatRequest, EndpointConfig]:
+    """The request, and its endpoint, with the limits that `limits_of` gave for another one."""
+    max_tokens, token_limit, labels = json.loads(limits)
+    extra = {name: value for name, value in (config.extra or {}).items() if name not in LABELS} | labels
+    changed = config.model_copy(update={"token_limit": token_limit, "extra": extra or None})
+    return replace(request, max_tokens=max_tokens), changed
+
+
+def is_finished(reply: ChatReply, max_tokens: int, limits: str) -> bool:
+    """Whether a reply to a request with these limits is also one to a request with `max_tokens`."""
+    if reply.finish == "length" or not reply.text:
+        return False
+    earlier = json.loads(limits)[0]
+    return earlier <= max_tokens or (reply.tokens_out is not None and reply.tokens_out <= max_tokens)
+
+
+def reply_to_row(reply: ChatReply, spent: Usage, execution: str, limits: str = "") -> dict[str, Any]:
     """A reply as a row of the cache. The fields that are added up come first, so that the text need not be parsed."""
     return {
         "digest": reply.digest,
@@ -215,6 +271,7 @@ def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, An
         "dollars": spent.dollars,
         "tokens": spent.tokens,
         "execution": execution,  # the one that paid
+        **({"limits": limits} if limits else {}),
         "tokens_in": reply.tokens_in,
         "tokens_out": reply.tokens_out,
         **({} if reply.tokens_reasoning is None else {"tokens_reasoning": reply.tokens_reasoning}),

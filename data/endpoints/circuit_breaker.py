@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,9 @@ from data.endpoints.rate_limit import RateLimiter
 BACKOFF = Backoff(first_s=0.5, longest_s=20.0, longest_retry_after_s=120.0)  # between the attempts of one request
 OUTAGE_S = 15.0  # time without an answer after which an open breaker declares an outage
 LONGEST_PROBE_GAP_S = 3.0
+REFUSED_OUTAGES = (
+    6  # times `OUTAGE_S` without an answer but refusals for the rate: a limit per minute has passed by then
+)
 
 
 def reason_of(status: int) -> FailureReason:
@@ -32,6 +36,7 @@ class Permit:
     kind: Literal["usual", "probe"]
     sent_at: float
     tokens: int
+    request: str = ""
 
 
 @dataclass
@@ -41,6 +46,7 @@ class _Waiter:
     permit: "asyncio.Future[Permit | Literal['use_fallback'] | None]"
     tokens: int
     has_fallback: bool
+    request: str
 
 
 class CircuitBreaker:
@@ -49,10 +55,17 @@ class CircuitBreaker:
     After `threshold` consecutive failures the breaker opens: requests are sent one at a time as probes, at growing
     intervals, and all others wait or use their fallback. Any answer, even an error about the request, closes it. After
     15 s without an answer it declares an outage: every request fails until `reset`.
+
+    A few requests that always fail must not pass for an outage. So a request that has failed is no probe while there is
+    any other: `start_another` sends one that has not been sent yet, and returns None if there is none. Before an outage
+    is declared, `confirm` (if it is set) sends a request of its own; it calls `declare_outage` or `on_answer`.
     """
 
     def __init__(self, rate_limiter: RateLimiter, threshold: int) -> None:
         self.rate_limiter = rate_limiter
+        self.start_another: Callable[[], asyncio.Task[None] | None] = lambda: None
+        self.confirm: Callable[[CallError], None] | None = None
+        self.answers = 0  # requests that were answered so far: by a reply, or by an error about the request
         self._threshold = threshold
         self._queue: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -63,20 +76,44 @@ class CircuitBreaker:
     def reset(self) -> None:
         """Forget all failures: the endpoint gets a new chance."""
         self.outage: CallError | None = None  # the error that ended the last attempt to reach the endpoint
+        self._forget_failures()
+        self._refusals, self._refused_since = 0, 0.0  # for the rate, since the last answer
+
+    def _forget_failures(self) -> None:
         self._failures, self._failing_since, self._failed_probes = 0, 0.0, 0
+        self._failed: set[str] = set()  # requests that have failed since the last answer
+        self._last_error: CallError | None = None
+        self._confirming = self._another_comes = False
 
     @property
     def is_open(self) -> bool:
         """Whether the breaker is open: requests wait until a probe is answered."""
         return self._failures >= self._threshold
 
-    async def acquire(self, tokens: int = 0, *, has_fallback: bool = False) -> Permit | Literal["use_fallback"] | None:
+    def refuses_for_long(self, attempts: int) -> bool:
+        """Whether the last requests, `attempts` or more, were all refused for the rate, for over a minute."""
+        return self._refusals >= attempts and time.monotonic() - self._refused_since > REFUSED_OUTAGES * OUTAGE_S
+
+    def waits_for(self) -> str:
+        """Why requests wait at this moment, for the operator; empty if none does. May be called in any thread."""
+        if self.is_open and self._last_error is not None:
+            return f"does not answer ({self._last_error.message})"
+        if not self._refusals:
+            return ""
+        pause = self.rate_limiter.pause_s
+        return "refuses requests for their rate (429)" + (f", the next one in {pause:.0f} s" if pause >= 1 else "")
+
+    async def acquire(
+        self, tokens: int = 0, *, has_fallback: bool = False, request: str = ""
+    ) -> Permit | Literal["use_fallback"] | None:
         """Wait for a permit, to be passed to exactly one of `on_reply`, `on_rate_limit`, `on_failure` and `release`.
 
         Returns None during an outage, and "use_fallback" (only with `has_fallback`) if the breaker is open and another
-        request is the probe.
+        request is the probe. `request`: its digest, by which requests that have failed are known.
         """
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, has_fallback)
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), tokens, has_fallback, request)
+        if request not in self._failed:
+            self._another_comes = False
         self._queue.append(waiter)
         self._admit_waiters()
         try:
@@ -91,13 +128,24 @@ class CircuitBreaker:
 
     def on_reply(self, permit: Permit, tokens: int | None = None) -> None:
         """Record an answer, be it an error about the request. `tokens`: the number used, None if not stated."""
-        self._failures = self._failed_probes = 0
+        self.answers += 1
+        self._forget_failures()
+        self._refusals = 0
         self.rate_limiter.on_reply(permit.tokens, tokens)
         self._end(permit)
 
+    def on_answer(self) -> None:
+        """Record that the request of `confirm` was answered: what has failed so far has failed for its own reason."""
+        self.answers += 1
+        self._forget_failures()
+        self._admit_waiters()
+
     def on_rate_limit(self, permit: Permit, pause_s: float) -> None:
         """Record a refusal for the rate (429); nothing is sent for `pause_s`."""
-        self._failures = self._failed_probes = 0
+        self._forget_failures()
+        if not self._refusals:
+            self._refused_since = time.monotonic()
+        self._refusals += 1
         # A refusal is an answer too: the endpoint is up, so the breaker is closed.
         self.rate_limiter.on_rate_limit(permit.sent_at, min(pause_s, BACKOFF.longest_retry_after_s))
         self._end(permit)
@@ -107,6 +155,8 @@ class CircuitBreaker:
         now = time.monotonic()
         self._failures += 1
         self._failed_probes += permit.kind == "probe"
+        self._failed.add(permit.request)
+        self._last_error = error
         if self._failures == 1:
             self._failing_since = now
         if self.is_open:
@@ -114,11 +164,33 @@ class CircuitBreaker:
             if self._failures == self._threshold or permit.kind == "probe":
                 self._probe_at = now + min(LONGEST_PROBE_GAP_S, BACKOFF.pause_s(self._failed_probes + 1))
             if now - self._failing_since > OUTAGE_S:
-                self.outage = error
+                self._suspect_outage(error)
         self._end(permit)
 
-    def release(self, permit: Permit) -> None:
-        """Return a permit that was not used."""
+    def _suspect_outage(self, error: CallError) -> None:
+        # Nobody listens, so there is nothing to ask again.
+        if self.confirm is None or error.reason == "connection":
+            self.outage = error
+        elif not self._confirming:
+            self._confirming = True
+            self.confirm(error)
+
+    def declare_outage(self, error: CallError) -> None:
+        """Fail all waiting and future requests, because the endpoint answers none."""
+        self._confirming = False
+        self.outage = error
+        self._admit_waiters()
+
+    def no_other(self) -> None:
+        """Record that the request that `start_another` announced needs no permit, and that there is no further one."""
+        if self._another_comes:
+            self._another_comes = False
+            self._admit_waiters()
+
+    def release(self, permit: Permit, *, sent: bool = False) -> None:
+        """Return a permit whose request was not sent, or (`sent`) was cancelled on its way."""
+        if not sent:
+            self.rate_limiter.on_unsent(permit.tokens)
         self._end(permit)
 
     def fail_all(self, error: CallError) -> None:
@@ -148,6 +220,8 @@ class CircuitBreaker:
                 self._send_to_fallbacks()
                 if self._probing or not self._queue or self._wait(self._probe_at - time.monotonic()):
                     return
+                if not self._choose_probe():
+                    return
                 self._probing = True
                 self._give_permit("probe")
             else:
@@ -155,10 +229,23 @@ class CircuitBreaker:
                     return
                 self._give_permit("usual")
 
+    def _choose_probe(self) -> bool:
+        """Put the request that becomes the probe at the head of the queue; False while another one is on its way."""
+        fresh = next((w for w in self._queue if w.request not in self._failed and not w.permit.done()), None)
+        if fresh is not None:
+            self._queue.remove(fresh)
+            self._queue.appendleft(fresh)
+            return True
+        # All that wait have failed since the last answer.
+        if not self._another_comes:
+            self._another_comes = self.start_another() is not None
+        return not self._another_comes
+
     def _give_permit(self, kind: Literal["usual", "probe"]) -> None:
         waiter = self._queue.popleft()
         self._in_flight += 1
-        waiter.permit.set_result(Permit(kind, self.rate_limiter.on_sent(waiter.tokens), waiter.tokens))
+        sent_at = self.rate_limiter.on_sent(waiter.tokens)
+        waiter.permit.set_result(Permit(kind, sent_at, waiter.tokens, waiter.request))
 
     def _send_to_fallbacks(self) -> None:
         """Send every waiter that has a fallback there, except the one that becomes the probe if there is none."""

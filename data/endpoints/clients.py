@@ -1,8 +1,7 @@
-"""Shared code of the vendors' clients: HTTP connections, keys, request JSON, parsing of replies and errors.
+"""Shared code of the vendors' clients: HTTP connections, request JSON, errors below HTTP.
 
 A client sends one chat completion and returns a `RawReply`, or raises a `CallError` that says whether to try again. The
-SDKs' own retries are disabled, because the pool counts, rate-limits and pays for every attempt. Keys are read from the
-environment when a request is sent; a reply that contains the key is rejected, and messages are written without it.
+SDKs' own retries are disabled, because the pool counts, rate-limits and pays for every attempt.
 
 Each HTTP client gets only 8 connections, because httpcore looks at all connections of a client for every request
 (bench/corpus/endpoints.py, 1,000 requests with 256 in flight, a server that takes 50 ms: one client 415 requests/s and
@@ -11,39 +10,27 @@ Each HTTP client gets only 8 connections, because httpcore looks at all connecti
 
 import asyncio
 import functools
-import json
-import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 
 from common.errors import ConfigError
+from common.processes import is_loopback
 from configs.endpoint import OWN_KINDS, EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
+from data.endpoints.completions import RawReply
+from data.endpoints.keys import safe_message
 
 CONNECT_S = 5.0
-MAX_MESSAGE = 300  # characters of an error message
 CONNECTIONS_PER_CLIENT = 8
-SHORTEST_KEY = 16  # characters; a shorter one ("EMPTY", "none") is no secret and occurs in ordinary text
+WEB_PAGE = "html"  # the status of an answer that is a web page
 Result = TypeVar("Result")
 OnHeaders = Callable[[Mapping[str, str]], None]  # called with the headers of every response
-
-
-@dataclass(frozen=True)
-class RawReply:
-    """A completion as the endpoint sent it. Token counts are None if it stated none; `text` is empty without content.
-
-    For a reply with the field `refusal`, `text` is that field and `finish` is "refusal".
-    """
-
-    text: str
-    finish: str
-    tokens_in: int | None
-    tokens_out: int | None
-    tokens_reasoning: int | None = None
 
 
 class Client(Protocol):
@@ -63,59 +50,51 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
-        if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html"):
+        is_page = response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html")
+        # Some servers send JSON under this type.
+        if is_page and (await response.aread()).lstrip()[:1] not in (b"{", b"["):
             message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
-            raise CallError("misconfigured", message, "html")
+            raise CallError("misconfigured", message, WEB_PAGE)
 
-    trust_environment = config.kind not in OWN_KINDS  # no proxy settings for a server that we start ourselves
-    return [
-        httpx2.AsyncClient(
-            timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
-            # No limit of connections: the breaker bounds the requests in flight, and one that waited here for a
-            # connection would spend its timeout on that.
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
-            verify=_tls_context(trust_environment),
-            trust_env=trust_environment,
-            event_hooks={"response": [on_response]},
-        )
-        for _ in range(-(-config.concurrency // CONNECTIONS_PER_CLIENT))
-    ]
+    count = -(-config.concurrency // CONNECTIONS_PER_CLIENT)
+    with proxies_readable(config.url):
+        return [
+            httpx2.AsyncClient(
+                timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
+                # No limit of connections: the breaker bounds the requests in flight, and one that waited here for a
+                # connection would spend its timeout on that.
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
+                verify=tls_context(),
+                trust_env=config.kind not in OWN_KINDS and uses_proxy(config.url),
+                event_hooks={"response": [on_response]},
+            )
+            for _ in range(count)
+        ]
+
+
+def uses_proxy(url: str) -> bool:
+    """Whether the proxy settings of the environment apply to a URL: never to a server of this machine."""
+    return not is_loopback(urlsplit(url).hostname or "")
+
+
+@contextmanager
+def proxies_readable(url: str) -> Iterator[None]:
+    """Raise `ConfigError` if the block cannot use the proxies that the environment names (`ALL_PROXY=socks5://…`)."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        # The address itself may contain a password.
+        reason = error if isinstance(error, ImportError) else "its address cannot be read"
+        raise ConfigError(
+            f"{url or 'the endpoint'}: the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used ({reason}); "
+            "unset it, or name the host in NO_PROXY"
+        ) from None
 
 
 @functools.cache
-def _tls_context(trust_environment: bool) -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """The TLS context, cached because loading the CA certificates takes 20 ms."""
-    return httpx2.create_ssl_context(trust_env=trust_environment)
-
-
-def check_key(name: str, config: EndpointConfig) -> None:
-    """Raise `ConfigError` if the environment variable for the endpoint's key is unset or holds no valid key."""
-    if config.kind == "mistral" and not config.key_variable:
-        raise ConfigError(f"endpoint {name!r}: kind 'mistral' needs `key_variable`, the variable that holds its key")
-    if not config.key_variable:
-        return
-    key = key_of(config)
-    where = f"endpoint {name!r}: the environment variable {config.key_variable} (its `key_variable`)"
-    if not key:
-        raise ConfigError(f"{where} is not set; export it with the key, or choose another endpoint")
-    if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"{where} holds characters that no key has; export it again")
-
-
-def key_of(config: EndpointConfig) -> str:
-    """Read the key from the environment, without surrounding white space; empty if there is none."""
-    return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
-
-
-def repeats_key(text: str, config: EndpointConfig) -> bool:
-    """Whether `text` contains the endpoint's key."""
-    key = key_of(config)
-    return len(key) >= SHORTEST_KEY and key in text
-
-
-def redact_key(text: str, config: EndpointConfig) -> str:
-    """Replace the endpoint's key in an error message, in case the server repeats it."""
-    return text.replace(key_of(config), "[key]") if repeats_key(text, config) else text
+    return httpx2.create_ssl_context()
 
 
 def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
@@ -140,40 +119,6 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     return body
 
 
-def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
-    """Parse a chat completion, given as JSON data.
-
-    Raises `TypeError`, `LookupError` or `AttributeError` if it is none, `CallError` if it contains the endpoint's key.
-    """
-    choice, usage = reply["choices"][0], reply.get("usage")
-    message, finish = choice["message"], choice.get("finish_reason") or "stop"
-    content = message.get("content") or ""
-    if isinstance(content, list):  # chunks: keep the text, drop the thinking
-        content = "".join(chunk.get("text") or "" for chunk in content)
-    if not content and message.get("refusal"):
-        content, finish = message["refusal"], "refusal"
-    # A count that is missing is not stated; the text, which is paid for, is kept.
-    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens")) if usage else (None, None)
-    counts += (((usage or {}).get("completion_tokens_details") or {}).get("reasoning_tokens"),)
-    valid_counts = all(count is None or (type(count) is int and count >= 0) for count in counts)
-    if not (isinstance(content, str) and isinstance(finish, str) and valid_counts):
-        raise TypeError("not text and whole numbers")
-    if repeats_key(content, config):
-        raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
-    # Mistral says "model_length" where the context is full.
-    return RawReply(content, "length" if finish == "model_length" else finish, *counts)
-
-
-def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawReply:
-    """Parse the body of a chat completion. Raises `CallError` if it is none."""
-    try:
-        return parse_completion(json.loads(content), config)
-    except (ValueError, RecursionError):
-        raise CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion") from None
-    except (AttributeError, TypeError, LookupError):
-        raise CallError("invalid_reply", f"no chat completion in the answer of {url}") from None
-
-
 async def call_with_timeout(
     call: Awaitable[Result], config: EndpointConfig, url: str, to_call_error: Callable[[Exception], CallError | None]
 ) -> Result:
@@ -190,12 +135,8 @@ async def call_with_timeout(
         error = to_call_error(raised)
         if error is None:
             raise
-        raise CallError(error.reason, safe_message(error.message, config), error.status, error.retry_after) from None
-
-
-def safe_message(text: str, config: EndpointConfig) -> str:
-    """Shorten a server's message to one line without the key."""
-    return " ".join(redact_key(text, config).split())[:MAX_MESSAGE]
+        message, status = safe_message(error.message, config), safe_message(error.status, config)
+        raise replace(error, message=message, status=status) from None
 
 
 def transport_error(error: BaseException, url: str) -> CallError:

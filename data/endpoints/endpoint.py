@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import time
 from dataclasses import replace
@@ -11,27 +12,35 @@ from common.errors import ConfigError, Retryable
 from common.retry import retry_async
 from configs.endpoint import EndpointConfig
 from data.endpoints import checker, circuit_breaker, embedded
-from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit
+from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 from data.endpoints.chat_types import (
-    UNKNOWN_COST,
     CallError,
     ChatFailure,
     ChatReply,
     ChatRequest,
     actual_usage,
     call_row,
+    limits_of,
     max_usage,
     reply_cost,
+    request_digest,
 )
 from data.endpoints.circuit_breaker import CircuitBreaker, Permit
-from data.endpoints.clients import Client, OnHeaders, RawReply, check_key
-from data.endpoints.own_server import OwnServer, ServerProgram
+from data.endpoints.clients import WEB_PAGE, Client, OnHeaders
+from data.endpoints.completions import RawReply
+from data.endpoints.keys import check_key, redact_key
+from data.endpoints.own_server import OwnServer, OwnServerError, ServerProgram
 from data.endpoints.rate_limit import RateLimiter
 from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
 FIRST_REFUSALS = 8  # if this many of the first requests are all refused, the configuration is at fault, not a request
+FIRST_UNREADABLE = 6  # the same for requests with replies that are no chat completion, which may be charged for
+CONFIRM_S = 30.0  # within which a request that is sent to see whether the endpoint answers must be answered
+CONFIRM_TOKENS = 16
+MOST_REFUSALS = 30  # for the rate, of one request
+POLL_S = 0.05  # between two looks at whether other requests are answered
 PROGRAMS: dict[str, ServerProgram] = {"embedded": embedded.PROGRAM, "checker": checker.PROGRAM}  # by kind
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
@@ -52,11 +61,14 @@ class Endpoint:
     """One endpoint with its clients, rate limiter, circuit breaker and budget. Used in the pool's event loop.
 
     An endpoint of an own kind ("embedded", "checker") also has a server, whose processes it starts. `own` is its
-    spending limit, `shared` the pool's.
+    spending limit, `shared` the pool's; `cache` has the replies of its model.
     """
 
-    def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
+    def __init__(
+        self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit, cache: ReplyCache
+    ) -> None:
         self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
+        self.cache = cache
         self._program = PROGRAMS.get(config.kind)  # None: the server is not ours to start
         self.concurrency = config.concurrency
         if self._program is not None and self._program.replicated:
@@ -64,8 +76,15 @@ class Endpoint:
         self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
         # When a server goes down, all requests in flight fail; the threshold must not be reached by that alone.
         self.circuit_breaker = CircuitBreaker(self.rate_limiter, threshold=max(5, self.concurrency))
+        self.circuit_breaker.confirm = self._confirm_outage
         self.has_answered = False  # whether any request of this execution got a reply
-        self._refusals = 0
+        self.active_count = 0  # requests that are being sent, or wait for their next attempt
+        self._excess = 1.0  # the largest cost of a reply, as a multiple of what its request allows
+        self._refusals = 0  # since the last reply
+        self._unreadable: list[str] = []  # digests of requests, once for each reply that could not be read
+        self._confirming = asyncio.Lock()
+        self._silent_at = -math.inf  # when the endpoint last did not answer a request that was sent to see that
+        self._confirmations: set[asyncio.Task[None]] = set()
         self._server: OwnServer | None = None
         self._clients: list[Client] = []
         self._idle: asyncio.Queue[Client] = asyncio.Queue()  # own server: each client once per request it can take
@@ -123,7 +142,7 @@ class Endpoint:
                 raise Retryable(f"{where} does not answer: {error.message}") from None
             raise ConfigError(f"{where}: {error.message}") from None
         if names and self.config.model not in names:
-            models = ", ".join(sorted(names)[:12])
+            models = redact_key(", ".join(sorted(names)[:12]), self.config)
             raise ConfigError(
                 f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; there are {models}"
             )
@@ -147,14 +166,55 @@ class Endpoint:
             if client in self._clients:  # unless its process was restarted meanwhile
                 self._idle.put_nowait(client)
 
-    def judge_refusal(self, error: CallError) -> CallError:
-        """Classify a refusal: an endpoint that refuses all of its first requests is misconfigured."""
-        if error.reason == "refused" and not self.has_answered:
+    def judge_error(self, error: CallError, digest: str) -> CallError:
+        """Decide whether an error concerns one request, or the endpoint as it is configured.
+
+        An endpoint that refuses all of its first requests, or whose first replies are all unreadable, is misconfigured.
+        One that has answered is not, if a request is forbidden or finds nothing, or a web page comes in between.
+        """
+        status = error.status
+        if error.reason == "misconfigured" and self.has_answered:
+            if status == WEB_PAGE or status.startswith("3"):
+                return replace(error, reason="server_error")
+            if status in ("403", "404"):
+                self._refusals += 1
+                return replace(error, reason="refused") if self._refusals < FIRST_REFUSALS else error
+        if self.has_answered or error.reason not in ("refused", "invalid_reply"):
+            return error
+        if error.reason == "refused":
             self._refusals += 1
-            if self._refusals >= FIRST_REFUSALS:
-                message = f"it has refused all of the first {self._refusals} requests; the last: {error.message}"
-                return CallError("misconfigured", f"{message}. See its `extra`, `omit`, `token_limit`", error.status)
-        return error
+            if self._refusals < FIRST_REFUSALS:
+                return error
+            message = f"it has refused all of the first {self._refusals} requests; the last: {error.message}"
+            return CallError("misconfigured", f"{message}. See its `extra`, `omit`, `token_limit`", status)
+        self._unreadable.append(digest)
+        count, requests = len(self._unreadable), len(set(self._unreadable))
+        many = requests >= FIRST_UNREADABLE or (requests > 1 and count >= 2 * FIRST_UNREADABLE)
+        return self.unreadable(error) if many else error
+
+    def unreadable(self, error: CallError) -> CallError:
+        """The error of an endpoint none of whose replies could be read."""
+        message = f"none of its first {len(self._unreadable)} replies can be read; the last: {error.message}"
+        return CallError("misconfigured", f"{message}. Check its `url` and `kind`", error.status, partial=True)
+
+    def on_answered(self) -> None:
+        """Record that a request got a reply."""
+        self.has_answered = True
+        self._refusals = 0
+
+    def reservation(self, request: ChatRequest) -> Usage:
+        """What a request may cost: what it allows, times the most that a reply has exceeded that so far."""
+        bound = max_usage(self.config, request)
+        return Usage(self._excess * bound.dollars, math.ceil(self._excess * bound.tokens))
+
+    def learn_cost(self, request: ChatRequest, reply: ChatReply, spent: Usage) -> None:
+        """Learn from the cost of a reply that exceeds what the request allows, so that the next ones reserve more."""
+        if reply.tokens_in is None or reply.tokens_out is None:
+            return
+        bound = max_usage(self.config, request)
+        tokens = spent.tokens / bound.tokens
+        dollars = spent.dollars / bound.dollars if bound.dollars else 0.0
+        self._excess = max(self._excess, tokens, dollars)
 
     def report_error(self, permit: Permit, error: CallError) -> None:
         """Return the permit of a failed attempt, and tell the circuit breaker what the failure means."""
@@ -162,10 +222,106 @@ class Endpoint:
             self.circuit_breaker.fail_all(error)
         if error.reason == "rate_limited":
             self.circuit_breaker.on_rate_limit(permit, error.retry_after or 0.0)
-        elif error.reason in ("connection", "timeout", "server_error", "cut"):
+        elif error.reason in ("connection", "timeout", "server_error", "cut", "invalid_reply"):
             self.circuit_breaker.on_failure(permit, error)
         else:
             self.circuit_breaker.on_reply(permit)
+
+    async def is_own_failure(self, error: CallError, answers_before: int, *, has_fallback: bool) -> bool | None:
+        """Whether a request that has failed for a temporary reason has failed for its own (see `ChatFailure.own`).
+
+        It has if the endpoint answered another one since it first failed (there were `answers_before` answers then).
+        Else it is waited for those in flight; then another one is sent, of those that wait, or a small one of this
+        endpoint's own.
+        """
+        breaker = self.circuit_breaker
+        if breaker.answers > answers_before:
+            return None if error.reason in ("connection", "rate_limited") else True
+        if has_fallback:
+            return None
+        if error.reason in ("connection", "rate_limited"):
+            return False
+        self.active_count -= 1
+        try:
+            answered = await self._others_are_answered(answers_before)
+        finally:
+            self.active_count += 1
+        return answered or (self.has_answered and await self.answers_another(answers_before))
+
+    async def _others_are_answered(self, answers_before: int) -> bool:
+        breaker = self.circuit_breaker
+        another: asyncio.Task[None] | None = None
+        while breaker.outage is None:
+            if breaker.answers > answers_before:
+                return True
+            if self.active_count or (another is not None and not another.done()):
+                await asyncio.sleep(POLL_S)
+            elif (another := breaker.start_another()) is None:
+                break
+        return breaker.answers > answers_before
+
+    async def answers_another(self, answers_before: int) -> bool:
+        """Send a small request to see whether the endpoint answers at all; its cost is booked like any other's."""
+        breaker = self.circuit_breaker
+        async with self._confirming:
+            if breaker.answers > answers_before:
+                return True
+            if time.monotonic() - self._silent_at < circuit_breaker.OUTAGE_S:
+                return False
+            message = {"role": "user", "content": "Reply with OK."}
+            request = ChatRequest(self.name, (message,), CONFIRM_TOKENS, purpose="check", tag="is the endpoint down?")
+            reserved = self.reservation(request)
+            if await self.budget.reserve(reserved) is not None:
+                return True  # nothing more is paid for anyway
+            spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
+            digest = request_digest(request, self.config)
+            result: ChatReply | CallError
+            try:
+                try:
+                    async with asyncio.timeout(CONFIRM_S):
+                        raw = await self.complete(request)
+                    result = reply_of(raw, digest, self.name, time.monotonic() - start_time)
+                except TimeoutError:
+                    result = CallError("timeout", f"no answer within {CONFIRM_S:g} s")
+                except CallError as error:
+                    result = error
+                cost: float | None = 0.0
+                unknown = reserved if isinstance(result, CallError) and result.may_cost else NO_USAGE
+                if isinstance(result, ChatReply):
+                    cost = reply_cost(self.config, result.tokens_in, result.tokens_out)
+                    spent = actual_usage(result, cost, reserved)
+                row = call_row(
+                    *(request, digest, self.name, self.config, result),
+                    attempt=1, latency_s=time.monotonic() - start_time, cost=cost, unknown=unknown,
+                )  # fmt: skip
+                await self.cache.record(row, result if isinstance(result, ChatReply) else None, spent + unknown)
+            finally:
+                await asyncio.shield(self.budget.settle(reserved, spent, unknown))
+            if isinstance(result, ChatReply):
+                self.on_answered()
+            if isinstance(result, ChatReply) or result.reason == "refused":
+                breaker.on_answer()
+                return True
+            self._silent_at = time.monotonic()
+            return False
+
+    def _confirm_outage(self, error: CallError) -> None:
+        """See in a task of its own whether the endpoint is down, before the circuit breaker declares that."""
+
+        async def confirm() -> None:
+            breaker = self.circuit_breaker
+            before = breaker.answers
+            try:
+                answers = await self.answers_another(before)
+            except (OSError, OwnServerError):
+                answers = False
+            if not answers and breaker.is_open and breaker.answers == before:
+                unreadable = error.reason == "invalid_reply" and not self.has_answered
+                breaker.declare_outage(self.unreadable(error) if unreadable else error)
+
+        task = asyncio.get_running_loop().create_task(confirm())
+        self._confirmations.add(task)
+        task.add_done_callback(self._confirmations.discard)
 
     def outage_failure(self, attempts: int) -> ChatFailure:
         """The failure of a request that is not sent because the circuit breaker has declared an outage."""
@@ -238,21 +394,38 @@ async def send_request(
     `has_fallback`: another endpoint can take it. The reply is on disk when this returns. Raises `OSError` if it cannot
     be written.
     """
+    endpoint.active_count += 1
+    try:
+        return await _send_with_retries(endpoint, request, digest, cache, has_fallback=has_fallback)
+    finally:
+        endpoint.active_count -= 1
+
+
+async def _send_with_retries(
+    endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
+) -> ChatReply | ChatFailure:
     config, breaker = endpoint.config, endpoint.circuit_breaker
-    reserved = max_usage(config, request)
+    answers_before: int | None = None  # at the first failed attempt
     error = CallError("outage", "it is down, and another request probes it")
-    for attempt in range(1, config.attempts + 1):
+    # What has failed for its own reason in an earlier process, or an earlier call, gets one attempt more.
+    given_up = digest in cache.given_up
+    attempts = 1 if given_up else config.attempts
+    attempt = refusals = 0
+    while True:
+        attempt += 1
+        reserved = endpoint.reservation(request)
         # First the permit, then the budget: a reservation that waits for a permit would block other requests.
-        permit = await breaker.acquire(reserved.tokens, has_fallback=has_fallback)
+        permit = await breaker.acquire(reserved.tokens, has_fallback=has_fallback, request=digest)
         if permit is None:
             return endpoint.outage_failure(attempt - 1)
         if permit == "use_fallback":
             return ChatFailure("outage", f"endpoint {endpoint.name!r}: {error.message}", attempt - 1)
         try:
+            cache.check_writable()
             if (spent_limit := await endpoint.budget.reserve(reserved)) is not None:
                 breaker.release(permit)
                 return endpoint.budget_failure(spent_limit, attempt - 1)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, OSError):
             breaker.release(permit)
             raise
         # From here on the reservation is settled in any case, even if this task is cancelled.
@@ -261,14 +434,15 @@ async def send_request(
         try:
             result = await _attempt(endpoint, request, digest, permit)
             latency = time.monotonic() - start_time
-            unknown = reserved if isinstance(result, CallError) and result.reason in UNKNOWN_COST else NO_USAGE
+            unknown = reserved if isinstance(result, CallError) and result.may_cost else NO_USAGE
             if isinstance(result, ChatReply):
                 cost = reply_cost(config, result.tokens_in, result.tokens_out)
                 spent = actual_usage(result, cost, reserved)
+                endpoint.learn_cost(request, result, spent)
                 row = call_row(
                     request, digest, endpoint.name, config, result, attempt=attempt, latency_s=latency, cost=cost
                 )
-                await cache.record(row, result, spent)
+                await cache.record(row, result, spent, limits_of(request, config))
                 return result
             error = result
             row = call_row(
@@ -277,12 +451,37 @@ async def send_request(
             await cache.record(row, spent=unknown)
         finally:
             await asyncio.shield(endpoint.budget.settle(reserved, spent, unknown))
+        message = f"endpoint {endpoint.name!r}: {error.message}"
         if not error.retryable:
-            return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", attempt)
+            return ChatFailure(error.reason, message, attempt)
+        answers_before = breaker.answers if answers_before is None else answers_before
+        own: bool | None = None
+        if error.reason == "rate_limited" and not has_fallback:
+            # It says nothing about the request, which is sent again for as long as any is answered. But vendors also
+            # refuse one that alone exceeds the limit.
+            refusals += 1
+            if breaker.refuses_for_long(config.attempts):
+                own = endpoint.has_answered and await endpoint.answers_another(breaker.answers)
+                break
+            if refusals >= MOST_REFUSALS and breaker.answers > answers_before:
+                break
+        elif attempt - refusals >= attempts:
+            is_known = given_up and error.reason != "connection"
+            own = is_known or await endpoint.is_own_failure(error, answers_before, has_fallback=has_fallback)
+            break
         # After a Retry-After, or with an open breaker, the next permit comes with a delay of its own.
-        if attempt < config.attempts and error.retry_after is None and not breaker.is_open:
+        if error.retry_after is None and not breaker.is_open:
             await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt))
-    return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", config.attempts)
+    failure = ChatFailure(error.reason, message, attempt, own)
+    if own and not given_up:
+        await cache.give_up(digest, endpoint.name, failure)
+    elif own is False and error.reason == "invalid_reply" and not endpoint.has_answered:
+        breaker.fail_all(endpoint.unreadable(error))
+        return endpoint.outage_failure(attempt)
+    elif own is False and (endpoint.has_answered or error.reason == "rate_limited"):
+        breaker.declare_outage(error)
+        return endpoint.outage_failure(attempt)
+    return failure
 
 
 async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit: Permit) -> ChatReply | CallError:
@@ -291,13 +490,13 @@ async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit
     try:
         raw = await endpoint.complete(request)
     except CallError as raised:
-        error = endpoint.judge_refusal(raised)
+        error = endpoint.judge_error(raised, digest)
         endpoint.report_error(permit, error)
         return error
     except BaseException:
-        endpoint.circuit_breaker.release(permit)
+        endpoint.circuit_breaker.release(permit, sent=True)
         raise
-    endpoint.has_answered = True
+    endpoint.on_answered()
     tokens = None if raw.tokens_in is None or raw.tokens_out is None else raw.tokens_in + raw.tokens_out
     endpoint.circuit_breaker.on_reply(permit, tokens)
     latency = time.monotonic() - start_time

@@ -13,21 +13,11 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, Omit
 
-from common.retry import retry_after
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
-from data.endpoints.circuit_breaker import reason_of
-from data.endpoints.clients import (
-    OnHeaders,
-    RawReply,
-    Result,
-    call_with_timeout,
-    chat_body,
-    http_clients,
-    key_of,
-    parse_reply_body,
-    transport_error,
-)
+from data.endpoints.clients import OnHeaders, Result, call_with_timeout, chat_body, http_clients, transport_error
+from data.endpoints.completions import RawReply, error_of_status, parse_reply_body, refused_field
+from data.endpoints.keys import key_of
 
 
 class OpenAIClient:
@@ -56,13 +46,17 @@ class OpenAIClient:
 
     async def complete(self, request: ChatRequest) -> RawReply:
         """Send a request once."""
-        post = next(self._next).post(
-            "/chat/completions",
-            cast_to=httpx2.Response,
-            body=chat_body(request, self._config),
-            options={"headers": self.headers},
-        )
-        return parse_reply_body((await self.send(post)).content, self.url, self._config)
+
+        async def post() -> RawReply:
+            response = await next(self._next).post(
+                "/chat/completions",
+                cast_to=httpx2.Response,
+                body=chat_body(request, self._config),
+                options={"headers": self.headers},
+            )
+            return parse_reply_body(response.content, self.url, self._config, response.headers)
+
+        return await self.send(post())
 
     async def models(self) -> list[str] | None:
         """Names of the models served; None if the server does not list them, or accepts any name, as llama.cpp does."""
@@ -88,11 +82,12 @@ class OpenAIClient:
     def _to_call_error(self, error: Exception) -> CallError | None:
         """Translate an error of the SDK; None for a programming error."""
         if isinstance(error, openai.APIStatusError):
-            no_credit = getattr(error, "code", None) == "insufficient_quota"  # a 429, but waiting does not help
+            response = error.response
+            call_error = error_of_status(response.status_code, response.content, response.headers, self.url)
             # If a field that all requests have is refused, no request would be accepted.
-            refused_field = error.status_code in (400, 422) and error.param in self._fields
-            reason = "misconfigured" if no_credit or refused_field else reason_of(error.status_code)
-            return CallError(reason, error.message, str(error.status_code), retry_after(error.response.headers))
+            if response.status_code in (400, 422) and refused_field(response.content) in self._fields:
+                call_error.reason = "misconfigured"
+            return call_error
         if isinstance(error, openai.APIConnectionError):  # a timeout too
             return transport_error(error.__cause__ or error, self.url)
         if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):

@@ -20,9 +20,20 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.batch.jobs import adopt_jobs, check_no_pending_jobs
 from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
-from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
+from data.endpoints.chat_types import (
+    TRANSIENT,
+    UNPAID,
+    ChatFailure,
+    ChatReply,
+    ChatRequest,
+    call_row,
+    is_finished,
+    limits_of,
+    request_digest,
+    with_limits,
+)
 from data.endpoints.endpoint import Endpoint, send_request
-from data.endpoints.reply_cache import BATCHES, ReplyCache, read_replies
+from data.endpoints.reply_cache import BATCHES, DiskState, ReplyCache, read_replies
 from data.endpoints.reply_source import ReplySource
 from data.endpoints.session import AskResult, AskSession
 
@@ -54,8 +65,9 @@ class EndpointPool:
         # Reply caches, one per model: what they contain decides how much of the budgets is left.
         source = replies if isinstance(replies, ReplySource) else ReplySource(replies)
         self._configs = endpoints
+        disk = DiskState()
         self._caches = {
-            model: ReplyCache(source, model, emit) for model in dict.fromkeys(e.model for e in endpoints.values())
+            model: ReplyCache(source, model, emit, disk) for model in dict.fromkeys(e.model for e in endpoints.values())
         }
         if source.adopt is not None:
             self._adopt(source.adopt)
@@ -77,7 +89,7 @@ class EndpointPool:
             limit = Usage(config.budget_dollars, config.budget_tokens)
             spent, unknown = self._cache(name).spent[name], self._cache(name).unknown[name]
             own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget, unknown)
-            self._endpoints[name] = Endpoint(name, config, own, self._limit)
+            self._endpoints[name] = Endpoint(name, config, own, self._limit, self._cache(name))
             self._endpoints[name].has_answered = spent != NO_USAGE  # it answered an earlier process
         self._batch_queues = {
             name: BatchQueue(self._endpoints[name], self._cache(name))
@@ -103,6 +115,11 @@ class EndpointPool:
     def unknown(self) -> float:
         """Upper bound in dollars on the cost of attempts without a reply (cut off, late or unreadable)."""
         return self._limit.unknown.dollars
+
+    def waits_for(self) -> str:
+        """Why requests wait at this moment, for a progress line; empty if none does."""
+        reasons = {name: endpoint.circuit_breaker.waits_for() for name, endpoint in self._endpoints.items()}
+        return "; ".join(f"endpoint {name!r} {reason}" for name, reason in reasons.items() if reason)
 
     def rates(self) -> dict[str, dict[str, float | int | None]]:
         """Rate statistics of each endpoint in use: attempts sent by this process, how many were refused for the rate
@@ -263,11 +280,20 @@ class EndpointPool:
 
     async def _cached(self, request: ChatRequest, name: str, digest: str) -> ChatReply | None:
         """The cached reply, None if there is none; a hit is recorded in the ledger."""
-        reply = self._cache(name).reply(digest)
+        reply = self._cache(name).reply(digest) or self._finished_reply(request, name)
         if reply is not None:
             reply = replace(reply, endpoint=name)
-            await self._cache(name).record(call_row(request, digest, name, self._configs[name], reply))
+            await self._cache(name).record(call_row(request, reply.digest, name, self._configs[name], reply))
         return reply
+
+    def _finished_reply(self, request: ChatRequest, name: str) -> ChatReply | None:
+        """A cached reply to the same request with another token limit, if it is finished."""
+        cache, config = self._cache(name), self._configs[name]
+        for limits in cache.limits - {"", limits_of(request, config)}:
+            reply = cache.reply(request_digest(*with_limits(request, config, limits)))
+            if reply is not None and is_finished(reply, request.max_tokens, limits):
+                return reply
+        return None
 
     async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, has_fallback: bool) -> AskResult:
         """Answer a request from one endpoint, so that requests of the same digest are paid for once."""
@@ -322,7 +348,7 @@ def raise_for_outage(results: Sequence[AskResult], *, unpaid_allowed: bool = Fal
 
     Raises `ConfigError` if an endpoint refuses its key, model or address, or if the budget is spent, except with
     `unpaid_allowed` (the caller can use a part of the replies); `Retryable` if an endpoint has stopped answering, or if
-    every request failed for temporary reasons.
+    every request failed for temporary reasons. A request that fails while others are answered is no outage.
     """
     failures = [result for result in results if isinstance(result, ChatFailure)]
     for failure in failures:
@@ -334,5 +360,8 @@ def raise_for_outage(results: Sequence[AskResult], *, unpaid_allowed: bool = Fal
     for failure in failures:
         if failure.reason == "outage":
             raise Retryable(failure.message)
-    if failures and len(failures) == len(results) and all(failure.reason in TRANSIENT for failure in failures):
+    for failure in failures:
+        if failure.unfinished and failure.own is False:
+            raise Retryable(f"no request was answered; the last failure: {failure.message}")
+    if failures and len(failures) == len(results) and all(f.unfinished and not f.own for f in failures):
         raise Retryable(f"no request was answered; the last failure: {failures[-1].message}")

@@ -96,6 +96,11 @@ class RateLimiter:
         self._paused_until, self._paused_s = -math.inf, 0.0
         self._cut_at, self._rise_from, self._grown_at = -math.inf, math.inf, math.inf
 
+    @property
+    def pause_s(self) -> float:
+        """Seconds that are left of a pause that the server asked for. May be read in any thread."""
+        return max(0.0, self._paused_until - self._clock())
+
     def delay(self) -> float:
         """Seconds until the next request may be sent."""
         now = self._active_time()
@@ -112,6 +117,14 @@ class RateLimiter:
         self.tokens.take(tokens, now)
         self._sent.append(now)
         return now
+
+    def on_unsent(self, tokens: int) -> None:
+        """Take back the last `on_sent`: the request was not sent after all."""
+        self.sent_count -= 1
+        self._sent_since_cut = max(0, self._sent_since_cut - 1)
+        self.requests.give_back(1)
+        self.tokens.give_back(tokens)
+        self._sent.pop()  # perhaps another one's time, a moment later
 
     def on_reply(self, reserved: int, tokens: int | None) -> None:
         """Record an answer. `reserved`: the tokens of `on_sent`; `tokens`: those that it used, None if not stated."""

@@ -6,9 +6,10 @@
     <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
 
 A reply is on disk before it is used. A line without a text is the maximum cost of an attempt whose reply was cut off,
-late or unreadable. Replies are JSON lines, appended and fsynced in groups: replies that arrive while one group is being
-written form the next (group commit), so a slow disk makes larger groups, not slower requests. Opening a file of a
-million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.py ledger).
+late or unreadable, or a request that has failed for its own reason, to which the same execution gives one attempt.
+Replies are JSON lines, appended and fsynced in groups: replies that arrive while one group is being written form the
+next (group commit), so a slow disk makes larger groups, not slower requests. Opening a file of a million replies of
+1 kB takes 3.3 s of a core and 45 MB (bench/corpus/endpoints.py ledger).
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from common.files import folder_identity, sync_folder
 from common.keyed_log import KeyedLog
 from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
-from data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
+from data.endpoints.chat_types import ChatFailure, ChatReply, reply_from_row, reply_to_row
 from data.endpoints.reply_source import ReplySource
 from data.endpoints.request_locks import RequestLocks
 
@@ -44,7 +45,7 @@ SHARD_BYTES = 64 * 2**20  # size of a full shard; bounded, because a mirror send
 # The beginning of a line as `reply_to_row` writes it: all that the index needs, without parsing the text.
 _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '
-    rb'(?:"execution": "([^"\\]*)", )?'
+    rb'(?:"execution": "([^"\\]*)", )?(?:"limits": "((?:[^"\\]|\\.)*)", )?'
 )
 
 
@@ -57,15 +58,27 @@ class _Entry:
     done: asyncio.Future
 
 
+class DiskState:
+    """Whether the last write succeeded, for all caches of a pool: `error` is that of a write that failed."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+
+
 class ReplyCache:
     """The replies of one model. To be used from one event loop. Raises `ConfigError` if the folder is not writable.
 
     `spent`: what the source's execution has paid for replies, by endpoint, in all its processes; `unknown`: the maximum
-    cost of its attempts without a reply. `writer`: the task that writes what was recorded, if any.
+    cost of its attempts without a reply. `writer`: the task that writes what was recorded, if any. `limits`: those of
+    the requests whose replies are here (`chat_types.limits_of`). `given_up`: digests of requests that have failed for
+    their own reason in this execution. `disk`: shared by the caches of a pool.
     """
 
-    def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
+    def __init__(self, source: ReplySource, model: str, emit: Emit, disk: DiskState | None = None) -> None:
         self.folder, self._source, self._emit = source.folder / as_file_name(model), source, emit
+        self.limits: set[str] = set()
+        self.given_up: set[str] = set()
+        self._disk = disk or DiskState()
         self.spent: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self.unknown: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self._pending: list[_Entry] = []
@@ -105,17 +118,44 @@ class ReplyCache:
         if line is None:
             return None
         row = json.loads(line)
-        reused = row.get("execution", "") != self._source.execution
-        return replace(reply_from_row(row), reused=reused) if row["digest"] == digest else None
+        # Of two digests with the same end only one is indexed. An earlier version kept errors as empty replies.
+        if row["digest"] != digest or row["finish"] == "error":
+            return None
+        return replace(reply_from_row(row), reused=row.get("execution", "") != self._source.execution)
 
-    async def record(self, event: dict[str, Any], reply: ChatReply | None = None, spent: Usage = NO_USAGE) -> None:
+    def check_writable(self) -> None:
+        """Raise the `OSError` of the last write if it failed: what cannot be kept must not be paid for."""
+        if self._disk.error is not None:
+            raise self._disk.error
+
+    def reset(self) -> None:
+        """Forget a failed write: there may be room on the disk now."""
+        self._disk.error = None
+
+    async def give_up(self, digest: str, endpoint: str, failure: ChatFailure) -> None:
+        """Record that a request has failed for its own reason. Raises `OSError`."""
+        self.given_up.add(digest)
+        row = {
+            "unknown": digest,
+            "endpoint": endpoint,
+            "dollars": 0.0,
+            "tokens": 0,
+            "execution": self._source.execution,
+            "reason": failure.reason,
+            "attempts": failure.attempts,
+        }
+        await self._append(row, None)
+
+    async def record(
+        self, event: dict[str, Any], reply: ChatReply | None = None, spent: Usage = NO_USAGE, limits: str = ""
+    ) -> None:
         """Write a reply and emit a ledger event; both are on disk on return. Raises `OSError` on a full disk.
 
-        Without a reply, `spent` is the maximum cost of the attempt.
+        Without a reply, `spent` is the maximum cost of the attempt. `limits`: of the request (`limits_of`).
         """
         row = None
         if reply is not None:
-            row = reply_to_row(replace(reply, cached=False), spent, self._source.execution)
+            row = reply_to_row(replace(reply, cached=False), spent, self._source.execution, limits)
         elif spent != NO_USAGE:
             row = {
                 "unknown": event["digest"],
@@ -125,6 +165,9 @@ class ReplyCache:
                 "execution": self._source.execution,
                 "reason": event["status"],
             }
+        await self._append(row, event)
+
+    async def _append(self, row: dict[str, Any] | None, event: dict[str, Any] | None) -> None:
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self.writer is None or self.writer.done():
@@ -185,6 +228,8 @@ class ReplyCache:
                     self._open_shard()
                 positions = await asyncio.to_thread(self._write, rows, events)
             except BaseException as error:
+                if isinstance(error, OSError):
+                    self._disk.error = error
                 for entry in group:
                     if not entry.done.cancelled():
                         entry.done.set_exception(error if isinstance(error, Exception) else OSError("interrupted"))
@@ -203,6 +248,7 @@ class ReplyCache:
             amounts[row["endpoint"]] += Usage(row["dollars"], row["tokens"])
             if "digest" in row:
                 self._log.add(bytes.fromhex(row["digest"]), position)
+                self.limits.add(row.get("limits", ""))
 
     def _write(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[int]:
         """Write replies, then emit events (in a thread). Returns the replies' positions in the log."""
@@ -213,12 +259,16 @@ class ReplyCache:
 
     def _index_line(self, line: bytes) -> bytes | None:
         """The index key of a line, its digest; None if it is no usable reply. Adds up this execution's costs."""
-        digest, endpoint, spent, execution = _read_head(line)
+        digest, endpoint, spent, execution, limits = _read_head(line)
         if execution == self._source.execution:
             amounts = self.unknown if digest is None else self.spent
             amounts[endpoint] += spent
+            if digest is None and "attempts" in (row := json.loads(line)):
+                self.given_up.add(row["unknown"])
         elif self._source.ask_again:
             return None
+        if digest is not None:
+            self.limits.add(limits)
         return digest
 
 
@@ -238,8 +288,8 @@ def _usage(row: dict[str, Any]) -> Usage:
     return Usage(row["dollars"] or 0.0, tokens)
 
 
-def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
-    """(digest, endpoint, cost, execution) of a line; digest None for an attempt without a reply.
+def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str, str]:
+    """(digest, endpoint, cost, execution, limits) of a line; digest None for an attempt without a reply.
 
     Raises `ValueError` for a damaged line.
     """
@@ -248,11 +298,12 @@ def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
     # machine may leave in the middle of a write of several blocks.
     ends_whole = line.endswith(b'"}\n') and not line.endswith(b'\\"}\n') and b"\0" not in line
     if ends_whole and (head := _HEAD.match(line)):
-        digest, endpoint, dollars, tokens, execution = head.groups(b"")
-        return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()
+        digest, endpoint, dollars, tokens, execution, limits = (part.decode() for part in head.groups(b""))
+        limits = json.loads(f'"{limits}"') if "\\" in limits else limits
+        return bytes.fromhex(digest), endpoint, Usage(float(dollars), int(tokens)), execution, limits
     try:
         row = json.loads(line)
         row_digest = None if "unknown" in row else bytes.fromhex(row["digest"])
-        return row_digest, row.get("endpoint", ""), _usage(row), row.get("execution", "")
+        return row_digest, row.get("endpoint", ""), _usage(row), row.get("execution", ""), row.get("limits", "")
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a reply: {error}") from None

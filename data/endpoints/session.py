@@ -14,6 +14,7 @@ import queue
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.endpoint import Endpoint
 
 AskResult = ChatReply | ChatFailure
+WAITING_S = 2.0  # how often a caller that waits for a result may say so
 STILL_RUNNING_S = 1.0  # how often a session that waits for its last replies checks whether the pool was closed
 
 
@@ -91,10 +93,19 @@ class AskSession:
 
         future.add_done_callback(put)
 
-    def next_result(self) -> tuple[Hashable, Any]:
-        """Wait for the next result; returns (key, result). Raises the error that ended a request, as on a full disk."""
+    def next_result(self, while_waiting: Callable[[], object] | None = None) -> tuple[Hashable, Any]:
+        """Wait for the next result; returns (key, result). Raises the error that ended a request, as on a full disk.
+
+        `while_waiting` is called every few seconds until there is one.
+        """
         assert self.open_count, "nothing was submitted"
-        key, result = self._results.get()
+        while True:
+            try:
+                key, result = self._results.get(timeout=None if while_waiting is None else WAITING_S)
+                break
+            except queue.Empty:
+                assert while_waiting is not None
+                while_waiting()
         self.open_count -= 1
         if isinstance(result, Exception):
             raise result
@@ -106,8 +117,10 @@ class AskSession:
         return not self._results.empty()
 
     def _begin(self) -> None:
-        for endpoint in self._endpoints.values():
+        for name, endpoint in self._endpoints.items():
             endpoint.circuit_breaker.reset()
+            endpoint.circuit_breaker.start_another = partial(self._start_another, name)
+            endpoint.cache.reset()
         for batch_queue in self._batch_queues.values():
             batch_queue.resume()
 
@@ -125,6 +138,18 @@ class AskSession:
                 self._workers[name].add(task)
                 task.add_done_callback(self._report_cancellation)
 
+    def _start_another(self, name: str) -> "asyncio.Task[None] | None":
+        """Send one more of the waiting requests of an endpoint, beyond its concurrency; None if there is none.
+
+        The others in progress have all failed, and may be at fault themselves.
+        """
+        if self._stopped or name in self._batch_queues or not self._waiting[name]:
+            return None
+        task = self._loop.create_task(self._work(name))
+        self._workers[name].add(task)
+        task.add_done_callback(self._report_cancellation)
+        return task
+
     def _report_cancellation(self, task: "asyncio.Task[None]") -> None:
         # A callback and not a part of `_work`, because a task may be cancelled before it begins, if the pool is closed.
         if task.cancelled():
@@ -139,10 +164,16 @@ class AskSession:
                     result: AskResult | Exception = await self._answer(request)
                 except Exception as error:
                     result = error
+                    # At once, and not when the caller hears of it: what cannot be written must not be paid for.
+                    self._stopped = True
                 self._results.put((key, result))
+                # Its place is taken by another worker (`_start_another`).
+                if name not in self._batch_queues and len(self._workers[name]) > self._endpoints[name].concurrency:
+                    break
         finally:
             # Here, not in a done callback, which runs later: requests enqueued from now on need a new worker.
             self._workers[name] -= {cast("asyncio.Task[None]", asyncio.current_task())}
+            self._endpoints[name].circuit_breaker.no_other()
 
     async def _end(self, *, cancel: bool) -> None:
         """Stop sending; await the requests in flight, or cancel them. Waits for batch jobs are always cancelled."""

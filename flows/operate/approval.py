@@ -40,8 +40,8 @@ from common.files import write_json
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
-from flows.operate.automations import end_of_heartbeats
 from flows.forecast import forecast_calls, forecast_text
+from flows.operate.automations import end_of_heartbeats
 from flows.operate.questions import NOTES
 from flows.selection import is_in_store
 from store.artifacts import Store

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -96,7 +97,8 @@ def work(request: dict[str, Any], fan_out_part: list[str], remote: RemoteAccess 
     except Retryable as error:
         return failed(folder, ExitCode.RETRY, error)
     except OSError as error:
-        traceback.print_exc()
+        with suppress(OSError):  # the log may be on the disk that is full
+            traceback.print_exc()
         # Only a full disk of the store is for the operator to solve; one elsewhere (/tmp, say) is an ordinary crash. An
         # error without a file name is of a write, and nearly all of a stage's writes go to the store.
         in_store = error.filename is None or str(error.filename).startswith((str(staging), request["store"]))

@@ -9,6 +9,7 @@ A child runs in its own session and ends with its parent in all three ways that 
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 TERMINATE_GRACE_S = 5.0
 TICK_S = 0.3
+LEAST_FREE = 2**16  # bytes; with fewer a disk counts as full
 LINGER_S = 30.0  # time that a process may take to exit after its work is complete
 _POLL_S = 0.05
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -231,6 +233,9 @@ def raise_for_exit(exit_status: Exit, files: ChildFiles) -> None:
         raise (NotWritable if error["type"] == NotWritable.__name__ else ConfigError)(error["message"])
     if error and exit_status.code == ExitCode.RETRY:
         raise Retryable(error["message"])
+    if not error and exit_status.code == ExitCode.BAD_INPUT and shutil.disk_usage(files.folder).free < LEAST_FREE:
+        # On a full disk the child cannot write its message either.
+        raise NotWritable(f"{files.folder} cannot be written (no space is left): free some and run again")
     raise crash_of(exit_status, files)
 
 

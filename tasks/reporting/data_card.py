@@ -64,6 +64,11 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         yield Paragraph(
             f"Prompts were asked until {amount(wanted)} documents were accepted: {amount(facts['prompts'])}."
         )
+    if facts["unanswered"]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in facts["unanswered"].items())
+        yield Paragraph(
+            f"{sum(facts['unanswered'].values())} prompts got no reply ({reasons}); they may be asked again."
+        )
     # Without held-out questions nothing was searched for, which is not the same as finding nothing.
     retrieval, held_out = facts["retrieval"], facts["held_out"]
     decontaminated = "no benchmark was held out: contamination is unknown"

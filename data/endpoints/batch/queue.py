@@ -23,7 +23,6 @@ from data.endpoints.batch.jobs import PendingJob, pending_jobs
 from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, parse_result_line
 from data.endpoints.budget import NO_USAGE
 from data.endpoints.chat_types import (
-    UNKNOWN_COST,
     CallError,
     ChatFailure,
     ChatReply,
@@ -31,11 +30,13 @@ from data.endpoints.chat_types import (
     FailureReason,
     actual_usage,
     call_row,
+    limits_of,
     max_usage,
     reply_cost,
 )
-from data.endpoints.clients import check_key, parse_completion, safe_message
+from data.endpoints.completions import parse_completion
 from data.endpoints.endpoint import Endpoint, reply_of
+from data.endpoints.keys import check_key, safe_message
 from data.endpoints.reply_cache import BATCHES, ReplyCache
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,9 @@ class BatchQueue:
         finally:
             self._asked.discard(digest)
         assert isinstance(result, CallError)  # any other result was returned above
-        return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
+        # A row that failed in a job whose others were answered is no outage.
+        own = (self._endpoint.has_answered and result.reason in ("server_error", "invalid_reply")) or None
+        return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt, own)
 
     def has_in_job(self, digest: str) -> bool:
         """Whether a job in progress has the request; its lock is then released when the job has ended.
@@ -194,7 +197,7 @@ class BatchQueue:
         while self._queue and len(entries) < self._batch.requests_per_job:
             digest, request, _ = self._queue[0]
             size += len(self._input_line(digest, request))
-            amount = max_usage(self._config, request)
+            amount = self._endpoint.reservation(request)
             if entries and (size > self._batch.bytes_per_job or not budget.fits(reserved + amount)):
                 break
             if not entries and not budget.fits(amount):
@@ -362,7 +365,7 @@ class BatchQueue:
             for line in content.splitlines():
                 try:
                     digest, body = parse_result_line(line)
-                except (ValueError, LookupError, TypeError, AttributeError):
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                     logger.warning("batch job %s: skipping a line of %d bytes that is not a result", job.id, len(line))
                     continue
                 if digest in job.requests:
@@ -396,9 +399,9 @@ class BatchQueue:
             raw = parse_completion(body, config)
         except (CallError, AttributeError, TypeError, LookupError) as caught:
             error = caught if isinstance(caught, CallError) else CallError("invalid_reply", "no chat completion in it")
-            error = CallError(error.reason, safe_message(error.message, config), error.status)
-            error = self._endpoint.judge_refusal(error)
-            unknown = max_usage(config, request) if error.reason in UNKNOWN_COST else NO_USAGE
+            message, status = safe_message(error.message, config), safe_message(error.status, config)
+            error = self._endpoint.judge_error(replace(error, message=message, status=status), digest)
+            unknown = max_usage(config, request) if error.may_cost else NO_USAGE
             await self._cache.record(
                 call_row(
                     request, digest, name, config, error, attempt=attempt, latency_s=None, unknown=unknown, job=job.id
@@ -407,12 +410,13 @@ class BatchQueue:
             )
             job.unknown += unknown
             return error
-        self._endpoint.has_answered = True
+        self._endpoint.on_answered()
         reply = reply_of(raw, digest, name, None)
         cost = reply_cost(config, raw.tokens_in, raw.tokens_out)
         spent = actual_usage(reply, cost, max_usage(config, request))
+        self._endpoint.learn_cost(request, reply, spent)
         row = call_row(request, digest, name, config, reply, attempt=attempt, latency_s=None, cost=cost, job=job.id)
-        await self._cache.record(row, reply, spent)
+        await self._cache.record(row, reply, spent, limits_of(request, config))
         job.spent += spent
         return reply
 

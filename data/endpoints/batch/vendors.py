@@ -4,7 +4,6 @@ Only this module knows each vendor's names and final states. All calls go throug
 `CallError`.
 """
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
 from data.endpoints.circuit_breaker import reason_of
 from data.endpoints.clients import OnHeaders, chat_body
+from data.endpoints.completions import json_of, message_of
 from data.endpoints.endpoint import client_for
 
 if TYPE_CHECKING:
@@ -188,16 +188,18 @@ def parse_result_line(line: bytes) -> tuple[str, dict[str, Any] | CallError]:
 
     Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` if it is no such line.
     """
-    row = json.loads(line)
+    row, _ = json_of(line)
     response, error = row.get("response") or {}, row.get("error")
     status = int(response.get("status_code") or 0)
     if status == 200 and not error:
         return row["custom_id"], response["body"]
-    return row["custom_id"], _row_error(status, error or (response.get("body") or {}).get("error") or {})
+    return row["custom_id"], _row_error(status, error or response.get("body"))
 
 
-def _row_error(status: int, error: Any) -> CallError:
-    code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, str(error))
+def _row_error(status: int, body: Any) -> CallError:
+    error = body.get("error", body) if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    message = message_of(body)
     if code in ("batch_expired", "batch_cancelled") or not status:
         return CallError("expired", f"the batch job ended without it ({message or code or 'no reason given'})")
     reason = reason_of(status)

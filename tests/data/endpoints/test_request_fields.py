@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from data.endpoints.mistral_client import MistralClient
 from data.endpoints.pool import raise_for_outage
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always
@@ -138,3 +139,26 @@ def test_a_reply_without_one_of_the_token_counts_is_kept(pool_for, events, usage
     assert isinstance(reply, ChatReply)
     assert (reply.tokens_in, reply.tokens_out) == (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     assert [event["status"] for event in events] == ["ok"]
+
+
+def test_the_fake_server_takes_content_as_a_list_of_parts():
+    """As real clients send it."""
+    import openai as sdk
+
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "there"}]
+    with FakeOpenAI() as server:
+        client = sdk.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        answers = [
+            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": content}], max_tokens=20)
+            for content in (parts, "hello there")
+        ]
+    assert [answer.usage.prompt_tokens for answer in answers] == [2, 2]
+    assert server.answers == {"hello there": 2}
+
+
+def test_parameters_of_mistrals_sdk_are_no_fields_of_a_request():
+    """`server_url` would send the request, and the key, to another address."""
+    for extra in ({"server_url": "http://elsewhere"}, {"http_headers": {"a": "b"}}, {"retries": 3}, {"timeout_ms": 1}):
+        config = EndpointConfig(kind="mistral", model="m", key_variable="FAKE_KEY", extra=extra)
+        with pytest.raises(ConfigError, match="Mistral's API has no such field"):
+            MistralClient(config, "http://127.0.0.1:9", lambda headers: None)

@@ -84,7 +84,7 @@ class FakeBatches:
         source = body["input_file_id"] if vendor == "openai" else body["input_files"][0]
         rows = [json.loads(line) for line in self.files[source].splitlines()]
         for row in rows:
-            self.submitted[_text(row["body"])] += 1
+            self.submitted[text_of(row["body"]["messages"][-1])] += 1
         job = {"id": f"{vendor}-{len(self.jobs)}", "vendor": vendor, "request": body, "rows": rows}
         job |= {"source": source, "polled": 0, "created_at": int(time.time()), "output": None, "error": None}
         self.jobs[job["id"]] = job
@@ -112,7 +112,8 @@ class FakeBatches:
         rows = job["rows"] if self.end == "completed" else job["rows"][: len(job["rows"]) // 2]
         good, bad = [], []
         for row in rows:
-            fault = self.row_fault(_text(row["body"]), self.submitted[_text(row["body"])])
+            text = text_of(row["body"]["messages"][-1])
+            fault = self.row_fault(text, self.submitted[text])
             if fault == "missing":
                 continue
             line = {"id": f"r-{row['custom_id'][:6]}", "custom_id": row["custom_id"], "response": None, "error": None}
@@ -166,5 +167,7 @@ class FakeBatches:
         }
 
 
-def _text(body: dict[str, Any]) -> str:
-    return body["messages"][-1]["content"]
+def text_of(message: dict[str, Any]) -> str:
+    """The text of a message, whose content is text or a list of parts."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())

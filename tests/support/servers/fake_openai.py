@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from tests.support.servers.fake_batches import FakeBatches
+from tests.support.servers.fake_batches import FakeBatches, text_of
 from tests.support.servers.http_server import FakeServer, Request, Response, json_response
 
 Reply = Callable[[dict[str, Any]], str]
@@ -60,7 +60,7 @@ def useful(body: dict[str, Any]) -> str:
         scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
         return json.dumps({**scores, "overall": draw.randint(0, 100)})
     if "reasoning" in constraint:
-        passage = re.search(r"(?:Passage:|=== \w{8} passage\n)\s*(.+)", body["messages"][-1]["content"])
+        passage = re.search(r"(?:Passage:|=== \w{8} passage\n)\s*(.+)", text_of(body["messages"][-1]))
         words = passage[1].split()[:12] if passage else ["Number", str(draw.randint(0, 10**6)), "was", "drawn", "here"]
         text = re.sub(r"[^\w)]+$", "", " ".join(words))
         return json.dumps({"reasoning": f"We need to say this: {text}.", "answer": f"{text}."})
@@ -93,11 +93,13 @@ class FakeOpenAI(FakeServer):
     states: str = ""
     fault_message: str = "a requested fault"
     port: int = 0
+    poison: Callable[[str], str | None] = lambda text: None  # the fault of a request by its text, whenever it arrives
     refuses: Sequence[str] = ()  # fields for which a request gets a 400 that names the field
     message: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: {}  # more of the message of a completion
     usage: dict[str, Any] = field(default_factory=dict)  # more of the counts of a completion
     html: bool = False  # every answer is a web page
     reshape: Callable[[int, Any], Any] = lambda arrival, answer: answer  # the completion that is sent
+    respond_as: Callable[[int, dict[str, Any]], Response | None] = lambda arrival, answer: None  # in its place, if any
 
     def __post_init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -190,7 +192,7 @@ class FakeOpenAI(FakeServer):
                     "code": "unsupported",
                 }
                 return json_response({"error": error}, 400)
-            fault = self.faults(arrival)
+            fault = self.faults(arrival) or self.poison(text_of(body["messages"][-1]))
             if fault is None and body["model"] not in self.models:
                 fault = "404"
             if self.delay_s:
@@ -215,6 +217,8 @@ class FakeOpenAI(FakeServer):
             if fault == "cut":
                 text = json.dumps(answer).encode()
                 return Response(body=text[: len(text) // 2], content_type="application/json", length=len(text))
+            if (response := self.respond_as(arrival, answer)) is not None:
+                return response
             if (reshaped := self.reshape(arrival, answer)) is not answer:
                 return json_response(reshaped, headers=limit_headers)
             with self._lock:
@@ -227,7 +231,7 @@ class FakeOpenAI(FakeServer):
     def _count(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
         self.answered += 1
         self.answer_times.append(time.monotonic())
-        self.answers[body["messages"][-1]["content"]] += 1
+        self.answers[text_of(body["messages"][-1])] += 1
         self.tokens_in += answer["usage"]["prompt_tokens"]
         self.tokens_out += answer["usage"]["completion_tokens"]
 
@@ -255,7 +259,7 @@ class FakeOpenAI(FakeServer):
         most = body.get("max_tokens") or body["max_completion_tokens"]
         finish = "length" if len(words) > most else "stop"
         words = words[:most]
-        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        prompt = sum(len(text_of(message).split()) for message in body["messages"])
         return {
             "id": "chatcmpl-fake",
             "object": "chat.completion",
@@ -319,7 +323,7 @@ def main() -> None:
         sys.stdin.read()
 
 
-__all__ = ["FAULTS", "FakeOpenAI", "OwnProcess", "always", "mixed", "own_process", "script", "useful"]
+__all__ = ["FAULTS", "FakeOpenAI", "OwnProcess", "always", "mixed", "own_process", "script", "text_of", "useful"]
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,92 @@
+"""Prompts that get no reply for a passing reason: unfinished work, counted with the command that asks again."""
+
+import json
+import logging
+from itertools import count
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from common.retry import Backoff
+from configs.distill import PromptSetConfig
+from configs.endpoint import EndpointConfig
+from data.endpoints import circuit_breaker
+from data.endpoints import session as sessions
+from tests.data.distill.test_run import index, run  # noqa: F401  fixtures
+from tests.support.servers.fake_openai import FakeOpenAI, always
+
+PROMPTS = 24
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.005, longest_s=0.05))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.2)
+
+
+def openai(server, **fields):
+    return EndpointConfig(kind="openai", model="fake", url=server.url, **{"concurrency": 4, "attempts": 3, **fields})
+
+
+@pytest.fixture
+def fields(tmp_path):
+    """Settings of a distillation of prompts that a server can tell apart."""
+    rows = [{"query": f"Which word is number {n} of the list?"} for n in range(PROMPTS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
+    return {"prompts": PROMPTS, "prompt_sets": sets, "near_duplicates": False, "same_language": False}
+
+
+def poison(*numbers):
+    return lambda text: "500" if any(f"number {n} of" in text for n in numbers) else None
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1024])
+def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, caplog, chunk):  # noqa: F811
+    numbers = (0, 1, 2, 3, 23)
+    with FakeOpenAI(poison=poison(*numbers)) as server, caplog.at_level(logging.WARNING):
+        output = run({"t": openai(server)}, chunk=chunk, **fields)
+        assert len(output.kept) == PROMPTS - 5
+        assert output.counts["unanswered"] == {"server_error": 5}
+        assert (output.counts["rejected"], output.counts["accepted_share"]) == ({}, 1.0)
+        assert {row["reason"] for row in output.rejected} == {"failed_server_error"}
+        message = (
+            "5 of 24 prompts got no reply (5 server_error); `nautile run CONFIG --only distill --force` asks again"
+        )
+        assert message in caplog.text
+        (*_, last) = (event for kind, event in output.events if kind == "progress")
+        assert last["note"].startswith("79% accepted; 5 without a reply (`nautile run CONFIG")
+        server.poison = lambda text: None
+        again = run({"t": openai(server)}, chunk=chunk, **fields)
+        assert (len(again.kept), again.counts["unanswered"], again.rejected) == (PROMPTS, {}, [])
+        assert max(server.answers.values()) <= 2, "small requests aside, nothing is asked twice"
+
+
+@pytest.mark.parametrize("fault", ["429", "500"])
+@pytest.mark.parametrize("chunk", [1, 1024])
+def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, fields, fault, chunk):  # noqa: F811
+    with FakeOpenAI(faults=lambda arrival: fault if arrival >= 10 else None, retry_after="0.01") as server:
+        with pytest.raises(Retryable):
+            run({"t": openai(server)}, chunk=chunk, **fields)
+        assert server.answered == 10
+        server.faults = always(None)
+        output = run({"t": openai(server)}, chunk=chunk, **fields)
+    assert (len(output.kept), output.rejected, server.answered) == (PROMPTS, [], PROMPTS)
+
+
+def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(sessions, "WAITING_S", 0.02)
+    arrivals = count()
+    with FakeOpenAI(faults=lambda arrival: "429" if 4 <= next(arrivals) < 6 else None, retry_after="0.4") as server:
+        output = run({"t": openai(server, concurrency=1)}, **fields)
+    notes = [event["note"] for kind, event in output.events if kind == "progress"]
+    assert any(note.endswith("endpoint 't' refuses requests for their rate (429)") for note in notes)
+    assert notes[-1] == "100% accepted"
+
+
+def test_an_endpoint_that_fails_at_every_prompt_but_answers_others_is_named(run, fields):  # noqa: F811
+    with (
+        FakeOpenAI(poison=poison(*range(PROMPTS))) as server,
+        pytest.raises(ConfigError, match=r"24 of 24 prompts got no reply .* answers other requests"),
+    ):
+        run({"t": openai(server)}, **fields)

@@ -1,0 +1,211 @@
+"""What vendors put around a reply, and the errors that stand in its place."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.endpoint import EndpointConfig
+from data.endpoints.chat_types import CallError
+from data.endpoints.completions import error_of_status, message_of, parse_reply_body
+
+CONFIG = EndpointConfig(kind="openai", model="m", url="http://127.0.0.1/v1", key_variable="FAKE_KEY")
+MESSAGE = {"role": "assistant", "content": "the text"}
+USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
+ANSWER = {"choices": [{"message": MESSAGE, "finish_reason": "stop"}], "usage": USAGE}
+
+
+def parsed(body, **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_reply_body(content, "http://there/v1", CONFIG, headers)
+
+
+def refused(body, **headers):
+    with pytest.raises(CallError) as caught:
+        parsed(body, **headers)
+    return caught.value
+
+
+def with_choice(**fields):
+    return {**ANSWER, "choices": [{**ANSWER["choices"][0], **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (5, 5), (5.0, 5), ("5", 5), (0, 0), (5.5, None), (-1, None), ("five", None), ("", None), (None, None),
+        (True, None), ([], None), ({}, None), (float("nan"), None), (float("inf"), None), (10**30, None),
+        (10**400, None), ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_reply_is_kept_whatever_its_counts_are(count, expected):
+    reply = parsed({**ANSWER, "usage": {"prompt_tokens": count, "completion_tokens": 7}})
+    assert (reply.text, reply.tokens_in, reply.tokens_out) == ("the text", expected, 7)
+
+
+@pytest.mark.parametrize("usage", [None, [], "none", 7, {}, {"completion_tokens_details": "x"}, {"total_tokens": 12}])
+def test_a_reply_is_kept_whatever_its_usage_is(usage):
+    reply = parsed({**ANSWER, "usage": usage})
+    assert (reply.text, reply.tokens_in, reply.tokens_out, reply.tokens_reasoning) == ("the text", None, None, None)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=4))
+def test_a_reply_is_kept_whatever_stands_beside_its_text(value):
+    message = {**MESSAGE, "reasoning": value, "refusal": value, "tool_calls": value, "annotations": value}
+    choice = {"message": message, "finish_reason": "stop", "logprobs": value, "index": value}
+    answer = {"choices": [choice], "usage": value, "id": value, "created": value, "model": value, "warnings": value}
+    assert parsed(answer).text == "the text"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xef\xbb\xbf" + json.dumps(ANSWER).encode(),
+        json.dumps(ANSWER).encode("utf-16"),
+        b"\n \n" + json.dumps(ANSWER).encode() + b"\n\n",
+        json.dumps(ANSWER).encode() + b"\x00\x00",
+        json.dumps(ANSWER).encode() + json.dumps({"note": 1}).encode(),
+        b"Warning: deprecated {option} in line 3\n" + json.dumps(ANSWER).encode(),
+        b'{"usage": null, "usage": {"prompt_tokens": 5, "completion_tokens": 7}, ' + json.dumps(ANSWER).encode()[1:],
+        b'{"id": ' + b"9" * 6000 + b", " + json.dumps(ANSWER).encode()[1:],
+        b'{"created": NaN, "id": "\xff\xfe", ' + json.dumps(ANSWER).encode()[1:],
+        json.dumps([ANSWER]).encode(),
+    ],
+)
+def test_a_reply_is_kept_whatever_its_encoding_is(body):
+    assert parsed(body).text == "the text"
+
+
+def test_a_stream_that_nobody_asked_for_is_put_together():
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": "the "}}]},
+        {"choices": [{"delta": {"content": "text"}}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": USAGE},
+    ]
+    lines = [": PROCESSING", *(f"data: {json.dumps(event)}" for event in events)]
+    reply = parsed("\n\n".join([*lines, "data: [DONE]", ""]).encode())
+    assert (reply.text, reply.finish, reply.tokens_out) == ("the text", "stop", 7)
+    assert refused("\n\n".join(lines[:2]).encode()).reason == "invalid_reply", "it ended early"
+    assert refused(b'data: {"error": {"message": "slow", "code": 429}}\n\n').reason == "rate_limited"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "the "}, {"type": "text", "text": "text"}], "the text"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "no"}]}, {"type": "text", "text": "the"}], "the"),
+        (["the ", "text"], "the text"),
+        ([{"type": "text", "text": {"value": "the text", "annotations": []}}], "the text"),
+        ([], ""), (None, ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_content_may_come_as_parts(content, text):
+    assert parsed(with_choice(message={"content": content})).text == text
+
+
+@pytest.mark.parametrize(
+    ("finish", "expected"),
+    [
+        ("stop", "stop"), (None, "stop"), ("", "stop"), (3, "stop"), ({}, "stop"), ("STOP", "stop"),
+        ("max_tokens", "length"), ("MAX_TOKENS", "length"), ("model_length", "length"), ("length", "length"),
+        ("max_output_tokens", "length"), ("content_filter", "content_filter"), ("SAFETY", "content_filter"),
+        ("tool_calls", "tool_calls"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_the_end_is_one_of_few_words(finish, expected):
+    assert parsed(with_choice(finish_reason=finish)).finish == expected
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("content", [None, ""])
+def test_reasoning_without_an_answer_is_unfinished(name, content):
+    reply = parsed(with_choice(message={"content": content, name: "Let me think"}))
+    assert (reply.text, reply.finish) == ("", "length")
+    assert parsed(with_choice(message={"content": "x", name: "Let me think"})).finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "status"),
+    [
+        ({"message": "m", "code": 429}, "rate_limited", "429"),
+        ({"message": "m", "code": "429"}, "rate_limited", "429"),
+        ({"message": "m", "status": 503}, "server_error", "503"),
+        ({"message": "m", "code": 400}, "refused", "400"),
+        ({"message": "m", "code": 402}, "misconfigured", "402"),
+        ({"message": "m", "type": "rate_limit_error"}, "rate_limited", "error in the reply"),
+        ({"message": "m", "code": "insufficient_quota"}, "misconfigured", "error in the reply"),
+        ({"message": "m", "code": "context_length_exceeded"}, "refused", "error in the reply"),
+        ({"message": "m", "type": "overloaded_error"}, "server_error", "error in the reply"),
+        ("m", "server_error", "error in the reply"),
+        (["m"], "server_error", "error in the reply"),
+    ],
+)
+def test_an_error_inside_a_success_is_an_error_of_its_own_kind(error, reason, status):
+    for body in ({"error": error}, {**ANSWER, "error": error}, {"error": error, "choices": []}, [{"error": error}]):
+        caught = refused(body, **{"retry-after": "7"})
+        assert (caught.reason, caught.message, caught.status, caught.retry_after) == (reason, "m", status, 7.0)
+        assert not caught.may_cost
+    caught = refused(with_choice(error=error))
+    assert (caught.reason, caught.message, caught.may_cost) == (reason, "m", True)
+
+
+@pytest.mark.parametrize("finish", ["error", "ERROR", "abort", "cancelled"])
+def test_a_reply_that_was_broken_off_is_no_answer(finish):
+    caught = refused(with_choice(finish_reason=finish, message={"content": ""}))
+    assert (caught.reason, caught.retryable, caught.may_cost) == ("server_error", True, True)
+    assert finish in caught.message
+
+
+@pytest.mark.parametrize("error", [None, False, "", {}, [], {"code": None, "message": ""}])
+def test_an_empty_error_beside_a_reply_is_none(error):
+    assert parsed({**ANSWER, "error": error}).text == parsed(with_choice(error=error)).text == "the text"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "why"}}, "why"),
+        ({"error": "why"}, "why"),
+        ({"error": True, "message": "why"}, "why"),
+        ([{"error": {"message": "why"}}], "why"),
+        ({"errors": [{"message": "why"}, {"message": "why else"}]}, "why; why else"),
+        ({"detail": "why"}, "why"),
+        ({"detail": [{"loc": ["body", "seed"], "msg": "why", "type": "x"}]}, "body.seed: why"),
+        ({"object": "error", "message": "why", "code": 400}, "why"),
+        ({"Message": "why"}, "why"),
+        ({"base_resp": {"status_code": 1002, "status_msg": "why"}}, "why"),
+        ({"fault": {"faultstring": "why"}}, "why"),
+        ({"error": {"message": "Provider returned error", "metadata": {"raw": "why"}}}, "Provider returned error: why"),
+        ("why", "why"),
+        ("<html><head><title>no</title><style>p {}</style></head><body><p>why</p></body></html>", "why"),
+        ({}, ""), (None, ""), (7, ""), ([], ""),
+    ],
+)  # fmt: skip
+def test_the_message_of_an_error_is_found_in_every_form(body, message):
+    assert message_of(body) == message
+    content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    error = error_of_status(422, content, {}, "http://there/v1")
+    assert error.message == (f"Error code: 422 - {message}" if message else "Error code: 422")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_moved_endpoint_is_named(status):
+    headers = {"location": "https://new.example/v1/chat/completions?token=abc"}
+    error = error_of_status(status, b"", headers, "http://there/v1")
+    assert (error.reason, error.status) == ("misconfigured", str(status))
+    assert "http://there/v1 has moved to https://new.example/v1 " in error.message
+    assert "set `url`" in error.message
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"7", b"[]", b"{}", b'"text"', b"[" * 100_000, b"\xff", b"{", b"data:"])
+def test_what_is_no_completion_is_one(body):
+    assert refused(body).reason == "invalid_reply"
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_reply_or_an_error(content):
+    with suppress(CallError):
+        assert parsed(content).finish

@@ -1,0 +1,99 @@
+"""A key of any length is in nothing that is written; a word in the place of a key is none."""
+
+import json
+
+import pytest
+
+from common.errors import ConfigError
+from common.retry import Backoff
+from configs.endpoint import EndpointConfig
+from data.endpoints import circuit_breaker
+from data.endpoints.chat_types import ChatReply, ChatRequest
+from data.endpoints.keys import check_key, redact_key, repeats_key
+from tests.support.servers.fake_openai import FakeOpenAI
+
+SHORT = ["k3yS", "hunter2", "abc-123", "s3cret-of-15-ch", "sk-1", 'a"b\\c/d&e']
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+
+
+def config(server, kind="openai"):
+    return EndpointConfig(kind=kind, model="fake", url=server.url, key_variable="FAKE_KEY", timeout_s=60.0)
+
+
+def requests(*texts):
+    return [ChatRequest("fake", ({"role": "user", "content": text},), 20) for text in texts]
+
+
+def written(folder, events):
+    return json.dumps(events) + "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+@pytest.mark.parametrize("key", SHORT)
+def test_a_short_key_that_a_server_repeats_is_written_nowhere(pool_for, events, monkeypatch, tmp_path, kind, key):
+    monkeypatch.setenv("FAKE_KEY", key)
+    faults = {0: "500", 1: "400"}
+    replies = {"say it": f"it is {key}", "no": "nothing"}
+    server = FakeOpenAI(
+        key=key,
+        faults=faults.get,
+        fault_message=f"no, {key}",
+        reply=lambda body: replies[body["messages"][0]["content"]],
+    )
+    with server:
+        pool = pool_for(fake=config(server, kind).model_copy(update={"concurrency": 1}))
+        results = pool.ask(requests("no", "say it", "no"))
+        monkeypatch.setenv("FAKE_KEY", f"{key}x")
+        results += pool_for(fake=config(server, kind), cache="other").ask(requests("no"))
+    assert [getattr(result, "reason", "ok") for result in results] == ["refused", "leaked_key", "ok", "misconfigured"]
+    text = written(tmp_path, events) + repr(results)
+    assert key not in text
+    assert json.dumps(key)[1:-1] not in text
+    assert "[key]" in text, "the server did repeat it"
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "none", "ollama", "sk-no-key-required", "lm-studio", "x"])
+def test_a_word_in_the_place_of_a_key_is_no_secret(monkeypatch, key):
+    monkeypatch.setenv("FAKE_KEY", key)
+    endpoint = EndpointConfig(kind="openai", model="m", url="http://x/v1", key_variable="FAKE_KEY")
+    check_key("t", endpoint)
+    text = f"there are {key} of them"
+    assert not repeats_key(text, endpoint)
+    assert redact_key(text, endpoint) == text
+
+
+@pytest.mark.parametrize("key", ["q", "7q", "abc"])
+def test_a_key_that_cannot_be_told_from_text_is_refused(monkeypatch, key):
+    monkeypatch.setenv("FAKE_KEY", key)
+    endpoint = EndpointConfig(kind="openai", model="m", url="http://x/v1", key_variable="FAKE_KEY")
+    with pytest.raises(ConfigError, match="fewer than 4 characters") as refused:
+        check_key("t", endpoint)
+    assert f" {key} " not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["finish_reason", "error", "location"])
+def test_a_key_in_the_odd_places_of_an_answer_is_not_written(pool_for, events, monkeypatch, tmp_path, place):
+    monkeypatch.setenv("FAKE_KEY", key := "hunter2!")
+
+    def reshape(arrival, answer):
+        choice = answer["choices"][0]
+        if place == "finish_reason":
+            return {**answer, "choices": [{**choice, "finish_reason": f"stop {key}"}]}
+        return {**answer, "error": {"message": f"who is {key}?", "code": 400}}
+
+    with FakeOpenAI(reshape=reshape) as server:
+        (result,) = pool_for(fake=config(server)).ask(requests("text"))
+    assert not isinstance(result, ChatReply)
+    assert key not in written(tmp_path, events) + repr(result)
+
+
+def test_a_list_of_models_does_not_show_a_key(pool_for, monkeypatch):
+    monkeypatch.setenv("FAKE_KEY", "hunter2!")
+    names = ["model-of-hunter2!"]
+    with FakeOpenAI(models=names) as server, pytest.raises(ConfigError, match=r"model-of-\[key\]") as refused:
+        pool_for(fake=config(server)).check()
+    assert "hunter2" not in str(refused.value)
