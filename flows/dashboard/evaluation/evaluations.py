@@ -24,7 +24,8 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
-    rows = shared.query(queries.EVALUATIONS)
+    own_executions = [row["execution"] for row in chosen.stages if row["execution"]] if chosen else []
+    rows = shared.query(queries.EVALUATIONS, own_executions)
     evaluations = [
         {**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))
     ]
@@ -52,6 +53,8 @@ def page(chosen: ChosenRun | None) -> None:
         "Strict accuracy with its 95 % interval over problems. A line joins the stages of one run; runs, whose "
         "configurations may differ, are never joined. Dashed: chance level. A click on a point opens its problems."
     )
+    if rows[0]["total"] > len(rows):
+        st.caption(f"The newest {len(rows)} of {rows[0]['total']:,} evaluations, and all of this run.")
     _history(evaluations)
     requested = st.query_params.get("evaluation", "")
     named |= {row["id"]: row for row in evaluations if requested == row["id"]}  # of another run, by its address
