@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.tables.results import MISSING, ResultTable, table_1, table_2
+from evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
 from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from flows.dashboard.shared import ChosenRun
@@ -109,7 +109,7 @@ def measured_only(table: ResultTable) -> ResultTable:
     )
 
 
-_NOT_OURS = ("Gain", "Difference", "What differs", "n", "Lenient")
+_NOT_OURS = (GAIN, "Difference", "What differs", "n", "Lenient")
 
 
 def _show_table(table: ResultTable) -> None:
