@@ -1,4 +1,4 @@
-"""The ladder of a run: accuracy after each stage with 95 % intervals, and a verdict whether the stages made the model better."""
+"""The ladder of a run: accuracy after each stage with 95 % intervals, and whether the stages made the model better."""
 
 from collections.abc import Mapping
 from contextlib import suppress
