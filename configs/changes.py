@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.text import amount, visible
+from configs.keys import key_settings
 from configs.schema import RunConfig
 
 MOST_SHOWN = 3  # changes in a one-line description
@@ -27,12 +28,14 @@ def read_changes(text: str | None) -> list[Change]:
 
 
 def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
-    """All fields in which `config` differs from `base`, in the order of the sections; `name` is not compared.
+    """All fields in which `config` differs from `base`; `name` is not compared.
 
-    Lists of equal length are compared entry by entry, other lists as a whole.
+    Fields that are in a key come first, because a short description shows only the first changes, and these change what
+    is made; then the order of the sections. Lists of equal length are compared entry by entry, other lists as a whole.
     """
     before, after = (settings.model_dump(mode="json", exclude={"name"}) for settings in (base, config))
-    return list(differences(before, after))
+    in_key = {change.field for change in differences(key_settings(before), key_settings(after))}
+    return sorted(differences(before, after), key=lambda change: change.field not in in_key)
 
 
 def describe_changes(changes: Sequence[Change], most: int | None = MOST_SHOWN) -> str:

@@ -70,6 +70,11 @@ def key_fields(section: dict[str, Any]) -> dict[str, Any]:
     return {name: _semantic(value, PARTS.get(name), files) for name, value in section.items() if name != FILES}
 
 
+def key_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The semantic fields of a whole configuration (JSON data), which some step's key has."""
+    return _semantic(settings, RunConfig, {})
+
+
 def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dict[str, Any]:
     """Add the digests of all local files that a section names, as `FILES`; unchanged if it names none.
 

@@ -65,7 +65,8 @@ def _test(rows: RowsByStage, over: str | None, stage: str, name: str) -> dict[st
 def ladder_table(ladder: Ladder) -> ResultTable:
     """A table with one row per stage; a dash for what was not measured."""
     columns = (
-        "Stage", ladder["title"], "Gain, points", "p", "Became right", "Became wrong", "Problems", "Paper: GSM8K",
+        "Stage", ladder["title"], "Gain over the stage before", "p",
+        "Became right", "Became wrong", "Problems", "Paper: GSM8K",
     )  # fmt: skip
     names = [entry["stage"] for entry in ladder["stages"]]
     rows, partial = [], False

@@ -15,6 +15,7 @@ COLOURS = {"scheme": "tableau10"}
 BELOW = {"orient": "bottom", "title": None}  # legend below the chart: at its side it takes half of a phone's width
 WHOLE = {"tickMinStep": 1, "format": ",d"}  # axis of counts
 ROW = {"step": 28}  # height per bar, in pixels
+LEGEND_ROW = 18  # height per row of a legend, in pixels
 ZOOM = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
 
 

@@ -6,10 +6,14 @@ thousand.
 
 from pathlib import Path
 
-from flows.run_state import STEPS
+from flows.run_state import RUNS, STEPS
 
 STAGES = STEPS  # the last attempt at each step of a run. (run)
 MOST_RUNS = 200  # newest runs in lists
+MOST_SEARCHED = 10_000  # newest runs that a search looks through
+ONE_RUN = f"SELECT * FROM ({RUNS}) WHERE run = ?"  # its row of `RUNS`. (`MOST_SEARCHED`, run)
+# ()
+RUN_COUNT = "SELECT count(DISTINCT run) AS runs FROM plans"
 
 POINTS = 150  # points per curve, one per three pixels: the browser draws all of them, and a page has up to 26 charts
 PAGE = 10  # texts per page
@@ -82,11 +86,14 @@ CONFIGURATIONS = """
 SELECT id, coalesce(label, stage) AS label, config FROM artifacts WHERE list_contains(?, id) ORDER BY created, id
 """
 # Evaluations, newest first, with the label and configuration of the run that made each. `label` contains the evaluated
-# stage; it is null for an evaluation of a named checkpoint. ()
+# stage; it is null for an evaluation of a named checkpoint. `total` counts those that the limit leaves out
+# too. Those of the executions come first, however old they are. (executions)
 EVALUATIONS = """
-SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
+SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config,
+    count(*) OVER () AS total
 FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
-WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created DESC LIMIT 200
+WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY a.id, a.execution, a.run, a.created
+ORDER BY list_contains(?, a.execution) DESC, a.created DESC LIMIT 200
 """
 # The newest note of each run. ()
 NOTES = "SELECT id AS run, text, tags FROM notes"

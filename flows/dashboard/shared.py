@@ -127,11 +127,11 @@ def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[Cat
         return reader(sql, *parameters)
 
 
-def run_summaries() -> list[CatalogRow]:
-    """The rows of `RUNS` for the newest runs, each with its `current_state` (`run_state.state_of`)."""
+def run_summaries(most: int = queries.MOST_RUNS) -> list[CatalogRow]:
+    """The rows of `RUNS` for the newest `most` runs, each with its `current_state` (`run_state.state_of`)."""
     store = open_store()
     waiting = questions_by_run(store)
-    return [row | {"current_state": state_of(row, store, waiting)} for row in query(RUNS, queries.MOST_RUNS)]
+    return [row | {"current_state": state_of(row, store, waiting)} for row in query(RUNS, most)]
 
 
 def run_titles() -> dict[str, str]:
@@ -176,7 +176,7 @@ def chosen_run(run: str | None) -> ChosenRun | None:
     if run is None:
         return None
     store = open_store()
-    summary = next((row for row in query(RUNS, queries.MOST_RUNS) if row["run"] == run), None)
+    summary = next(iter(query(queries.ONE_RUN, queries.MOST_SEARCHED, run)), None)
     state = run_state(store, query, summary, questions(), _seconds_left) if summary else None
     return ChosenRun(run, query(queries.STAGES, run), state)
 

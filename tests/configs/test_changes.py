@@ -20,6 +20,11 @@ def test_each_field_that_differs_is_named_with_both_values(local):
     assert changed_settings(other, other) == []
 
 
+def test_what_changes_the_result_comes_before_what_only_runs_it(local):
+    other = load("local", ["operation.pretrain.niceness=3", "pretrain.save_every=7", "reason.policy.steps=3"])
+    assert next(iter(changed_settings(local, other))).field == "reason.policy.steps"
+
+
 def test_a_list_of_another_length_is_one_change(local):
     sources = local.ingest.model_copy(update={"sources": local.ingest.sources[:1]})
     [change] = changed_settings(local, local.model_copy(update={"ingest": sources}))

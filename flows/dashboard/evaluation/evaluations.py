@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.tables.results import MISSING, ResultTable, table_1, table_2
+from evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
 from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
 from flows.dashboard.shared import ChosenRun
@@ -24,7 +24,8 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
-    rows = shared.query(queries.EVALUATIONS)
+    own_executions = [row["execution"] for row in chosen.stages if row["execution"]] if chosen else []
+    rows = shared.query(queries.EVALUATIONS, own_executions)
     evaluations = [
         {**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"], row["execution"] or ""))
     ]
@@ -52,6 +53,8 @@ def page(chosen: ChosenRun | None) -> None:
         "Strict accuracy with its 95 % interval over problems. A line joins the stages of one run; runs, whose "
         "configurations may differ, are never joined. Dashed: chance level. A click on a point opens its problems."
     )
+    if rows[0]["total"] > len(rows):
+        st.caption(f"The newest {len(rows)} of {rows[0]['total']:,} evaluations, and all of this run.")
     _history(evaluations)
     requested = st.query_params.get("evaluation", "")
     named |= {row["id"]: row for row in evaluations if requested == row["id"]}  # of another run, by its address
@@ -106,7 +109,7 @@ def measured_only(table: ResultTable) -> ResultTable:
     )
 
 
-_NOT_OURS = ("Gain", "Difference", "What differs", "n", "Lenient")
+_NOT_OURS = (GAIN, "Difference", "What differs", "n", "Lenient")
 
 
 def _show_table(table: ResultTable) -> None:

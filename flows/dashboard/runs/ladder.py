@@ -1,4 +1,4 @@
-"""The ladder of a run: accuracy after each stage with 95 % intervals, and a verdict whether the model got better."""
+"""The ladder of a run: accuracy after each stage with 95 % intervals, and whether the stages made the model better."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -90,11 +90,11 @@ def verdict(run_ladder: Ladder | None) -> str:
         return f"{figure}. Whether that is a gain over {total['over']} is unknown: their answers were not stored."
     # The sentence says what the interval allows and no more: a gain whose interval contains zero is not called one.
     if test["low"] > 0:
-        words = "It got better"
+        words = "Better than its start"
     elif test["high"] < 0:
-        words = "It got worse"
+        words = "Worse than its start"
     else:
-        words = "No change beyond chance"
+        words = "No change from its start beyond chance"
     return f"{words}: {figure}, {gain_with_interval(test)} points over {total['over']} (p {p_value(test)})."
 
 
@@ -143,7 +143,7 @@ def picture(run_ladder: Ladder) -> Chart:
 
 def show(run_ladder: Ladder | None) -> None:
     """Draw the chart with its caption; the page shows the verdict above."""
-    st.markdown("##### Did it get better?")
+    st.markdown("##### After each stage")
     if run_ladder is None:
         st.caption("The ladder appears once a stage was evaluated on the held-out problems or GSM8K.")
         return

@@ -23,10 +23,13 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 
 def show(chosen: str | None) -> None:
     """Draw the table and its controls. `chosen`: the run that the page shows."""
-    summaries = shared.run_summaries()
+    # A search looks through all runs: the run that is searched is often an old one.
+    summaries = shared.run_summaries(queries.MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
+    (count,) = shared.query(queries.RUN_COUNT) or [{"runs": 0}]
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")
-    title.subheader("All runs")
+    listed = len(summaries)
+    title.subheader("All runs" if listed >= count["runs"] else f"The newest {listed} of {count['runs']:,} runs")
     parameters = left.multiselect(
         "Settings shown",
         list(dict.fromkeys([*changed, *USUAL])),
@@ -45,7 +48,7 @@ def show(chosen: str | None) -> None:
     )
     rows = table(summaries, [field for field in parameters if _FIELD.fullmatch(field)], chosen)
     needle = search.strip().lower()
-    # Searched in Python over what is shown: at most `MOST_RUNS` rows, and a number is found as it is printed.
+    # Searched in Python over what is shown, so that a number is found as it is printed.
     rows = [row for row in rows if needle in " ".join(str(value) for value in row.values()).lower()]
     if not rows:
         st.caption("No run fits the search.")

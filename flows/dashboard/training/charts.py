@@ -1,5 +1,6 @@
 """Line charts of metrics with smoothing, a choice of axes, and links from a point to the texts of its step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,7 +207,8 @@ def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs
     whole = figures.WHOLE if x_title == "step" else {"format": "~s"}
     x = quantitative("x", axis={"title": x_title, "labelOverlap": True, **whole}, scale={"nice": False})
     legend = {**figures.BELOW, "symbolType": "stroke", "columns": 1 if runs else 2, "labelLimit": 420}
-    several = table["line"].nunique() > 1
+    count = table["line"].nunique()
+    several = count > 1
     color = nominal("line", scale=figures.COLOURS, legend={**legend, "symbolOpacity": 1} if several else None)
     base = {"x": x, "color": color, "tooltip": {"value": None}}
     y = quantitative("smooth", **values)
@@ -230,4 +232,6 @@ def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs
     points = {"type": "point", "filled": True, "size": 30 if few else 60, "opacity": 1 if few else 0}
     linked = {"href": nominal("link")} if "link" in table else {}
     layers.append(layer(points, **base | {"tooltip": tooltip}, y=y, **linked))
-    return Chart(table, {"layer": layers, "height": 320})
+    # The height is of the curves and the legend together, so a longer legend must not take it from the curves.
+    legend_rows = math.ceil(count / legend["columns"]) if several else 0
+    return Chart(table, {"layer": layers, "height": 300 + figures.LEGEND_ROW * legend_rows})

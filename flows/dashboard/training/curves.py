@@ -133,9 +133,13 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, Line]:
     titles = {run: title for run, title in shared.run_titles().items() if run != chosen.run}
     picked = []
     if titles:
+        # In the address by id, not bound: titles change with the state of a run.
+        requested = [run for run in st.query_params.get_all("compared") if run in titles]
         picked = st.multiselect(
-            "Compare with", list(titles), format_func=lambda run: titles.get(run, run), key="compared"
+            "Compare with", list(titles), requested, format_func=lambda run: titles.get(run, run), key="compared"
         )
+        if picked != st.query_params.get_all("compared"):
+            st.query_params["compared"] = picked
     lines = {execution: Line("this run", chosen.run, stage) for execution in chosen.executions(stage)}
     # A run that was chosen may have disappeared from the list since.
     for run in (run for run in picked if run in titles):

@@ -182,9 +182,9 @@ def test_the_verdict_names_the_gain_only_where_it_is_beyond_chance():
         stages = [{"stage": "pretrain", "score": score, "test": None}, {"stage": "align", "score": score, "test": test}]
         return {"stages": stages, "total": None}
 
-    assert verdict(climbed(0.05, 0.15)).startswith("It got better: 50.0 % of 200 problems")
-    assert verdict(climbed(-0.05, 0.15)).startswith("No change beyond chance")
-    assert verdict(climbed(-0.15, -0.05)).startswith("It got worse")
+    assert verdict(climbed(0.05, 0.15)).startswith("Better than its start: 50.0 % of 200 problems")
+    assert verdict(climbed(-0.05, 0.15)).startswith("No change from its start beyond chance")
+    assert verdict(climbed(-0.15, -0.05)).startswith("Worse than its start")
     assert verdict(None) == "No stage has been evaluated yet, so it is not known whether the model got better."
 
 

@@ -3,13 +3,14 @@
 import json
 import socket
 
+import duckdb
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from common.errors import ConfigError
 from common.processes import free_port
 from evals.tables.results import MISSING, ResultTable
-from flows.dashboard import queries
+from flows.dashboard import figures, queries
 from flows.dashboard.artifacts.lineage import graph
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluation.evaluations import history, measured_only
@@ -23,6 +24,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.schema import LINEAGE_WITH_CALLS
+from tasks.engine.attempt_log import write_row
 from tests.support.pages.parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -101,6 +103,14 @@ def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_st
         assert points["x"]["axis"]["title"].startswith(title)
         assert points["href"]["field"] == "link"
         assert drawn.table["link"].iloc[-1] == "rollouts?run=r1&step=9"
+
+
+@pytest.mark.parametrize("runs", [2, 13])
+def test_the_legend_takes_no_height_from_the_curves(runs):
+    rows = [row for index in range(runs) for row in curve_of("reward", 3, f"e{index}")]
+    lines = {f"e{index}": Line(f"run {index}", f"r{index}", "align") for index in range(runs)}
+    height = chart(rows, lines).spec["height"]
+    assert height - figures.LEGEND_ROW * runs >= 300  # a row of the legend for each run
 
 
 def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
@@ -242,6 +252,35 @@ def test_a_run_is_listed_stage_by_stage(made):
     assert {row["label"] for row in stages} == set(outputs)
     assert run["stages"] == len(outputs)
     assert all(row["state"] in ("done", "reused") for row in stages)
+
+
+def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(store):
+    runs = queries.MOST_RUNS + 2
+    for index in range(runs):
+        begun = f"2026-11-22T12:{index // 60:02}:{index % 60:02}+00:00"
+        row = {"id": f"p{index}", "run": f"r{index}", "config": "toy", "state": "done", "steps": [], "started": begun}
+        write_row(store, "plan", row)
+    catalog = Catalog(store)
+    catalog.ingest()
+    assert len(catalog.query(RUNS, [queries.MOST_RUNS])) == queries.MOST_RUNS
+    (oldest,) = catalog.query(queries.ONE_RUN, [queries.MOST_SEARCHED, "r0"])
+    assert oldest["run"] == "r0"
+    assert catalog.query(queries.RUN_COUNT) == [{"runs": runs}]
+
+
+def test_the_evaluations_of_a_run_are_read_however_many_newer_ones_there_are(store):
+    catalog = Catalog(store)
+    catalog.ingest()
+    made = "INSERT INTO artifacts (id, kind, key, execution, created, superseded) VALUES (?, 'evaluation', ?, ?, ?, 0)"
+    with duckdb.connect(str(store.catalog_path)) as connection:
+        for index in range(250):
+            connection.execute(
+                made, [f"evaluation/{index}", str(index), f"e{index}", f"2026-11-22 12:00:00.{index:03}"]
+            )
+    rows = catalog.query(queries.EVALUATIONS, [["e0"]])
+    assert [row["execution"] for row in rows[:2]] == ["e0", "e249"]
+    assert len(rows) == 200
+    assert {row["total"] for row in rows} == {250}
 
 
 def test_a_lineage_is_drawn_as_a_graph(made):
