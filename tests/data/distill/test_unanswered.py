@@ -12,7 +12,6 @@ from configs.distill import PromptSetConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints import session as sessions
-from tests.data.distill.test_run import index, run  # noqa: F401  fixtures
 from tests.support.servers.fake_openai import FakeOpenAI, always
 
 PROMPTS = 24

@@ -6,7 +6,6 @@ import pytest
 
 from common.files import write_json
 from flows.operate.questions import NOTES, waiting
-from store.manifest import now
 from tasks.engine.staging import failure_in_sweep, read_retry_note
 from tests.support.samples.stage_store import key_of
 
@@ -14,7 +13,7 @@ NOTE = {
     "run": "r1",
     "label": "align",
     "message": "May it?\nIt costs.",
-    "since": now(),
+    "since": "2026-11-22T12:00:00+00:00",
     "host": "other",
     "pid": 1,
     "api": None,
