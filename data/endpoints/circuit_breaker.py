@@ -37,6 +37,7 @@ class Permit:
     sent_at: float
     tokens: int
     request: str = ""
+    number: int = 0  # of the endpoint's permits
 
 
 @dataclass
@@ -65,7 +66,9 @@ class CircuitBreaker:
         self.rate_limiter = rate_limiter
         self.start_another: Callable[[], asyncio.Task[None] | None] = lambda: None
         self.confirm: Callable[[CallError], None] | None = None
-        self.answers = 0  # requests that were answered so far: by a reply, or by an error about the request
+        # How many requests were sent, and the number of the last of them that was answered: by a reply, or by an error
+        # about the request.
+        self.sent = self.answered = 0
         self._threshold = threshold
         self._queue: deque[_Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -128,7 +131,7 @@ class CircuitBreaker:
 
     def on_reply(self, permit: Permit, tokens: int | None = None) -> None:
         """Record an answer, be it an error about the request. `tokens`: the number used, None if not stated."""
-        self.answers += 1
+        self.answered = max(self.answered, permit.number)
         self._forget_failures()
         self._refusals = 0
         self.rate_limiter.on_reply(permit.tokens, tokens)
@@ -136,7 +139,8 @@ class CircuitBreaker:
 
     def on_answer(self) -> None:
         """Record that the request of `confirm` was answered: what has failed so far has failed for its own reason."""
-        self.answers += 1
+        self.sent += 1
+        self.answered = self.sent
         self._forget_failures()
         self._admit_waiters()
 
@@ -244,8 +248,9 @@ class CircuitBreaker:
     def _give_permit(self, kind: Literal["usual", "probe"]) -> None:
         waiter = self._queue.popleft()
         self._in_flight += 1
+        self.sent += 1
         sent_at = self.rate_limiter.on_sent(waiter.tokens)
-        waiter.permit.set_result(Permit(kind, sent_at, waiter.tokens, waiter.request))
+        waiter.permit.set_result(Permit(kind, sent_at, waiter.tokens, waiter.request, self.sent))
 
     def _send_to_fallbacks(self) -> None:
         """Send every waiter that has a fallback there, except the one that becomes the probe if there is none."""

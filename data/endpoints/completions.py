@@ -266,5 +266,6 @@ def _call_error(sources: list[Any], default: str, *, partial: bool = False) -> C
         if type(number) is int and 400 <= number < 600:
             return CallError(reason_of(number), message, str(number), partial=partial)
     words = " ".join([*(code for code in codes if isinstance(code, str)), message]).lower()
-    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, words)), "server_error")
+    unknown: FailureReason = "server_error"
+    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, words)), unknown)
     return CallError(reason, message, "error in the reply", partial=partial)

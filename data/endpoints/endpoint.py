@@ -227,15 +227,14 @@ class Endpoint:
         else:
             self.circuit_breaker.on_reply(permit)
 
-    async def is_own_failure(self, error: CallError, answers_before: int, *, has_fallback: bool) -> bool | None:
+    async def is_own_failure(self, error: CallError, sent_before: int, *, has_fallback: bool) -> bool | None:
         """Whether a request that has failed for a temporary reason has failed for its own (see `ChatFailure.own`).
 
-        It has if the endpoint answered another one since it first failed (there were `answers_before` answers then).
-        Else it is waited for those in flight; then another one is sent, of those that wait, or a small one of this
-        endpoint's own.
+        It has if the endpoint answers one that was sent since it first failed (`sent_before` were sent before). If none
+        is, another one is sent: of those that wait, or a small one of this endpoint's own.
         """
         breaker = self.circuit_breaker
-        if breaker.answers > answers_before:
+        if breaker.answered > sent_before:
             return None if error.reason in ("connection", "rate_limited") else True
         if has_fallback:
             return None
@@ -243,28 +242,27 @@ class Endpoint:
             return False
         self.active_count -= 1
         try:
-            answered = await self._others_are_answered(answers_before)
+            answered = await self._others_are_answered(sent_before)
         finally:
             self.active_count += 1
-        return answered or (self.has_answered and await self.answers_another(answers_before))
+        return answered or (self.has_answered and await self.answers_another(sent_before))
 
-    async def _others_are_answered(self, answers_before: int) -> bool:
+    async def _others_are_answered(self, sent_before: int) -> bool:
         breaker = self.circuit_breaker
         another: asyncio.Task[None] | None = None
-        while breaker.outage is None:
-            if breaker.answers > answers_before:
-                return True
-            if self.active_count or (another is not None and not another.done()):
-                await asyncio.sleep(POLL_S)
-            elif (another := breaker.start_another()) is None:
+        while breaker.outage is None and breaker.answered <= sent_before:
+            if another is None or another.done():
+                another = breaker.start_another()
+            if another is None and not self.active_count:
                 break
-        return breaker.answers > answers_before
+            await asyncio.sleep(POLL_S)
+        return breaker.answered > sent_before
 
-    async def answers_another(self, answers_before: int) -> bool:
+    async def answers_another(self, sent_before: int) -> bool:
         """Send a small request to see whether the endpoint answers at all; its cost is booked like any other's."""
         breaker = self.circuit_breaker
         async with self._confirming:
-            if breaker.answers > answers_before:
+            if breaker.answered > sent_before:
                 return True
             if time.monotonic() - self._silent_at < circuit_breaker.OUTAGE_S:
                 return False
@@ -310,12 +308,12 @@ class Endpoint:
 
         async def confirm() -> None:
             breaker = self.circuit_breaker
-            before = breaker.answers
+            before = breaker.sent
             try:
                 answers = await self.answers_another(before)
             except (OSError, OwnServerError):
                 answers = False
-            if not answers and breaker.is_open and breaker.answers == before:
+            if not answers and breaker.is_open and breaker.answered <= before:
                 unreadable = error.reason == "invalid_reply" and not self.has_answered
                 breaker.declare_outage(self.unreadable(error) if unreadable else error)
 
@@ -405,7 +403,7 @@ async def _send_with_retries(
     endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
     config, breaker = endpoint.config, endpoint.circuit_breaker
-    answers_before: int | None = None  # at the first failed attempt
+    sent_before: int | None = None  # at the first failed attempt
     error = CallError("outage", "it is down, and another request probes it")
     # What has failed for its own reason in an earlier process, or an earlier call, gets one attempt more.
     given_up = digest in cache.given_up
@@ -454,20 +452,20 @@ async def _send_with_retries(
         message = f"endpoint {endpoint.name!r}: {error.message}"
         if not error.retryable:
             return ChatFailure(error.reason, message, attempt)
-        answers_before = breaker.answers if answers_before is None else answers_before
+        sent_before = breaker.sent if sent_before is None else sent_before
         own: bool | None = None
         if error.reason == "rate_limited" and not has_fallback:
             # It says nothing about the request, which is sent again for as long as any is answered. But vendors also
             # refuse one that alone exceeds the limit.
             refusals += 1
             if breaker.refuses_for_long(config.attempts):
-                own = endpoint.has_answered and await endpoint.answers_another(breaker.answers)
+                own = endpoint.has_answered and await endpoint.answers_another(breaker.sent)
                 break
-            if refusals >= MOST_REFUSALS and breaker.answers > answers_before:
+            if refusals >= MOST_REFUSALS and breaker.answered > sent_before:
                 break
         elif attempt - refusals >= attempts:
             is_known = given_up and error.reason != "connection"
-            own = is_known or await endpoint.is_own_failure(error, answers_before, has_fallback=has_fallback)
+            own = is_known or await endpoint.is_own_failure(error, sent_before, has_fallback=has_fallback)
             break
         # After a Retry-After, or with an open breaker, the next permit comes with a delay of its own.
         if error.retry_after is None and not breaker.is_open:

@@ -1,4 +1,4 @@
-"""The client of Mistral's endpoints, over Mistral's SDK."""
+"""The client of Mistral's endpoints, over Mistral's SDK except for completions."""
 
 import inspect
 import itertools
@@ -23,7 +23,7 @@ from data.endpoints.clients import (
     tls_context,
     transport_error,
 )
-from data.endpoints.completions import RawReply, error_of_status, parse_completion, parse_reply_body
+from data.endpoints.completions import RawReply, error_of_status, parse_reply_body
 from data.endpoints.keys import key_of
 
 MISTRAL_URL = "https://api.mistral.ai"
@@ -34,49 +34,43 @@ class MistralClient:
     """One Mistral endpoint; `url` with or without /v1. Raises `ConfigError` for request fields that its API lacks."""
 
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
-        # The SDK takes the fields as keyword arguments, so an unknown one would fail at the first request.
+        # The SDK's call has a parameter for each field of the API.
         known_fields = inspect.signature(Chat.complete_async).parameters.keys() - NOT_FIELDS
         if unknown := [name for name in config.extra or () if name not in known_fields]:
             where = f"endpoint for model {config.model!r}: `extra`"
             raise ConfigError(f"{where} sets {', '.join(unknown)}, but Mistral's API has no such field")
         self.url, self._config = url, config
         self._http = http_clients(config, on_headers)
+        self._next = itertools.cycle(self._http)
+        server = url.rstrip("/").removesuffix("/v1")  # the SDK adds /v1 itself
+        self._chat_url = f"{server}/v1/chat/completions"
         # The SDK's blocking calls, which are not used, would else get a client that reads the proxy settings.
         self._blocking = httpx2.Client(verify=tls_context(), trust_env=False)
-        self._clients = [
-            Mistral(
-                api_key=lambda: key_of(config),
-                # The SDK adds /v1 itself.
-                server_url=url.rstrip("/").removesuffix("/v1"),
-                client=self._blocking,
-                async_client=client,
-                retry_config=None,
-                timeout_ms=int(config.timeout_s * 1000),
-            )
-            for client in self._http
-        ]
-        self._next = itertools.cycle(self._clients)
-
-    @property
-    def sdk(self) -> Mistral:
-        """The vendor's client, for its other interfaces."""
-        return self._clients[0]
+        self.sdk = Mistral(
+            api_key=lambda: key_of(config),
+            server_url=server,
+            client=self._blocking,
+            async_client=self._http[0],
+            retry_config=None,
+            timeout_ms=int(config.timeout_s * 1000),
+        )
 
     async def complete(self, request: ChatRequest) -> RawReply:
-        """Send a request once."""
+        """Send a request once.
+
+        Not through the SDK, whose validation refuses more than what makes a reply unreadable (counts that are null or
+        fractions), and leaves out fields that it does not know, such as an error in a choice.
+        """
 
         async def post() -> RawReply:
-            try:
-                reply = await next(self._next).chat.complete_async(**chat_body(request, self._config))
-            except MistralError as error:
-                if error.status_code != 200:
-                    raise
-                # The SDK refuses more than what makes a reply unreadable, such as counts that are null or fractions.
-                return parse_reply_body(error.raw_response.content, self.url, self._config, error.headers)
-            try:
-                return parse_completion(reply.model_dump(mode="json"), self._config)
-            except (AttributeError, TypeError, LookupError):
-                raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}") from None
+            response = await next(self._next).post(
+                self._chat_url,
+                json=chat_body(request, self._config),
+                headers={"Authorization": f"Bearer {key_of(self._config)}"},
+            )
+            if not response.is_success:
+                raise error_of_status(response.status_code, response.content, response.headers, self.url)
+            return parse_reply_body(response.content, self.url, self._config, response.headers)
 
         return await self.send(post())
 

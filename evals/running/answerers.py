@@ -172,8 +172,10 @@ class EndpointAnswerer:
 def _from_chat(reply: ChatReply) -> Answer:
     parsed = parse_text(reply.text)
     truncated = reply.finish == "length"
+    # A reply that was cut before its first word was still in its reasoning, which the endpoint keeps apart.
+    finished_thinking = parsed.finished_thinking and bool(reply.text or not truncated)
     return Answer(
-        reply=ParsedReply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not truncated),
+        reply=ParsedReply(parsed.reasoning, parsed.answer, finished_thinking, parsed.finished and not truncated),
         output=reply.text,
         truncated=truncated,
         tokens_in=reply.tokens_in,

@@ -10,6 +10,7 @@ from data.endpoints.mistral_client import MistralClient
 from data.endpoints.pool import raise_for_outage
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always
+from tests.support.servers.http_server import Response
 
 REQUEST = ChatRequest("fake", ({"role": "user", "content": "hello there"},), 20)
 
@@ -162,3 +163,50 @@ def test_parameters_of_mistrals_sdk_are_no_fields_of_a_request():
         config = EndpointConfig(kind="mistral", model="m", key_variable="FAKE_KEY", extra=extra)
         with pytest.raises(ConfigError, match="Mistral's API has no such field"):
             MistralClient(config, "http://127.0.0.1:9", lambda headers: None)
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+@pytest.mark.parametrize(
+    "usage",
+    [None, {}, [], {"prompt_tokens": 1.5, "completion_tokens": "x"}, {"prompt_tokens": -1, "completion_tokens": None}],
+)
+def test_a_reply_is_paid_for_once_whatever_its_counts_are(pool_for, kind, usage):
+    with FakeOpenAI(reshape=lambda arrival, answer: {**answer, "usage": usage}) as server:
+        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
+        (reply,) = pool_for(fake=config).ask([REQUEST])
+        (cached,) = pool_for(fake=config).ask([REQUEST])
+        assert len(server.bodies) == 1
+    assert (reply.text, reply.tokens_in, reply.tokens_out) == (cached.text, None, None)
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+@pytest.mark.parametrize("place", ["body", "choice", "finish"])
+def test_an_error_inside_a_success_is_sent_again_and_never_kept(pool_for, events, tmp_path, kind, place):
+    error = {"message": "the provider is busy", "code": 429 if place == "body" else 502}
+
+    def reshape(arrival, answer):
+        if arrival:
+            return answer
+        choice = {**answer["choices"][0], **({"finish_reason": "error"} if place == "finish" else {"error": error})}
+        return {"error": error} if place == "body" else {**answer, "choices": [choice]}
+
+    with FakeOpenAI(reshape=reshape) as server:
+        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
+        pool = pool_for(fake=config)
+        (reply,) = pool.ask([REQUEST])
+        assert (isinstance(reply, ChatReply), len(server.bodies)) == (True, 2)
+    assert pool.rates()["fake"]["refused"] == (place == "body"), "a refusal for the rate slows the endpoint"
+    assert events[0]["status"] == {"body": "429", "choice": "502", "finish": "error in the reply"}[place]
+    assert place == "finish" or events[0]["error"] == "the provider is busy"
+    assert len(reply_rows(tmp_path / "replies")) == 1
+    assert len(unknown_rows(tmp_path / "replies")) == (place != "body"), "of a part the cost is not known"
+
+
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+def test_an_endpoint_that_has_moved_is_named(pool_for, kind):
+    moved = Response(status=308, headers={"Location": "https://new.example/v1/chat/completions"})
+    with FakeOpenAI(respond_as=lambda arrival, answer: moved) as server:
+        config = openai(server, key_variable="FAKE_KEY").model_copy(update={"kind": kind})
+        results = pool_for(fake=config).ask(many(10))
+    with pytest.raises(ConfigError, match=r"has moved to https://new\.example/v1 \(status 308\): set `url`"):
+        raise_for_outage(results)

@@ -76,6 +76,20 @@ def test_a_question_that_is_refused_is_left_out(ask):
     assert SkippedQuestion("refused").tokens_in is None
 
 
+def test_a_question_that_always_fails_is_left_out_too(ask):
+    answer, poison = "The answer is 3.", lambda text: "500" if text.startswith("3 ") else None
+    with FakeOpenAI(lambda body: answer, poison=poison) as server:
+        result = score("sums", ask(server))
+    assert (result["items"], result["n"], result["left_out"]) == (12, 11, {"unanswered": 1})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_that_reaches_the_limit_of_tokens_is_unfinished(ask, name):
+    with FakeOpenAI(message=lambda body: {"content": None, name: "Let me think"}) as server:
+        result = score("sums", ask(server))
+    assert (result["unfinished"], result["no_answer"], result["truncated"]) == (12, 0, 12)
+
+
 def test_a_wrong_key_and_an_unknown_endpoint_are_the_operators(ask, tmp_path):
     with FakeOpenAI(thoughtful, faults=always("401")) as server, pytest.raises(ConfigError, match="endpoint 'it'"):
         ask(server)
