@@ -50,9 +50,13 @@ def has_unused(model, ids):
     return any(first <= number < end for number in ids for first, end in model.unused_ids)
 
 
+def hidden_of(params, model, row_1L):
+    columns_1L = jnp.arange(row_1L.shape[1])[None]
+    return jax.jit(forward, static_argnums=1)(params, model, row_1L, jnp.ones_like(row_1L), columns_1L)
+
+
 def logits_of(params, model, row_1L, of=next_logits, *more):
-    hidden_BLD = forward(params, model, row_1L, jnp.ones_like(row_1L), jnp.arange(row_1L.shape[1])[None])
-    return of(hidden_BLD[0], params["embedding"], *more)
+    return of(hidden_of(params, model, row_1L)[0], params["embedding"], *more)
 
 
 def test_a_model_knows_its_unused_ids_only_from_a_tokenizer(tmp_path):
@@ -90,7 +94,7 @@ def test_sampler_and_learner_have_the_same_distribution(padding):
         [completion] = Generator(model, sampling, 1, 4)(params, [[1, 2, 3]], [(7,)])
         assert not has_unused(model, completion.ids)
         row = jnp.asarray([[1, 2, 3, *completion.ids.tolist()]])
-        hidden_BLD = forward(params, model, row, jnp.ones_like(row), jnp.arange(row.shape[1])[None])
+        hidden_BLD = hidden_of(params, model, row)
         learned_BL, entropy_BL = token_logprobs(params, model, hidden_BLD[:, :-1], row[:, 1:], temperature=temperature)
         np.testing.assert_allclose(learned_BL[0, 2:], completion.logprobs, atol=1e-4)
         used_LV = jax.nn.softmax(logits_of(params, model, row, next_logits, model) / temperature)
