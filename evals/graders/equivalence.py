@@ -46,7 +46,7 @@ class Equivalence:
     `failures` counts the comparisons without a result.
     """
 
-    def __init__(self, limit_s: float = 5.0) -> None:
+    def __init__(self, limit_s: float = 10.0) -> None:
         self.limit_s = limit_s
         self.failures = 0
         self._process: subprocess.Popen[bytes] | None = None

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -171,15 +170,15 @@ def test_a_comparison_that_takes_too_long_has_no_result_and_its_process_is_repla
 
 @pytest.mark.slow
 def test_the_comparisons_of_a_reply_have_one_limit_together(reply):
-    instance = Equivalence(limit_s=1.0)
+    instance = Equivalence(limit_s=30.0)
     try:
         assert instance.equal("x+1", "1+x")  # started
+        instance.limit_s = 1.0
         boxes = " ".join(f"\\boxed{{i^{{9^{{9^{{{n}}}}}}}}}" for n in range(9, 17))
-        began = time.monotonic()
         verdict = grade_math(reply(boxes), "1", instance)
         assert (verdict.strict, verdict.problem) == (None, "not_graded")
-        assert instance.failures <= 2
-        assert time.monotonic() - began < 60  # not eight times a limit and a start
+        # The first comparison used up the limit; the next one was not begun, and the others were not needed.
+        assert (instance.failures, instance._process) == (2, None)
     finally:
         instance.close()
 
