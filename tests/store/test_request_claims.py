@@ -1,6 +1,7 @@
 """Of hosts that share only a remote, one sends a request, whatever steps need its reply; the others wait for it."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -13,10 +14,12 @@ from data.endpoints.pool import EndpointPool
 from data.endpoints.reply_source import ReplySource
 from store import request_claims
 from store.garbage import collect, find_garbage
+from store.mirror import MirroredStore
 from store.request_claims import RequestClaims
 from tests.support.processes.asking_process import config, requests
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.fake_openai import FakeOpenAI
+from tests.support.servers.simulated_bucket import Bucket, BucketView
 
 pytestmark = pytest.mark.slow
 DIGEST = key_of("request")
@@ -29,8 +32,14 @@ def often(monkeypatch):
 
 
 @pytest.fixture
-def pair(machine):
-    return machine("a"), machine("b")
+def pair(tmp_path):
+    """Two machines with one bucket."""
+    bucket, stores = Bucket(time.time), []
+    for name in "ab":
+        stores.append(MirroredStore(tmp_path / name, "s3://simulated/run"))
+        stores[-1].remote.__dict__["_filesystem"] = BucketView(bucket, lambda at: None), "simulated/run"
+        stores[-1].prepare()
+    return stores
 
 
 def until(condition):
@@ -58,8 +67,10 @@ def test_two_hosts_with_different_steps_pay_once_for_the_requests_that_they_shar
             threads.submit(ask, store, numbers)
             for store, numbers in zip(pair, (range(30), range(29, 4, -1)), strict=True)
         ]
-        replies = [future.result() for future in asking]
-        ended.set()
+        try:
+            replies = [future.result() for future in asking]
+        finally:
+            ended.set()
         assert server.answered == 30
     assert [len(part) for part in replies] == [30, 25]
     assert all(isinstance(reply, ChatReply) for part in replies for reply in part)
