@@ -50,6 +50,7 @@ SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 RENEW_S = 15.0
 SLOT_TRY_S = 3.0
+SLOT_TIMEOUT_S = 30.0  # of a request about a slot
 LOCK_TRY_S = 0.5
 _FINAL = (400, 401, 403, 404, 405, 422)  # statuses of requests that cannot succeed when they are sent again
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
@@ -233,7 +234,9 @@ class ServerSlot:
 @contextmanager
 def _impatient_client() -> Iterator[SyncPrefectClient]:
     """A client that does not repeat a request by itself: nothing interrupts it while it waits between its tries."""
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+    # With settings of its own, it is not the client of the task, which other threads use and close.
+    own: dict[str, Any] = {"timeout": SLOT_TIMEOUT_S}
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(own, sync_client=True) as client:
         yield client
 
 
