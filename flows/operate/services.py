@@ -122,8 +122,10 @@ def up(
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
         running[launch.name] = service
-        # Written before the wait, so that `down` also ends a service that does not become ready.
-        write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
+        # Written before the wait, so that `down` also ends a service that does not become ready; in the order of the
+        # launches, whichever of them was started again, because `down` goes through it in reverse.
+        entries = [asdict(running[other.name]) for other in launches if other.name in running]
+        write_json(_record(store), {"services": entries})
         _wait(service, launch.ready, earlier)
     return [running[launch.name] for launch in launches]
 
