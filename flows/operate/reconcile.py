@@ -125,8 +125,12 @@ def attempts(store: Store) -> Iterator[Reconciled]:
     catalog, closed = Catalog(store), False
     catalog.ingest(patience=PATIENCE_S)
     for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
-        if store.url is not None and (row["host"] != host() or not _made_here(store, row)):
-            continue
+        if store.url is not None:
+            # A process of this folder has left the lock file of its run, or the attempt in its staging.
+            execution = read_json(store.root / "staging" / row["key"] / "execution.json")
+            own = isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]
+            if row["host"] != host() or not (own or row["run"] in store.begun_runs()):
+                continue
         lock = store.lock(row["key"])
         if not lock.try_acquire():
             continue
@@ -275,13 +279,6 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     return Reconciled("stage", f"{label} of run {run}", outcome)
 
 
-def _made_here(store: Store, row: dict[str, Any]) -> bool:
-    """Whether a process of this folder made an attempt: it has left the lock file of its run, or its staging."""
-    execution = read_json(store.root / "staging" / row["key"] / "execution.json")
-    own = isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]
-    return own or (row["run"] or "") in store.begun_runs()
-
-
 def _json_value(value: Any) -> Any:
     """A value of a catalog row, in the form in which the attempt log writes it."""
     if isinstance(value, datetime):
@@ -333,8 +330,10 @@ def _end_bars(client: SyncPrefectClient, run: FlowRun) -> None:
     bars = client.read_artifacts(
         artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["progress"])),
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+        task_run_filter=TaskRunFilter(),  # every argument is given, because the server refuses the client's defaults
         sort=ArtifactSort.ID_DESC,
         limit=_PAGE,
+        offset=0,
     )
     for bar in bars:
         if (bar.description or "").startswith("running"):

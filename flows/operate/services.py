@@ -240,7 +240,7 @@ def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
 
     The process itself ends at once and leaves them behind.
     """
-    runs = {}
+    runs: dict[psutil.Process, str] = {}
     for process in psutil.Process(deployments.pid).children():
         with suppress(psutil.Error):
             if run := process.environ().get("PREFECT__FLOW_RUN_ID"):
