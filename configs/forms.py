@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from common.errors import ConfigError
 from configs.base import Section, WorkersOwn
@@ -67,11 +66,11 @@ def not_in_forms(path: str) -> str:
 
 def with_gates_of(config: RunConfig, served: RunConfig) -> RunConfig:
     """`config` with every approval of both configurations, and with the lower of their budgets."""
-    stages = {}
+    stages: dict[str, Any] = {}
     for stage in OPERATED:
         own, other = config.operation.of(stage), served.operation.of(stage)
-        gates = {"approve": own.approve or other.approve}
-        stages[stage] = own.model_copy(update=gates | ({"at_budget": "pause"} if other.at_budget == "pause" else {}))
+        at_budget = "pause" if "pause" in (own.at_budget, other.at_budget) else "go_on"
+        stages[stage] = own.model_copy(update={"approve": own.approve or other.approve, "at_budget": at_budget})
     operation: OperationConfig = config.operation.model_copy(update=stages)
     sections: dict[str, Any] = {"operation": operation}
     for name, fields in _BUDGETS.items():
@@ -94,7 +93,9 @@ def _changed_path(before: Any, after: Any, path: str) -> str:
     if isinstance(after, Section):
         for name, field in type(after).model_fields.items():
             value, place = getattr(after, name), f"{path}.{name}" if path else name
-            known = getattr(before, name) if isinstance(before, type(after)) else _default(field)
+            # Of a section that is new, the default: for a field that must be set, pydantic's mark of having none.
+            default = field.get_default(call_default_factory=True, validated_data={})
+            known = getattr(before, name) if isinstance(before, type(after)) else default
             if is_workers(field):
                 if value != known:
                     return place
@@ -114,9 +115,3 @@ def _changed_path(before: Any, after: Any, path: str) -> str:
             if all(places):
                 return places[0]
     return ""
-
-
-def _default(field: FieldInfo) -> Any:
-    """The default of a field; of one that must be set, a value that equals no other."""
-    value = field.get_default(call_default_factory=True, validated_data={})
-    return object() if value is PydanticUndefined else value

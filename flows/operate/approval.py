@@ -133,7 +133,8 @@ def was_approved(states: Sequence[State[Any]], key: str) -> bool:
 
     `states`: all states that the run has had. Any other end of the wait (a crash, a cancellation, a retry) is a no.
     """
-    approved, waits = False, None
+    approved = False
+    waits: State[Any] | None = None
     for state in sorted(states, key=lambda state: state.timestamp):
         if state.is_paused():
             waits = state

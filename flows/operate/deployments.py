@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
@@ -222,7 +223,7 @@ class _Runner(Runner):
 
 
 async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int, niceness: int) -> None:
-    runner_deployments = []
+    ids: list[UUID] = []
     async with get_client() as client:
         declared = await serving.Declared(config).read(client)
         await prepare(limits, declared.limits)
@@ -233,10 +234,10 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
     # after a restart.
     runner = _Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
-        runner_deployments.append(await runner.aadd_deployment(deployment))
+        ids.append(await runner.aadd_deployment(deployment))
     async with get_client() as client:
         await declared.write(client, limits, times)
-        for run in await serving.drop_missed(client, runner_deployments):
+        for run in await serving.drop_missed(client, ids):
             log.warning("the scheduled run %s was missed, and is left out", run.name)
     give_way(niceness)  # the flow runs that it starts inherit it
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)

@@ -120,8 +120,10 @@ def up(
         earlier = log.stat().st_size if log.exists() else 0
         service = _start(store, launch, log)
         running[launch.name] = service
-        # Written before the wait, so that `down` also ends a service that does not become ready.
-        write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
+        # Written before the wait, so that `down` also ends a service that does not become ready; in the order of the
+        # launches, whichever of them was started again, because `down` goes through it in reverse.
+        entries = [asdict(running[other.name]) for other in launches if other.name in running]
+        write_json(_record(store), {"services": entries})
         _wait(service, launch.ready, earlier)
     return [running[launch.name] for launch in launches]
 
@@ -235,7 +237,7 @@ def _end_runs(deployments: Service, report: Callable[[str], None]) -> None:
 
     The process itself ends at once and leaves them behind.
     """
-    runs = {}
+    runs: dict[psutil.Process, str] = {}
     for process in psutil.Process(deployments.pid).children():
         with suppress(psutil.Error):
             if run := process.environ().get("PREFECT__FLOW_RUN_ID"):

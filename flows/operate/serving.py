@@ -5,6 +5,8 @@
 - It drops the scheduled runs that were missed while it was off, except the newest.
 - It watches for cancelled runs when Prefect's own watch has ended: a subscription to events, which ends for good when
   the server closes it, and then a loop, which ends after a few errors.
+- It goes on polling for runs while the server is away: Prefect's loop ends after some minutes of that, and with it the
+  process and all runs at work.
 - It settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
 """
 
@@ -16,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
@@ -32,6 +35,7 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
+from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 from prefect.states import Cancelled
 
 from flows.operate.reconcile import settle_runs
@@ -166,11 +170,29 @@ async def tend(runner: Runner) -> None:
         await asyncio.sleep(CANCELLED_S)
         looks += 1
         try:
+            if looks == 1:
+                poll_for_ever(runner._scheduled_run_poller)
             await _find_cancelled(runner)
             if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
                 await asyncio.to_thread(_settle)
         except Exception as error:  # the server is away, or restarts
             log.debug("looking after the runs failed, and is tried again: %s", error)
+
+
+def poll_for_ever(poller: ScheduledRunPoller) -> None:
+    """Let a poll that the server does not answer find no runs, instead of counting towards the end of the loop."""
+    poll = poller._get_scheduled_flow_runs
+
+    async def patient() -> list[FlowRun]:
+        try:
+            return await poll()
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise
+            log.warning("the server does not say which runs are due, and is asked again: %s", error)
+            return []
+
+    poller._get_scheduled_flow_runs = patient  # type: ignore[method-assign]
 
 
 async def _find_cancelled(runner: Runner) -> None:

@@ -50,7 +50,9 @@ SHOW_EVERY_S = 15.0  # each time is an event of Prefect's
 LEASE_S = 60.0  # lease of a slot: the minimum that Prefect accepts
 RENEW_S = 15.0
 SLOT_TRY_S = 3.0
+SLOT_TIMEOUT_S = 30.0  # of a request about a slot
 LOCK_TRY_S = 0.5
+_FINAL = (400, 401, 403, 404, 405, 422)  # statuses of requests that cannot succeed when they are sent again
 FIRST_SHOWN_AFTER_S = 1.0  # a shorter stage gets no progress bar
 
 _pages: dict[UUID, "_TaskRunPage"] = {}  # by task run, until it succeeds
@@ -76,10 +78,10 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         task_run = TaskRunContext.get()
         assert task_run is not None
         page = _pages.setdefault(task_run.task_run.id, _TaskRunPage(stage.name, context))
-        # Waits before the slot is taken: a step that pauses for an hour must not hold one.
-        pause(page.pause_s)
         unsubscribe = subscribe(page.on_update)
         try:
+            # Waits before the slot is taken: a step that pauses for an hour must not hold one.
+            pause(page.pause_s)
             executor = ray_executor if context.launch.engine == "ray" else prefect_executor
             outputs = run_stage(stage, section, inputs, context, executor, lambda: _slot(context))
         except StageCancelled:
@@ -172,6 +174,9 @@ class ServerSlot:
                 if not self._take(client):
                     return False
         except httpx.HTTPError as error:
+            # A server that is away, or busy, is asked again; one that refuses the request would refuse the next too.
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _FINAL:
+                raise
             logger.warning("whether %s has a free slot is not known: %s", self._limit, error)
             return False
         self._keeper.start()
@@ -212,7 +217,7 @@ class ServerSlot:
                         logger.warning(
                             "the slot of %s was lost while the server was away, and is held again", self._limit
                         )
-            except httpx.HTTPError as error:
+            except Exception as error:  # whatever it is, without this thread the slot is lost in a minute
                 logger.warning("the slot of %s could not be renewed, which is tried again: %s", self._limit, error)
 
     def _renew(self, client: SyncPrefectClient) -> bool:
@@ -229,7 +234,9 @@ class ServerSlot:
 @contextmanager
 def _impatient_client() -> Iterator[SyncPrefectClient]:
     """A client that does not repeat a request by itself: nothing interrupts it while it waits between its tries."""
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+    # With settings of its own, it is not the client of the task, which other threads use and close.
+    own: dict[str, Any] = {"timeout": SLOT_TIMEOUT_S}
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(own, sync_client=True) as client:
         yield client
 
 

@@ -162,13 +162,12 @@ def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_misse
     request(limit, {"limit": 3}, method="PATCH").raise_for_status()
     # As the scheduler leaves them while nothing serves the deployment.
     services._end(operated.service("deployments"))
-    missed = [
-        fetch(
-            f"{operated.api}/deployments/{deployment['id']}/create_flow_run",
-            {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": f"2026-01-0{day}T03:00:00Z"}}},
-        )["id"]
-        for day in (1, 2, 3)
-    ]
+    window = {"start_time": "2026-01-01T00:00:00Z", "end_time": "2026-01-03T23:00:00Z"}
+    request(f"{operated.api}/deployments/{deployment['id']}/schedule", window).raise_for_status()
+    filters = {"deployments": {"id": {"any_": [deployment["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    waiting_runs = fetch(f"{operated.api}/flow_runs/filter", filters)
+    missed = [run["id"] for run in waiting_runs if run["expected_start_time"] < "2026-01-04"]
+    assert len(missed) == 3
     operated.up()
     times = {
         entry["schedule"]["cron"]: entry["active"]
@@ -176,8 +175,7 @@ def test_a_restart_keeps_what_the_operator_has_changed_and_runs_one_of_the_misse
     }
     assert times == {"* * * * *": False, "0 5 * * *": True}
     assert fetch(limit)["limit"] == 3
-    # Runs that a person has asked for are not those of a schedule: all of them run.
-    assert [operated.end_of(run) for run in missed] == ["COMPLETED"] * 3
+    assert [operated.end_of(run) for run in missed] == ["CANCELLED", "CANCELLED", "COMPLETED"]
     # A configuration that changed its own schedule replaces that one alone; it stays paused.
     operated.config.write_text(
         operated.config.read_text().replace('"* * * * *"', '"30 4 * * *"') + "[resources]\nnetwork = 2\n"

@@ -49,6 +49,7 @@ def test_a_server_that_died_is_started_where_the_others_look_for_it(store, start
     services.up(store, "local", 4200, 8501, lambda line: None)
     assert set(started) == {"server", "dashboard"}
     assert started["server"]["PREFECT_SERVER_API_PORT"] == "5987"
+    assert [service.name for service in services.services(store)] == ["server", "deployments", "dashboard"]
     assert started["dashboard"]["PREFECT_API_URL"] == "http://127.0.0.1:5987/api"
 
 
