@@ -216,7 +216,7 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
 class _Runner(Runner):
     """Prefect's runner, whose own handler creates a coroutine that nobody awaits, with a warning at each stop."""
 
-    def handle_sigterm(self, *_: object) -> None:
+    def handle_sigterm(self, *args: Any, **kwargs: Any) -> None:
         """End the process as Prefect's handler does: the runner is left as the event loop ends."""
         log.info("SIGTERM: stopping")
         raise SystemExit(0)
