@@ -250,9 +250,9 @@ class _Shortest:
             document = self._of(self._root)
             # The last one found first: of a chain of definitions it is the one that the others need.
             for ref, known in reversed(list(self._documents.items())):
-                found = self._of(resolve_ref(ref, self._root))
-                if found is not None and (known is None or found.cost < known.cost):
-                    self._documents[ref], is_changed = found, True
+                cheapest = self._of(resolve_ref(ref, self._root))
+                if cheapest is not None and (known is None or cheapest.cost < known.cost):
+                    self._documents[ref], is_changed = cheapest, True
             is_changed |= len(self._documents) > known_refs
         return document
 

@@ -39,8 +39,8 @@ def evaluate_folder(
     # The seed of the stage `evaluate`, so these are the same problems.
     items = held_out(config.evaluate.held_out, config.seeds.evaluation)[:problems]
     name, rows = _answer(folder, runtime, config, items)
-    # A problem whose prompt does not fit, or whose reply could not be graded, has no verdict. It is left out of the share
-    # and counted beside it, because it is not a wrong answer.
+    # A problem whose prompt does not fit, or whose reply could not be graded, has no verdict. It is left out of the
+    # share and counted beside it, because it is not a wrong answer.
     answered = [row for row in rows if row["left_out"] is None]
     if not answered:
         reasons = " or ".join(sorted({str(row["left_out"]).replace("_", " ") for row in rows}))

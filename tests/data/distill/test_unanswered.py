@@ -41,7 +41,7 @@ def poison(*numbers):
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1024])
-def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, caplog, chunk):  # noqa: F811
+def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, caplog, chunk):
     numbers = (0, 1, 2, 3, 23)
     with FakeOpenAI(poison=poison(*numbers)) as server, caplog.at_level(logging.WARNING):
         output = run({"t": openai(server)}, chunk=chunk, **fields)
@@ -63,7 +63,7 @@ def test_prompts_that_always_fail_are_counted_and_not_rejected(run, fields, capl
 
 @pytest.mark.parametrize("fault", ["429", "500"])
 @pytest.mark.parametrize("chunk", [1, 1024])
-def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, fields, fault, chunk):  # noqa: F811
+def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, fields, fault, chunk):
     with FakeOpenAI(faults=lambda arrival: fault if arrival >= 10 else None, retry_after="0.01") as server:
         with pytest.raises(Retryable):
             run({"t": openai(server)}, chunk=chunk, **fields)
@@ -73,7 +73,7 @@ def test_what_a_lasting_refusal_leaves_is_asked_again_by_the_next_attempt(run, f
     assert (len(output.kept), output.rejected, server.answered) == (PROMPTS, [], PROMPTS)
 
 
-def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):  # noqa: F811
+def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):
     monkeypatch.setattr(sessions, "WAITING_S", 0.02)
     arrivals = count()
     with FakeOpenAI(faults=lambda arrival: "429" if 4 <= next(arrivals) < 6 else None, retry_after="0.4") as server:
@@ -83,7 +83,7 @@ def test_the_progress_line_says_why_it_waits(run, fields, monkeypatch):  # noqa:
     assert notes[-1] == "100% accepted"
 
 
-def test_an_endpoint_that_fails_at_every_prompt_but_answers_others_is_named(run, fields):  # noqa: F811
+def test_an_endpoint_that_fails_at_every_prompt_but_answers_others_is_named(run, fields):
     with (
         FakeOpenAI(poison=poison(*range(PROMPTS))) as server,
         pytest.raises(ConfigError, match=r"24 of 24 prompts got no reply .* answers other requests"),

@@ -1,4 +1,4 @@
-"""The login of a server that listens beyond this machine: kept from others, sent to that server alone."""
+"""`nautile up` beside what runs already: it is joined where it is, and the login of a server goes to it alone."""
 
 import base64
 import os
@@ -8,10 +8,11 @@ import psutil
 import pytest
 
 from common.errors import ConfigError
-from common.files import write_json
+from common.files import read_json, write_json
 from common.processes import is_loopback
 from flows.operate import services
 from flows.operate.prefect_calls import call
+from tasks.engine import prefect_page
 from tests.support.servers.http_server import FakeServer, json_response
 
 API = "http://192.0.2.7:4200/api"
@@ -23,15 +24,15 @@ def login(store, monkeypatch):
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # so that it is taken away after the test
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     monkeypatch.setenv("PREFECT_API_URL", API)
-    record(store, API)
+    record(store, server=API)
     return services._login(store, API)
 
 
-def record(store, url):
-    """A server that `up` has started: this process stands for it."""
+def record(store, **urls):
+    """Record services that run, as an earlier `up` does; their process is this one."""
     born = psutil.Process().create_time()
-    server = {"name": "server", "pid": os.getpid(), "born": born, "url": url, "log": ""}
-    write_json(store.root / "services.json", {"services": [server]})
+    entries = [{"name": name, "pid": os.getpid(), "born": born, "url": url, "log": "log"} for name, url in urls.items()]
+    write_json(store.root / "services.json", {"services": entries})
 
 
 def test_it_is_generated_and_only_its_owner_can_read_it(store, login):
@@ -67,7 +68,7 @@ def test_a_run_joins_the_server_of_up_unless_another_is_named(store, monkeypatch
 
     monkeypatch.setenv("PREFECT_API_URL", API)
     with Healthy() as server:
-        record(store, f"{server.url}/api")
+        record(store, server=f"{server.url}/api")
         assert services.join_server(store) is None
         monkeypatch.delenv("PREFECT_API_URL")
         assert services.join_server(store) == os.environ["PREFECT_API_URL"] == f"{server.url}/api"
@@ -90,3 +91,43 @@ def test_every_address_at_once_is_refused(store):
 def test_what_is_loopback_is_seen_by_the_address():
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "localhost", "::1")))
     assert not any(map(is_loopback, ("127.elsewhere.example", "localhost.example", "0.0.0.0", "192.0.2.7", "")))
+
+
+@pytest.fixture
+def started(store, monkeypatch):
+    """The environments of the services that `up` starts, by name; none of them is a real process."""
+    environments = {}
+
+    def start(store, launch, log):
+        environments[launch.name] = launch.environment
+        return services.Service(launch.name, os.getpid(), psutil.Process().create_time(), launch.url, str(log))
+
+    monkeypatch.setattr(services.prefect_server, "configure_prefect", lambda store: None)
+    monkeypatch.setattr(services, "_start", start)
+    monkeypatch.setattr(services, "_wait", lambda *_: None)
+    return environments
+
+
+def test_services_that_are_started_again_use_the_server_that_runs(store, started):
+    record(store, server="http://127.0.0.1:5000/api")
+    services.up(store, "local", 4200, 8501, lambda line: None)
+    assert set(started) == {"deployments", "dashboard"}
+    assert {environment["PREFECT_API_URL"] for environment in started.values()} == {"http://127.0.0.1:5000/api"}
+
+
+def test_a_server_that_died_is_started_where_the_others_look_for_it(store, started):
+    record(store, server="http://127.0.0.1:5987/api", deployments="http://127.0.0.1:5987/api")
+    entries = read_json(store.root / "services.json")
+    entries["services"][0]["born"] -= 100.0  # another process has its id now
+    write_json(store.root / "services.json", entries)
+    services.up(store, "local", 4200, 8501, lambda line: None)
+    assert set(started) == {"server", "dashboard"}
+    assert started["server"]["PREFECT_SERVER_API_PORT"] == "5987"
+    assert [service.name for service in services.services(store)] == ["server", "deployments", "dashboard"]
+    assert started["dashboard"]["PREFECT_API_URL"] == "http://127.0.0.1:5987/api"
+
+
+def test_deployments_that_are_started_again_link_to_the_dashboard_that_runs(store, started):
+    record(store, server="http://127.0.0.1:5000/api", dashboard="http://127.0.0.1:9000")
+    services.up(store, "local", 4200, 8501, lambda line: None)
+    assert started["deployments"][prefect_page.DASHBOARD_URL] == "http://127.0.0.1:9000"
