@@ -131,7 +131,7 @@ def parse(text: str) -> JudgeScore | None:
     object with marks. Numbers may also be written as "4", 4.0 or "4/5". None if a mark is missing or out of its range.
     """
     final = parse_text(text).answer or ""
-    objects = [(marks, found.end) for found in reply_objects(final) if (marks := _marks(found.value)) is not None]
+    objects = [(marks, read.end) for read in reply_objects(final) if (marks := _marks(read.value)) is not None]
     if not objects:
         return None
     marks, end = objects[-1]
