@@ -6,8 +6,10 @@ import pytest
 
 from common.errors import ConfigError
 from common.events import silent
+from common.retry import Backoff
 from configs.endpoint import BatchConfig, EndpointConfig
 from configs.label import LabelConfig, LabelRun
+from data.endpoints import circuit_breaker
 from data.endpoints import pool as pool_module
 from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatReply
@@ -124,3 +126,16 @@ def test_labels_that_cannot_be_told_apart_are_refused(changes, message):
 def test_a_teacher_without_an_endpoint_is_refused():
     with pytest.raises(ValueError, match="no endpoint 't'"):
         LabelRun.model_validate({"label": FIELDS})
+
+
+def test_texts_that_get_no_reply_are_counted_apart_from_rejected_ones(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    rows = [LabelledRow(f"text {number}.", "", "", number) for number in range(8)]
+    config = CONFIG.model_copy(update={"max_rejected_share": 0.0})
+    with FakeOpenAI(lambda body: "good", poison=lambda text: "500" if "text 3." in text else None) as server:
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, concurrency=2)
+        with EndpointPool({"t": endpoint}, tmp_path, silent) as pool:
+            results = ask_labels(config, pool, rows, lambda label: None)
+    assert [result.reason for result in results] == [None] * 3 + ["failed_server_error"] + [None] * 4
+    check_label_share(config, results, "texts")
+    assert "label: 1 of 8 texts got no reply (1 failed_server_error); run it again with `--force`" in caplog.text
