@@ -5,6 +5,7 @@ It also validates the names in `evaluate.benchmarks`: real benchmarks and offlin
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +96,10 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
     """Yield the records of the reported split at the Hub commit `revision` (40 hexadecimal digits)."""
-    import datasets
-
     source = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
     try:
-        options: dict[str, Any] = {}
-        if benchmark.csv_texts:
-            # A CSV does not say which of its columns are texts: a column of numbers arrives as numbers, and the answer
-            # "None" as no answer. Another revision may have other files than CSV.
-            builder = datasets.load_dataset_builder(benchmark.hub, benchmark.subset, revision=revision)
-            if hasattr(builder.config, "converters"):
-                options = {"converters": dict.fromkeys(benchmark.csv_texts, str), "na_filter": False}
-        split = datasets.load_dataset(
-            benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision, **options
-        )
+        split = _load_split(benchmark, revision)
     except Exception as error:
         if (clear := _clear_error(error, source, gate)) is None:
             raise
@@ -121,6 +111,23 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
             f"{source}: this machine's cache has only another commit, and the Hub has no such commit or does not answer"
         )
     yield from split
+
+
+def _load_split(benchmark: Benchmark, revision: str) -> Any:
+    """The split as a `datasets.Dataset`."""
+    import datasets
+
+    load = partial(datasets.load_dataset, benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
+    if not benchmark.csv_texts:
+        return load()
+    # A CSV does not say which of its columns are texts: a column of numbers arrives as numbers, and the answer "None"
+    # as no answer.
+    try:
+        return load(converters=dict.fromkeys(benchmark.csv_texts, str), na_filter=False)
+    except (TypeError, ValueError) as error:
+        if "converters" not in str(error):
+            raise
+        return load()  # another revision has files of another format, which says what is a text
 
 
 def _clear_error(error: Exception, source: str, gate: str) -> Exception | None:
