@@ -228,14 +228,13 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return "cancelled"  # it was suspended for an approval, and its question is gone
     if row["state"] != "running":
         return str(row["state"])
-    if not RUN.fullmatch(row["run"]):
-        return "interrupted"  # without a valid id there is no lock
     # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. The file shows
     # that the process was one of this folder: another machine, or another folder for the same remote, has its own.
-    lock = store.run_lock(row["run"])
-    if row["host"] == host() and (store.url is None or lock.path.exists()):
-        return "running" if lock.held_elsewhere() else "interrupted"
-    if lock.held_elsewhere():
+    # Without a valid id there is no lock.
+    lock = store.run_lock(row["run"]) if RUN.fullmatch(row["run"]) else None
+    if row["host"] == host() and (store.url is None or (lock and lock.path.exists())):
+        return "running" if lock and lock.held_elsewhere() else "interrupted"
+    if lock and lock.held_elsewhere():
         return "running"
     last_news: datetime | None = row["ended"]  # of a run that has no end, the time of its last event
     quiet = datetime.now(UTC).replace(tzinfo=None) - last_news if last_news else SILENT

@@ -25,6 +25,7 @@ from evals.scoring.comparison import (
 from evals.scoring.scores import Scores
 from evals.tables.results import ResultTable
 from store.artifacts import Artifact, Store
+from store.manifest import recorded_execution
 
 ROWS = "rows.jsonl"
 _PER_BENCHMARK = ("sources", "likelihood")  # protocol fields that may differ: rows are paired by their prompts
@@ -71,7 +72,7 @@ def find_earlier(
             continue
         if artifact.manifest["created"] >= new.manifest["created"]:
             continue
-        if artifact.manifest["input_executions"]["checkpoint"] in of_others:
+        if recorded_execution(artifact.manifest["input_executions"]["checkpoint"]) in of_others:
             skipped["of another configuration"] += 1
         elif reason := _not_comparable(store, artifact, new, new_scores):
             skipped[reason] += 1

@@ -42,4 +42,4 @@ def newest_own(store: Store, config: RunConfig) -> Artifact | None:
     if own := [artifact for artifact in trained if artifact.key in keys]:
         return own[-1]
     others = executions_of_others(store, config)
-    return next((artifact for artifact in reversed(trained) if artifact.execution not in others), None)
+    return next((artifact for artifact in reversed(trained) if artifact.recorded_execution not in others), None)

@@ -87,8 +87,7 @@ def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> Non
     """
     # The processes of flow runs inherit these. Prefect starts them with `-m`, which would otherwise import from the
     # working directory: see `common.processes.module_command`.
-    own = {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
-    os.environ |= own
+    os.environ |= {WORKER: _served_text(config, argument), SERVED_BY: str(os.getpid()), "PYTHONSAFEPATH": "1"}
     asyncio.run(
         _serve(config.name, deployments(config, argument), step_limits(config, limit), runs, config.launch.niceness)
     )
@@ -169,7 +168,15 @@ def declare(config: str) -> dict[str, Any]:
 
     Returns no outputs for later steps.
     """
-    asyncio.run(prepare(step_limits(load(config), None)))
+
+    async def declare_limits(run_config: RunConfig) -> None:
+        limits = step_limits(run_config, None)
+        async with get_client() as client:
+            declared = await serving.Declared(run_config.name).read(client)
+            await prepare(limits, declared.limits)
+            await declared.write(client, limits, declared.schedules)
+
+    asyncio.run(declare_limits(load(config)))
     return {}
 
 
