@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         root = Path(__file__).parent
         paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
         names = ", ".join(sorted(str(path.relative_to(root.parent)) for path in paths))
-        terminalreporter.write_line(f"left out, for they need a large download: {names}. `make test-all` runs them.")
+        terminalreporter.write_line(f"left out (a large download, or minutes): {names}. `make test-all` runs them.")
 
 
 @pytest.fixture
