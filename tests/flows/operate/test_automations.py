@@ -111,8 +111,8 @@ def test_the_heartbeat_of_a_short_run_comes_before_its_end(prefect_url):
     run = f"prefect.flow-run.{state.state_details.flow_run_id}"
 
     def received(name: str) -> list[str]:
-        found = events(prefect_url, name)
-        return [entry["received"] for entry in found if entry["resource"]["prefect.resource.id"] == run]
+        all_of_that_name = events(prefect_url, name)
+        return [entry["received"] for entry in all_of_that_name if entry["resource"]["prefect.resource.id"] == run]
 
     beats, (end,) = (
         until(lambda: received("prefect.flow-run.heartbeat")),
