@@ -5,6 +5,7 @@ import re
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -115,14 +116,13 @@ class TeachersOf:
 @given(
     outcomes=st.lists(st.one_of(st.none(), st.integers(0, 3), st.integers(10, 99)), min_size=1, max_size=20),
     wanted=st.integers(1, 20), chunk=st.integers(1, 8), block=st.integers(1, 5),
-    random=st.randoms(use_true_random=False),
+    seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_whatever_the_order_of_the_replies_it_asks_up_to_the_last_needed_document(
-    outcomes, wanted, chunk, block, random
-):
+def test_whatever_the_order_of_the_replies_it_asks_up_to_the_last_needed_document(outcomes, wanted, chunk, block, seed):
     """`outcomes`: of each prompt, None for a rejected reply, else its document, which may be an earlier one's."""
     wanted = min(wanted, len(outcomes))
-    session, known, kept = Session(random), set(), []
+    # Not Hypothesis' own: how often it is asked depends on the thread that prepares.
+    session, known, kept = Session(Random(seed)), set(), []
 
     def settle(file):
         news = file.results[file.settled :]
