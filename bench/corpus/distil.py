@@ -131,7 +131,8 @@ def one_slow_teacher(prompts: int, folder: Path) -> dict[str, object]:
         config = DistillConfig(prompts=prompts, chunk=chunk, teachers=teachers)
         pool = stack.enter_context(EndpointPool(endpoints, folder / "replies", silent))
         files: list[OpenFile] = []
-        window = PromptWindow(EvenTeachers(config, pool, None, 1), FIRST_JUDGED, lambda result: None, lambda: None)
+        teachers_of_all = EvenTeachers(config, pool, None, 1)
+        window = PromptWindow(teachers_of_all, FIRST_JUDGED, lambda result: None, lambda: None)
         window.run(sorted(folder.glob("prompts-*.jsonl")), lambda file: 0, files.append)
         counts = [server.counts() for server in servers]
     assert sum(len(file.results) for file in files) == prompts

@@ -148,7 +148,9 @@ def test_whatever_the_order_of_the_replies_it_asks_up_to_the_last_needed_documen
         for path in paths:
             begin = int(path.stem)
             path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows[begin : begin + chunk]))
-        PromptWindow(TeachersOf(session, chunk), 0, lambda result: None, lambda: None, needed=wanted).run(paths, settle, finish)
+        PromptWindow(TeachersOf(session, chunk), 0, lambda result: None, lambda: None, needed=wanted).run(
+            paths, settle, finish
+        )
 
     firsts = {outcome: n for n, outcome in reversed(list(enumerate(outcomes))) if outcome is not None}
     expected = sorted(firsts.values())[:wanted]
