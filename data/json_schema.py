@@ -318,9 +318,9 @@ class _Shortest:
                 return None
             parts += [item, ITEM_SEPARATOR]
         # All items behind the prefix have the same schema.
-        if (further := least - len(prefix[:least])) and (item := self._of(schema.get("items", True))) is None:
-            return None
-        if further:
+        if further := least - len(prefix[:least]):
+            if (item := self._of(schema.get("items", True))) is None:
+                return None
             parts += [self._joined(item, ITEM_SEPARATOR, times=further - 1), item]
         else:
             parts.pop()
