@@ -239,18 +239,18 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
     branches = [(tree, inputs_of(root["id"]))]
     while branches:
         branch, rest = branches[-1]
-        row = next(rest, None)
-        if row is None:
+        input_row = next(rest, None)
+        if input_row is None:
             branches.pop()
             continue
         # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
-        repeated = row["id"] in expanded
-        expanded.add(row["id"])
-        child = branch.add(_lineage_line(row, repeated))
-        if len(branches) >= DEEPEST and inputs.get(row["id"]):
+        repeated = input_row["id"] in expanded
+        expanded.add(input_row["id"])
+        child = branch.add(_lineage_line(input_row, repeated))
+        if len(branches) >= DEEPEST and inputs.get(input_row["id"]):
             child.add(Text("… (`--json` has all of it)", style="dim"))
         elif not repeated:
-            branches.append((child, inputs_of(row["id"])))
+            branches.append((child, inputs_of(input_row["id"])))
     return tree
 
 
