@@ -92,12 +92,12 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
         with named_in_errors(path, describe(source, file.path)):
             if is_parquet(file.path):
                 names = parquet_columns(path)
-                rows = _readable(path, read_parquet_values(path, columns, begin), begin)
-                for number, row in enumerate(rows, file.first + begin):
+                hub_rows = _readable(path, read_parquet_values(path, columns, begin), begin)
+                for number, row in enumerate(hub_rows, file.first + begin):
                     yield str(number), row, names
             else:
-                rows = _readable(path, read_json_values(path, begin), begin)
-                for number, row in enumerate(rows, file.first + begin):
+                hub_rows = _readable(path, read_json_values(path, begin), begin)
+                for number, row in enumerate(hub_rows, file.first + begin):
                     yield str(number), row, _columns_of(row)
         shutil.rmtree(folder)
 

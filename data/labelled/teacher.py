@@ -174,12 +174,12 @@ def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what
         raise ConfigError(f"label: none of the {len(results)} {what} got a reply; the endpoint answers other requests")
     if not sent_results:
         raise ConfigError(f"label: the budget pays for none of the {len(results)} {what}; raise label.budget_dollars")
-    reasons = Counter(result.reason for result in sent_results if result.reason)
-    reason_list = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(MOST_SHOWN))
-    share = reasons.total() / len(sent_results)
+    rejected = Counter(result.reason for result in sent_results if result.reason)
+    reason_list = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(MOST_SHOWN))
+    share = rejected.total() / len(sent_results)
     if share > config.max_rejected_share or share == 1:
         raise ConfigError(
-            f"label.max_rejected_share is {config.max_rejected_share:g}, but {reasons.total()} of {len(sent_results)} "
+            f"label.max_rejected_share is {config.max_rejected_share:g}, but {rejected.total()} of {len(sent_results)} "
             f"replies about {what} have no label ({reason_list}); use another teacher or `instructions`: what is paid "
             "for is kept"
         )

@@ -18,7 +18,7 @@ SENTENCE, PARAGRAPH = 6, 40  # most extra words around the answer for a `follow`
 
 
 def marks(question: str, reasoning: str, answer: str, reference: str | None) -> dict[str, int]:
-    """The four marks of an answer; an empty `answer` means that there is none.
+    """The four marks of an answer; no mark if it could not be graded. An empty `answer` means that there is none.
 
     `reason`: 1 without reasoning; else 1 to 5 by the share of steps that are right and use known numbers, 5 only if all
     do. `answer`: 5 if right, else 1. `follow`: 5 for nothing but the answer, less with words around it, 1 for no
@@ -30,7 +30,9 @@ def marks(question: str, reasoning: str, answer: str, reference: str | None) -> 
     """
     steps = steps_of(reasoning, question)
     reason = _reason(question, reasoning, steps)
-    right = bool(answer.strip()) and _is_right(question, reasoning, answer, reference, steps)
+    right = _is_right(question, reasoning, answer, reference, steps) if answer.strip() else False
+    if right is None:
+        return {}
     follow = _follow(answer, reference)
     if not right:
         overall = 4 * (reason - 1) + 3 * (follow - 1)
@@ -50,8 +52,13 @@ def _reason(question: str, reasoning: str, steps: list[CheckedStep]) -> int:
     return 1 + math.floor(4 * sum(step.is_right and step.is_known for step in steps) / len(steps))
 
 
-def _is_right(question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]) -> bool:
-    """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result."""
+def _is_right(
+    question: str, reasoning: str, answer: str, reference: str | None, steps: list[CheckedStep]
+) -> bool | None:
+    """Whether the strict grader accepts the answer; without a reference, whether it is the last good step's result.
+
+    None if the grader has no verdict.
+    """
     if reference:
         # The same grader as in the evaluations, so that a reward and a benchmark agree on what is right.
         item = problem_item("checker", 0, Problem("checker", 0, question, reference, ""))

@@ -1,6 +1,7 @@
 """The checker behind its endpoint: marks over a real socket, and refusals of what is no judge's request."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from data.endpoints.checker import MODEL
 from data.endpoints.outgoing import fenced
 from data.endpoints.pool import EndpointPool
 from rl.calibration import calibrate
+from rl.checker import marks as marks_module
 from rl.checker.marks import marks
 from rl.checker.server import completion
 from rl.hostile_answers import FORMS, hostile_answer
@@ -47,6 +49,13 @@ def test_it_separates_right_from_wrong_and_no_injection_moves_a_mark(judge):
     assert len(hostile) == 2 * len(FORMS)
     assert all(answer["points"] == 0 for answer in hostile)
     assert all(answer["marks"] == plain["hostile right"] for answer in hostile if answer["kind"] == "hostile right")
+
+
+def test_an_answer_that_could_not_be_graded_gets_no_mark(monkeypatch):
+    ungraded = SimpleNamespace(verdict=SimpleNamespace(strict=None))
+    monkeypatch.setattr(marks_module, "grade", lambda item, reply: ungraded)
+    assert marks("What is 4 + 9?", "4 + 9 = 13.", "13", "13") == {}
+    assert marks("What is 4 + 9?", "4 + 9 = 13.", "", "13")["answer"] == 1  # nothing had to be graded
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "reference quoted back"])
