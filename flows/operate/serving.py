@@ -29,7 +29,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events import DeploymentEventTrigger
@@ -77,7 +77,7 @@ class Declared:
             await client.create_variable(VariableCreate(name=self._name, value=value))
 
 
-def times_of(schedules: Sequence[DeploymentScheduleCreate | DeploymentSchedule]) -> list[Any]:
+def times_of(schedules: Sequence[Any]) -> list[Any]:
     """The cron expression and the time zone of each schedule, as JSON data."""
     return [[getattr(entry.schedule, "cron", None), getattr(entry.schedule, "timezone", None)] for entry in schedules]
 
@@ -137,7 +137,7 @@ async def drop_missed(client: PrefectClient, deployments: Sequence[UUID]) -> lis
     """
     missed = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC)),
+        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime.model_validate({"before_": datetime.now(UTC)}),
     )
     of_these = DeploymentFilter(id=DeploymentFilterId(any_=list(deployments)))
     runs: list[FlowRun] = []

@@ -43,8 +43,8 @@ def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Fact
     inputs, missing = lineage(store, checkpoint)
     evaluations = _evaluations(store, inputs)
     by_stage = scores(evaluations)
-    labels = {item.artifact.recorded_execution: item.label for item in inputs}
-    spent, calls, cost = spending(Catalog(store), labels)
+    label_of = {item.artifact.recorded_execution: item.label for item in inputs}
+    spent, calls, cost = spending(Catalog(store), label_of)
     documents = distilled_documents(store, inputs)
     label = next(item.label for item in inputs if item.artifact.full_id == checkpoint.full_id)
     has_endpoints = any(item.artifact.manifest["config"].get("endpoints") for item in inputs)

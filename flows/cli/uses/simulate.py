@@ -110,8 +110,14 @@ def simulate(
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]
-    given = {"personas": personas, "delimiter": delimiter or None, "weights": weights or None, "n": n, "by": by}
-    given |= {**settings, "out": out}
+    given: dict[str, Any] = {
+        "personas": personas,
+        "delimiter": delimiter or None,
+        "weights": weights or None,
+        "n": n,
+        "by": by,
+    }
+    given |= settings | {"out": out}
     for name, value in given.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
