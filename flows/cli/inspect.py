@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
+from configs.training import TRAINED
 from data.tokens.losses import LOST
 from flows.operate.questions import waiting
 from flows.starts import dag_in
@@ -124,7 +125,7 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
 def show(store: Store, artifact_id: str) -> dict[str, Any]:
     """The manifest of an artifact with its path, location (`at`) and damaged files; reads every byte."""
     store.refresh()
-    artifact = store.get(artifact_id)
+    artifact = trained_by(store, artifact_id) or store.get(artifact_id)
     return {
         "id": artifact.id,
         "path": str(artifact.folder),
@@ -326,12 +327,14 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
 
 
 def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
-    """The artifact with this id, which must be of this kind, or the newest of the kind.
+    """The artifact with this id, which must be of this kind, or the newest of the kind; of a checkpoint also by stage.
 
     Raises `ConfigError` if there is none.
     """
     store.refresh()
     if artifact_id:
+        if kind == "checkpoint" and (checkpoint := trained_by(store, artifact_id)):
+            return checkpoint
         # Digits alone may also be those of other artifacts of the same key, such as the traces of a self-distillation.
         digits = artifact_id.partition(".")[0]
         is_of_kind = any(key.startswith(digits) for _, key, *_ in store.folders(kind))
@@ -345,8 +348,25 @@ def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> 
     return artifacts[-1]
 
 
+def trained_by(store: Store, stage: str) -> Artifact | None:
+    """The newest checkpoint of a stage of training; None if `stage` is no name of one.
+
+    Raises `ConfigError` if the stage has no checkpoint, or for a name that is almost one.
+    """
+    if stage not in TRAINED:
+        if close := did_you_mean(stage, TRAINED):
+            raise ConfigError(f"no artifact or stage {stage!r}{close}")
+        return None
+    checkpoints = [artifact for artifact in store.list("checkpoint") if artifact.manifest["stage"] == stage]
+    if not checkpoints:
+        raise ConfigError(
+            f"no checkpoint of {stage} in {store.location}: `nautile run CONFIG --until {stage}` makes one"
+        )
+    return checkpoints[-1]
+
+
 def checkpoint_folder(name: str | None) -> Path:
-    """The folder of a checkpoint or an export, given as a folder or an artifact id; None: the newest checkpoint."""
+    """The folder of a checkpoint or an export, given as a folder, an id or a stage; None: the newest checkpoint."""
     if name and (Path(name) / "config.json").is_file():
         return Path(name)
     if name and Path(name).is_dir():

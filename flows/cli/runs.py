@@ -235,7 +235,8 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
     """The table of `nautile runs`."""
     if not rows:
         return Text("no run yet: `nautile run` starts one")
-    table = FittingTable("run", "name", "state", "steps", "begun", "time", "changes")
+    columns = ("run", "name", "state", "steps", "begun", "time", "changes")
+    table = FittingTable(*columns, least=("changes", "time", "steps"))
     for row in rows:
         begun = datetime.fromisoformat(row["begun"])
         took = duration((datetime.fromisoformat(row["ended"]) - begun).total_seconds()) if row["ended"] else ""

@@ -1,6 +1,6 @@
 """Rich tables and trees for the terminal, built from plain rows. Text in them is never interpreted as markup."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,12 @@ class FittingTable:
     """A table that becomes a paragraph per row, with a line per column, if it is wider than the terminal.
 
     In a paragraph a value is never wrapped, so that paths and commands can be copied: print it with `crop=False`.
-    `whole`: a column whose values are not wrapped in the table either.
+    `whole`: a column whose values are not wrapped in the table either. `least`: the columns that matter least, which
+    are left out before the table becomes paragraphs: the first of them first.
     """
 
-    def __init__(self, *columns: str, whole: str | None = None) -> None:
-        self.columns, self.whole = columns, whole
+    def __init__(self, *columns: str, whole: str | None = None, least: Sequence[str] = ()) -> None:
+        self.columns, self.whole, self.least = columns, whole, least
         self.rows: list[list[str]] = []
 
     def add_row(self, *values: object) -> None:
@@ -103,11 +104,19 @@ class FittingTable:
             width if name == self.whole else min(width, READABLE)
             for name, width in zip(self.columns, widths, strict=True)
         ]
-        if not self.rows or sum(minimum_widths) + 2 * len(minimum_widths) <= options.max_width:
-            table = text_table(*self.columns)
+        width_of = dict(zip(self.columns, minimum_widths, strict=True))
+        left_out: list[str] = []
+        for name in ("", *self.least):
+            left_out += [name] if name else []
+            shown = [place for place, column in enumerate(self.columns) if column not in left_out]
+            if self.rows and sum(width_of[self.columns[place]] + 2 for place in shown) > options.max_width:
+                continue
+            table = text_table(*(self.columns[place] for place in shown))
             for row in self.rows:
-                table.add_row(*map(Text, row))
+                table.add_row(*(Text(row[place]) for place in shown))
             yield table
+            if left_out:
+                yield Text(f"too narrow for: {', '.join(left_out)} (`--json` has them)", style="dim")
             return
         # Too wide: the column's name stands in front of each value, as in `psql` after `\x`.
         indent = 2 + max(map(cell_len, self.columns))

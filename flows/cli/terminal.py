@@ -51,7 +51,9 @@ IdArgument = Annotated[
 ]
 CheckpointArgument = Annotated[
     str | None,
-    typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder. Default: the newest in the store."),
+    typer.Argument(
+        metavar="CHECKPOINT", help="An artifact id, a folder or a stage: align. Default: the newest in the store."
+    ),
 ]
 RuntimeOption = Annotated[
     str,

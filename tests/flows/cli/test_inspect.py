@@ -254,6 +254,19 @@ def test_a_table_is_not_exported_as_parquet_under_another_name(made, tmp_path, n
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_suggested(store):
+    for stage in ("pretrain", "align"):
+        published(store, "checkpoint", stage, stage=stage)
+    assert inspect.named_or_newest(store, "checkpoint", "pretrain").manifest["stage"] == "pretrain"
+    assert inspect.show(store, "align")["stage"] == "align"
+    with pytest.raises(
+        ConfigError, match="no checkpoint of reason in"
+    ):
+        inspect.named_or_newest(store, "checkpoint", "reason")
+    with pytest.raises(ConfigError, match="did you mean 'self_distill'"):
+        inspect.show(store, "sefl_distill")
+
+
 def test_the_newest_report_or_the_named_one(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]

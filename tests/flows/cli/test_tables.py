@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from flows.cli.many.sweep import report_view
-from flows.cli.tables import lineage_tree, query_table, service_table, status_table, waiting_table
+from flows.cli.tables import FittingTable, lineage_tree, query_table, service_table, status_table, waiting_table
 
 
 def shown(table, width=80):
@@ -32,6 +32,15 @@ def test_a_wide_one_turns_sideways_with_every_value_in_one_piece():
     assert lines[13] == "column0   value-1-0"
     assert len(shown(query_table(columns, rows), width=200)) == 3
     assert len(shown(query_table(columns, []))) > 0
+
+
+def test_the_columns_that_matter_least_are_left_out_before_a_table_turns():
+    table = FittingTable("run", "state", "changes", least=("changes", "state"))
+    table.add_row("a" * 30, "done", "steps 24 -> 4" * 9)
+    assert shown(table, width=60)[0].split() == ["run", "state"]
+    assert shown(table, width=60)[-1] == "too narrow for: changes (`--json` has them)"
+    assert shown(table, width=34)[0].split() == ["run"]
+    assert shown(table, width=100)[0].split() == ["run", "state", "changes"]
 
 
 def test_paths_and_questions_are_not_broken():
