@@ -259,9 +259,7 @@ def test_a_checkpoint_is_named_by_its_stage_and_a_name_that_is_almost_one_is_sug
         published(store, "checkpoint", stage, stage=stage)
     assert inspect.named_or_newest(store, "checkpoint", "pretrain").manifest["stage"] == "pretrain"
     assert inspect.show(store, "align")["stage"] == "align"
-    with pytest.raises(
-        ConfigError, match="no checkpoint of reason in"
-    ):
+    with pytest.raises(ConfigError, match="no checkpoint of reason in"):
         inspect.named_or_newest(store, "checkpoint", "reason")
     with pytest.raises(ConfigError, match="did you mean 'self_distill'"):
         inspect.show(store, "sefl_distill")

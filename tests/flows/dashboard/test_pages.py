@@ -21,7 +21,7 @@ from flows.dashboard.training.charts import Display, Line, chart, last_values
 from flows.dashboard.training.curves import HEALTH
 from flows.run_state import RUNS
 from store.artifacts import Store
-from store.catalog import Catalog
+from store.catalog import Catalog, query_files
 from store.events import EventWriter
 from store.schema import LINEAGE_WITH_CALLS
 from tasks.engine.attempt_log import write_row
@@ -210,11 +210,11 @@ def test_a_click_on_a_step_opens_its_rollouts_from_events_and_from_the_file(meas
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     of_file = [queries.file_pattern(path), queries.FILE_ROWS]
-    for source, parameters, word in (
-        (queries.SAMPLES, [["e1"], "rollouts"], "number 10<"),
-        (queries.FILE_LINES, of_file, "of update 2"),
+    for run_query, source, parameters, word in (
+        (measured.query, queries.SAMPLES, [["e1"], "rollouts"], "number 10<"),
+        (query_files, queries.FILE_LINES, of_file, "of update 2"),
     ):
-        [group] = measured.query(queries.groups(source), [*parameters, "2", "2", "", "", 4, 0])
+        [group] = run_query(queries.groups(source), [*parameters, "2", "2", "", "", 4, 0])
         assert group["step"] == 2
         assert word in json.loads(group["members"][-1])["text"]
 

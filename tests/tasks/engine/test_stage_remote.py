@@ -63,7 +63,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
         outputs["numbers"]: "remote",
     }
     assert inspect.show(a, outputs["numbers"])["damaged"] == []
-    assert inspect.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
+    assert inspect.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}, "events_left_out": {}}
     assert {row["id"] for row in inspect.lineage(a, outputs["numbers"])} == {base["numbers"], outputs["numbers"]}
     rows = inspect.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
     assert rows == [("done", 2), ("reused", 1)]
@@ -73,7 +73,12 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     filesystem.pipe_file(f"{prefix}/0.txt", b"7")
     damage = {outputs["numbers"]: ["0.txt (its digest differs) at the remote"]}
     remedies = {outputs["numbers"]: "run its stage again: `nautile run CONFIG --only sums:a --force`"}
-    assert inspect.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
+    assert inspect.verify(a, None) == {
+        "artifacts": 2,
+        "damaged": damage,
+        "remedies": remedies,
+        "events_left_out": {},
+    }
     with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
         run_stage(sums, section(1), {"x": outputs["numbers"]}, context(a))
     inspect.push(b, outputs["numbers"])
