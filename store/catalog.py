@@ -227,7 +227,7 @@ class Catalog:
         `ConfigError` if the query is invalid (with DuckDB's message), writes, changes a setting or accesses a file;
         `CatalogBusy` as `ingest`.
         """
-        with self._readable(patience, locked=not files) as connection, self._damage_named():
+        with self._damage_named(), self._readable(patience, locked=not files) as connection:
             return _execute(connection, sql, parameters, locked=not files)
 
     def left_out(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
@@ -292,7 +292,7 @@ class Catalog:
 
     @contextmanager
     def _damage_named(self) -> Iterator[None]:
-        """Say which command replaces the file, if it turns out to be damaged only when a query reads it."""
+        """Say which command replaces the file, if it turns out to be damaged only after it was opened."""
         try:
             yield
         except DAMAGE as error:
@@ -439,9 +439,9 @@ class CatalogReader:
 
     def __call__(self, sql: str, *parameters: Any) -> list[CatalogRow]:
         """The rows of a query. Raises the errors of `Catalog.select`."""
-        if self._connection is None:
-            self._connection = self._stack.enter_context(self._catalog._readable(self._patience, locked=True))
         with self._catalog._damage_named():
+            if self._connection is None:
+                self._connection = self._stack.enter_context(self._catalog._readable(self._patience, locked=True))
             return _as_dicts(*_execute(self._connection, sql, parameters, locked=True))
 
     def close(self) -> None:

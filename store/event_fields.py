@@ -51,6 +51,7 @@ class _PlannedStep(_Fields):
     label: _Name
     stage: _OptionalId = ""
     key: _OptionalId = ""
+    inputs: list[_Name] = []  # full ids, which garbage collection keeps until the run has ended
     after: list[_Name] = []
 
 

@@ -329,7 +329,9 @@ class _TaskRunPage:
         run = self._context.run_id[:8]
         page = run_page(self._context.run_id)
         where = f"`nautile logs {run} --stage {self._label}`" + (f" or {page}" if page else "")
-        get_run_logger().info("%s works in a process of its own; what it writes is shown by %s", self._label, where)
+        # Outside a task run, as in a thread without its context, Prefect has no log to write to.
+        log = get_run_logger() if TaskRunContext.get() else logger
+        log.info("%s works in a process of its own; what it writes is shown by %s", self._label, where)
 
     def cancelled(self) -> None:
         """End the bar of a stage that was cancelled where it is."""

@@ -126,7 +126,7 @@ def test_steps_that_describe_weights_which_were_made_again_are_named(dag, made, 
     before = store.get(made[1]["pretrain"]["checkpoint"])
     folder = shutil.copytree(before.path, store.staging(before.key) / "again")
     if text:
-        next(path for path in sorted(folder.rglob("*")) if path.is_file()).write_text(text, encoding="utf-8")
+        (folder / "weights.txt").write_text(text, encoding="utf-8")
     store.publish(
         "checkpoint", before.key, folder, stage="pretrain", version=1, config={}, inputs={}, facts={},
         execution="again", outputs=("checkpoint",), run="r2", label="pretrain", supersede=True,

@@ -76,7 +76,8 @@ def test_runs_are_named_by_what_they_are_called(compare, two_runs):
     assert runs_named(two_runs, "the toy run", "the b0b run") == ("toy", RUN)
     assert runs_named(two_runs, "to", "the b0b run") == ("toy", RUN)
     for run in ("first", "second"):
-        write_row(two_runs, "plan", {"id": run, "run": run, "name": "again", "steps": [], "started": now()})
+        row = {"id": run, "run": run, "name": "again", "state": "done", "steps": [], "started": now()}
+        write_row(two_runs, "plan", row)
     code, out, err = compare("again", "toy")
     assert (code, out) == (2, "")
     assert "'again' matches more than one run (second, first): give more digits of its id" in err

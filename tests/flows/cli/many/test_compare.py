@@ -78,7 +78,7 @@ def test_other_machines_and_libraries_are_a_warning(sides, store):
     ids = []
     for folder, trained_in, evaluated_in in zip(sides, (here, there), (here, here), strict=True):
         files = {path.name: path.read_text() for path in Path(folder).iterdir()}
-        checkpoint = published(store, "checkpoint", folder, facts={"environment": trained_in})
+        checkpoint = published(store, "checkpoint", f"{folder} trained", facts={"environment": trained_in})
         fields = {"inputs": {"checkpoint": checkpoint.full_id}, "facts": {"environment": evaluated_in}}
         ids.append(published(store, "evaluation", folder, files, **fields).id)
     comparison = compare_evaluations(store, *ids, "strict", "generate")
