@@ -79,7 +79,7 @@ def uses_proxy(url: str) -> bool:
 
 @contextmanager
 def proxies_readable(url: str) -> Iterator[None]:
-    """Raise `ConfigError` if the block cannot use the proxies that the environment names (`ALL_PROXY=socks5://…`)."""
+    """Raise `ConfigError` if the block cannot use the proxies that the environment names (`ALL_PROXY=ftp://…`)."""
     try:
         yield
     except (ImportError, ValueError) as error:
