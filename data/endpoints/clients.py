@@ -79,10 +79,10 @@ def uses_proxy(url: str) -> bool:
 
 @contextmanager
 def proxies_readable(url: str) -> Iterator[None]:
-    """Raise `ConfigError` if the block cannot use the proxies that the environment names (`ALL_PROXY=socks5://…`)."""
+    """Raise `ConfigError` if the block cannot use the proxies that the environment names (`ALL_PROXY=ftp://…`)."""
     try:
         yield
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
         # The address itself may contain a password.
         reason = error if isinstance(error, ImportError) else "its address cannot be read"
         raise ConfigError(

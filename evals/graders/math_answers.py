@@ -13,8 +13,9 @@ _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _COPULA = re.compile(r"\b(?:is|are|equals|equal\s+to|was|be|becomes|gives)\b\s*:?")
 _NUMBER = re.compile(r"[0-9]")
 _OR = re.compile(r"\bor\b|\n")
-# A word that belongs to the number before it, outside of its box or dollar signs.
-_SCALE = re.compile(r"[\s$}]*(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+# A word that belongs to the number before it, outside of its box or dollar signs. Of limited length, as above: many
+# formulas may stand before the same marks.
+_SCALE = re.compile(r"[\s$}]{0,40}+(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
 # What stands between the parts of one answer: "$1$ and $2$", "\boxed{1}, \boxed{2}".
 _BETWEEN = re.compile(
     r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?\s*=|[\s$.]|\\[()\[\],;!]|\\q?quad|\\text\s*\{|\\(?:boxed|fbox)\s*\{|[{}]"
@@ -22,7 +23,7 @@ _BETWEEN = re.compile(
 _JOINTS = frozenset({",", ";", "and", ",and", "or", ",or", ""})
 _LONGEST_BETWEEN = 40
 _OR_MORE = re.compile(
-    r"[^\S\n$}]*[$}]*[^\S\n]*\(?\bor\s+((?:-?[$]?[0-9]|\$(?!\\boxed)|\\\()(?:[^\n.;()]|\([^()\n]*\)|\.(?=[0-9])){0,60})"
+    r"[^\S\n]*+[$}]*+[^\S\n]*+\(?\bor\s+((?:-?[$]?[0-9]|\$(?!\\boxed)|\\\()(?:[^\n.;()]|\([^()\n]*\)|\.(?=[0-9])){0,60})"
 )
 
 Span = tuple[int, int]
@@ -73,17 +74,17 @@ def _formulas(text: str, start: int, end: int) -> list[Span]:
     if not segments:
         return [(start, end)]
     # "The value of $x$ is $5$ for $y = 2$": the first formula after the last verb that has one, or a number behind it.
-    verbs = [
-        match.end()
-        for match in _COPULA.finditer(text, start, end)
-        if not any(s.start() < match.start() < s.end() for s in segments)
-    ]
+    starts = [segment.start() for segment in segments]
+    verbs = []
+    for match in _COPULA.finditer(text, start, end):
+        before = bisect_left(starts, match.start())  # the segments that begin before the verb
+        if not before or match.start() >= segments[before - 1].end():
+            verbs.append(match.end())
     if verbs and verbs[-1] >= segments[-1].end() and _NUMBER.search(text, verbs[-1], end):
         return [(verbs[-1], end)]
     cut = max((verb for verb in verbs if verb <= segments[-1].start()), default=start)
     chosen = [segment for segment in segments if segment.start() >= cut]
-    before = text[cut : chosen[0].start()]
-    if re.search(r"[0-9=]|[-+]\s*$", before):  # "12 $\pi$", "x = $5$": the formula is a part
+    if re.search(r"[0-9=]|[-+]\s*$", text[cut : chosen[0].start()]):  # "12 $\pi$", "x = $5$": the formula is a part
         return [(cut, end)]
     stated = [chosen[0]]
     for segment in chosen[1:]:

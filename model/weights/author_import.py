@@ -92,6 +92,7 @@ def import_weights(
     """Load weights with `load_author_weights`, and save them as a checkpoint in the new or empty folder `out`."""
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer, context=context, sca_epsilon=sca_epsilon)
+    out.mkdir(parents=True, exist_ok=True)
     copy_label_set(path if path.is_dir() else path.parent, out)
     save_weights(out, params, model, tokenizer)
     return sorted(out.iterdir())

@@ -79,8 +79,8 @@ def write(tmp_path, text):
             "source 'web': train_on 'replies' needs prompts, and form 'web' has none",
         ),
         (
-            "extends = 'local'\n[distill]\naccepted = 65",
-            r"`distill`: distill\.accepted is 65, and 64 prompts give at most as many documents",
+            "extends = 'local'\n[distill]\naccepted = 33",
+            r"`distill`: distill\.accepted is 33, and 32 prompts give at most as many documents",
         ),
         ("extends = 'local'\n[distill]\ntrain_on = 'prompts'", r"`distill\.train_on`"),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),

@@ -111,7 +111,10 @@ def test_an_update_that_is_not_finite_is_not_applied(params, step):
 
 def test_the_updates_of_all_rounds_are_numbered_in_one_sequence(model, params, monkeypatch, tmp_path):
     """The rounds have traces of 3 and of 1 problem, so 6 and 2 updates of one trace each."""
-    trace = {"prompt_ids": [1], "ids": [2], "logprobs": [0.0], "advantage": 0.5, "forced": None, "solve_rate": 0.5}
+    trace = {
+        "prompt_ids": [1], "ids": [2], "logprobs": [0.0], "reward": 1.0, "advantage": 0.5, "forced": None,
+        "solve_rate": 0.5,
+    }  # fmt: skip
     traces = {0: 3, 1: 1}
 
     def sample(run, params, number, mesh, check_stop):
@@ -142,12 +145,16 @@ def test_a_batch_of_few_traces_has_a_rate_that_much_lower_and_a_round_without_an
     model, params, monkeypatch, tmp_path
 ):
     """Five traces in batches of two: rates of 1, 1 and 1/2. The second round has none."""
-    trace = {"prompt_ids": [1], "ids": [2], "logprobs": [0.0], "advantage": 0.5, "forced": None, "solve_rate": 0.5}
+    trace = {
+        "prompt_ids": [1], "ids": [2], "logprobs": [0.0], "reward": 1.0, "advantage": 0.5, "forced": None,
+        "solve_rate": 0.5,
+    }  # fmt: skip
+    unsolved = {"reward": 0.0, "advantage": 0.0, "solve_rate": 0.0}
     rates, progress = [], []
 
     def sample(run, params, number, mesh, check_stop):
         rows = [json.dumps({"step": 0, "position": position, **trace}) + "\n" for position in range(5 * traced)]
-        rows += [json.dumps({"step": 0, "position": 9, **trace, "advantage": 0.0, "solve_rate": 0.0}) + "\n"]
+        rows += [json.dumps({"step": 0, "position": 9, **trace, **unsolved}) + "\n"]
         (run.work / self_distillation.SAMPLES.format(number)).write_text("".join(rows))
 
     def step(params, state, batch, rate):

@@ -152,7 +152,8 @@ def test_a_missing_stage_is_a_dash_and_no_mark_and_the_next_gain_names_its_base(
 
 
 def test_a_score_of_none_is_missing_and_not_zero(rows):
-    skipped = [row | {"left_out": "prompt_too_long", "strict": None, "lenient": None} for row in rows["align"]]
+    missing = dict.fromkeys(("strict", "lenient", "output", "reasoning", "answer"))
+    skipped = [row | missing | {"left_out": "prompt_too_long"} for row in rows["align"]]
     data = made({**rows, "align": skipped})
     assert data["ladder"]["stages"][1]["score"] is None
     assert set(ladder_table(data["ladder"]).rows[1][1:7]) == {MISSING}

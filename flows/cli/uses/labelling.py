@@ -171,7 +171,7 @@ def classify(
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
-            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts["cut"] else []),
+            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts.get("cut") else []),
             *([f"  {note}"] if (note := calibration_of(facts)) else []),
             *(
                 f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %"
@@ -266,7 +266,8 @@ def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns
     # With its digest, so that a file that was edited while the step ran is refused: answers would stand beside other
     # texts.
     table, _ = read_texts(texts, digest)
-    answers = [{new: row[old] for old, new in columns.items()} for row in read_table(rows).rows]
+    # An earlier version wrote no column `cut`.
+    answers = [{new: row.get(old) for old, new in columns.items()} for row in read_table(rows).rows]
     if out.suffix.lower() == ".jsonl":
         for answer in answers:
             answer |= {name: json.loads(answer[name]) for name in ("document", "spans") if answer.get(name)}

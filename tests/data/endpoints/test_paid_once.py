@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from common.errors import ConfigError, Retryable
+from common.processes import free_port
 from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
@@ -150,12 +152,19 @@ def test_a_server_of_this_machine_is_never_reached_through_a_proxy(pool_for, mon
         assert isinstance(pool.ask([request()])[0], ChatReply)
 
 
-@pytest.mark.parametrize("proxy", ["socks5://user:hunter2@127.0.0.1:9", "nonsense://user:hunter2@x"])
+@pytest.mark.parametrize("proxy", ["http://user:hunter2@127.0.0.1:port", "nonsense://user:hunter2@x"])
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(pool_for, monkeypatch, proxy):
-    from common.errors import ConfigError
-
     monkeypatch.setenv("ALL_PROXY", proxy)
     config = EndpointConfig(kind="openai", model="m", url="http://api.example.invalid/v1")
     with pytest.raises(ConfigError, match="the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY") as refused:
         pool_for(fake=config).check()
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_socks_proxy_is_used(pool_for, monkeypatch):
+    """Nothing listens there, so the endpoint cannot be reached: that passes, and is no fault of the configuration."""
+    monkeypatch.setenv("ALL_PROXY", f"socks5://user:hunter2@127.0.0.1:{free_port()}")
+    config = EndpointConfig(kind="openai", model="m", url="http://api.example.invalid/v1")
+    with pytest.raises(Retryable, match="does not answer") as unreached:
+        pool_for(fake=config).check()
+    assert "hunter2" not in str(unreached.value)

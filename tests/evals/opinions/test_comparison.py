@@ -55,11 +55,11 @@ def test_an_option_that_nobody_has_chosen_is_not_certain_to_have_no_share():
     some = Distribution(np.array([0.5, 0.5, 0.0]), draws, 40).fields(0.95)
     assert (some["low"][2], some["high"][2]) == pytest.approx(wilson(0, 40), abs=1e-4)
     assert some["low"][0] < 0.5 < some["high"][0]
-    one = np.array([1.0, 0.0])
-    all_alike = Distribution(one, np.tile(one, (500, 1)), 8).fields(0.95)
+    certain = np.array([1.0, 0.0])
+    all_alike = Distribution(certain, np.tile(certain, (500, 1)), 8).fields(0.95)
     assert all_alike["low"] == pytest.approx([wilson(8, 8)[0], 0.0], abs=1e-4)
     assert all_alike["high"] == pytest.approx([1.0, wilson(0, 8)[1]], abs=1e-4)
-    assert "low" not in Distribution(one, np.tile(one, (500, 1)), None).fields(0.95), "of how many is not known"
+    assert "low" not in Distribution(certain, np.tile(certain, (500, 1)), None).fields(0.95), "of how many is not known"
     published = np.array([0.3, 0.7])
     assert "low" not in Distribution(published, np.tile(published, (500, 1)), 8).fields(0.95), "no sample"
 

@@ -122,7 +122,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     code, out, err = nautile(more=PAID_TEACHER)
     assert code == 2
     assert err.strip() == message
-    assert "distill, paid (teacher): 64 requests" in out
+    assert "distill, paid (teacher): 32 requests" in out
     assert "Targets trained on" in out
     assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
     code, out, _ = nautile("--json", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')

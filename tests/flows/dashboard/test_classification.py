@@ -74,3 +74,5 @@ def test_examples_of_an_outcome_are_the_surest_and_the_least_sure():
     assert {len(row["text"]) for row in examples} == {1000}
     summary = classification_summary(rows, LABELS)
     assert summary["confidence"] == {"labelled": [0] * 7 + [100, 0, 0], "abstained": [0] * 10}
+    assert summary["cut"] is None, "rows of an earlier version do not say"
+    assert classification_summary([row | {"cut": row["number"] < 10} for row in rows], LABELS)["cut"] == 4

@@ -183,7 +183,7 @@ def test_the_context_is_never_a_default(tensors, archive, tmp_path):
         (author_config(num_layers=3 * 2**20), "too few for 3145728 layers"),
         (author_config(d_model=2**40), "`width`: 1099511627776 is more than any model has"),
         (author_config(d_model=[1]), "`d_model`: Input should be a valid integer"),
-        (author_config(maxlen=-1), "`maxlen`: Input should be greater than 0"),
+        (author_config(maxlen=-1), "`maxlen`: Input should be greater than or equal to 1"),
         (author_config(num_kv_heads=3), "attention_heads 4 is not a multiple of kv_heads 3"),
         (author_config(qk_norm_eps=1e-5), "`qk_norm_eps` 1e-05: this model has one epsilon"),
         (author_config(tokenizer_ranks=10**9), "`ranks`: Input should be less than or equal to 100256"),
