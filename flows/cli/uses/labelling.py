@@ -270,5 +270,5 @@ def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns
     answers = [{new: row.get(old) for old, new in columns.items()} for row in read_table(rows).rows]
     if out.suffix.lower() == ".jsonl":
         for answer in answers:
-            answer |= {name: json.loads(answer[name]) for name in ("document", "spans") if answer.get(name)}
+            answer |= {name: json.loads(value) for name in ("document", "spans") if (value := answer.get(name))}
     write_rows(out, with_answers(table, answers))
