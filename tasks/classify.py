@@ -11,7 +11,7 @@ from tasks.engine.stage import stage
 ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 
 
-@stage("classify", version=2, outputs=("labelled",), accelerator=True)
+@stage("classify", version=3, outputs=("labelled",), accelerator=True)
 def classify(job: Job) -> None:
     """Label each row that has no label yet; publish the rows, examples and a summary."""
     # Imported here because every command imports this file, and JAX takes seconds.
