@@ -85,7 +85,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "artifacts": [artifact.id for artifact in artifacts],
                 "start": next((store.get(full_id).id for full_id in step.stored_inputs.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
-                "upload": upload_note(staging) if state in ("running", "waiting", "interrupted", "failed") else "",
+                "upload": upload_note(staging) or None if state not in ("made", "damaged", "not made") else None,
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),
                 "error": damage or (last_run.get("error") if state == "failed" else None),

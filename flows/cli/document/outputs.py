@@ -59,6 +59,7 @@ class StepOutput(Output):
     artifacts: list[str]  # ids
     start: str | None  # id of the checkpoint that `start` sets in place of that of the step before
     progress: ProgressOutput
+    upload: str | None = None  # of unfinished work: when it was last sent to the remote, and why not since
     started: str | None  # of the last attempt
     seconds: float | None  # of the last attempt; of all attempts if the step of a run has ended
     error: str | None
