@@ -417,22 +417,17 @@ def test_a_rebuild_is_done_beside_those_who_read_and_write(store, catalog, monke
 
 
 def test_a_catalog_that_was_cut_off_names_its_remedy(store, catalog):
-    fill(store)
     emit = writer(store, "many")
     for step in range(20_000):
         emit("metric", name=f"loss {step}", step=step, value=step / 7)
     catalog.ingest()
     # How much of the file is free space at its end differs, and so does what is missing: rows, or the tables' names.
-    whole = catalog.path.read_bytes()
-    for part in (4, 16, 64):
-        catalog.path.write_bytes(whole[: len(whole) // part])
-        with pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"):
-            catalog.query("SELECT sum(value), max(name) FROM metrics")
-        with (
-            pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"),
-            catalog.reading() as query,
-        ):
-            query("SELECT sum(value), max(name) FROM metrics")
+    for _ in range(3):
+        catalog.path.write_bytes(catalog.path.read_bytes()[: catalog.path.stat().st_size // 4])
+        for query in (catalog.query, catalog.reading()):
+            with pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"):
+                query("SELECT sum(value), max(name) FROM metrics")
+        query.close()
     catalog.rebuild()
     assert catalog.query("SELECT count(*) AS n FROM metrics WHERE name LIKE 'loss %'") == [{"n": 20_000}]
 
