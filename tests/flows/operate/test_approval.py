@@ -349,9 +349,11 @@ def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, t
     (store.root / NOTES).mkdir()
     note = {
         "run": "1" * 8 + "-1111-1111-1111-" + "1" * 12,
-        "since": "2026",
+        "label": "held_out",
+        "message": "Resume to continue.",
+        "since": now(),
+        "host": host(),
         "api": prefect_url,
-        "host": "x",
         "pid": None,
     }
     (store.root / NOTES / "note.json").write_text(json.dumps(note))

@@ -51,8 +51,12 @@ def event(name: str, run: str, occurred: datetime) -> dict[str, Any]:
 
 def events(url: str, name: str) -> list[dict[str, Any]]:
     since = (datetime.now(UTC) - timedelta(days=30)).isoformat()
-    body = {"filter": {"event": {"name": [name]}, "occurred": {"since": since}}, "limit": 200}
-    return fetch(f"{url}/events/filter", body)["events"]
+    page = fetch(f"{url}/events/filter", {"filter": {"event": {"name": [name]}, "occurred": {"since": since}}})
+    found = page["events"]
+    while page["next_page"]:  # the server gives at most 50 at a time
+        page = fetch(page["next_page"])
+        found += page["events"]
+    return found
 
 
 def until(condition, seconds: float = 240.0) -> Any:
@@ -126,7 +130,7 @@ def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_hom
     home, port = tmp_path / "home", free_port()
     shutil.copytree(prefect_home, home)
     url = f"http://127.0.0.1:{port}/api"
-    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "1"}
+    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "PT1S"}
     server = start_server(home, port, settings)
     try:
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -194,11 +195,12 @@ def test_a_client_that_disconnects_before_the_response_frees_its_slots(server):
     """No chunk was written yet, so only a watch on the connection can notice."""
     before = server.health()["tokens"]
     body = json.dumps({**LONG, "n": QUEUE}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         while not server.health()["busy"]:
-            pass
+            answered, _, _ = select.select([connection], [], [], 0)
+            assert not answered, connection.recv(4096)
     assert server.wait_idle()["tokens"] - before < QUEUE * 100
 
 
