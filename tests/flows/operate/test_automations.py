@@ -52,11 +52,11 @@ def event(name: str, run: str, occurred: datetime) -> dict[str, Any]:
 def events(url: str, name: str) -> list[dict[str, Any]]:
     since = (datetime.now(UTC) - timedelta(days=30)).isoformat()
     page = fetch(f"{url}/events/filter", {"filter": {"event": {"name": [name]}, "occurred": {"since": since}}})
-    found = page["events"]
+    listed = page["events"]
     while page["next_page"]:  # the server gives at most 50 at a time
         page = fetch(page["next_page"])
-        found += page["events"]
-    return found
+        listed += page["events"]
+    return listed
 
 
 def until(condition, seconds: float = 240.0) -> Any:
