@@ -12,7 +12,7 @@ PLAN: dict[str, Any] = {
     "started": "2026-11-26T12:00:00+00:00",
     "resume": "nautile run toy",
     "settings": {"seed": 0},
-    "steps": [{"label": "align", "stage": "align", "key": "a" * 64, "after": []}],
+    "steps": [{"label": "align", "stage": "align", "key": "a" * 64, "after": [], "inputs": []}],
     "changes": [{"field": "seed", "before": 0, "after": 1}],
 }
 # What no reader of a plan expects, in place of its own fields.
