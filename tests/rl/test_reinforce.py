@@ -173,7 +173,10 @@ def test_a_run_without_an_update_says_why(tmp_path):
             emit=lambda kind, **fields: notes.append(fields["note"]) if kind == "progress" else None,
         )  # fmt: skip
     assert (facts["updates"], facts["no_update"]) == (0, "no completion was scored")
-    assert notes == [*["no reward yet, no update: no completion was scored"] * 2, "no update: no completion was scored"]
+    assert notes == [
+        *["no reward yet, 16 completions without a score, no update: no completion was scored"] * 2,
+        "no update: no completion was scored",
+    ]
 
 
 class Killed(Exception):
