@@ -88,8 +88,7 @@ def operated(tmp_path, prefect_home) -> Iterator[Operated]:
     shutil.copytree(prefect_home, store.root / "prefect")
     config = tmp_path / "toy.toml"
     config.write_text(f'extends = "{TOY}"\n{SETTINGS}', encoding="utf-8")
-    quick = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "PT1S"}  # how late an automation looks at its time
-    with environment_of_operator(store.root, NAUTILE_TOY_FAULT=f"held_out:wait={folder}", **TOY_DAG, **quick):
+    with environment_of_operator(store.root, NAUTILE_TOY_FAULT=f"held_out:wait={folder}", **TOY_DAG):
         operated = Operated(store, config, folder, free_port(), free_port())
         try:
             operated.up()
