@@ -1,9 +1,12 @@
 """When the automation ends a run whose heartbeats stopped: after a real silence, and in no state without a process."""
 
+import json
 import shutil
 import sqlite3
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +22,10 @@ from common.processes import free_port
 from flows.operate import automations
 from flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
 from tests.support.servers.prefect_calls import fetch, request
-from tests.support.servers.prefect_server import start_server
+from tests.support.servers.prefect_server import running_server, start_server
 
 OLD = "2026-01-01 00:00"
+WITHIN = timedelta(seconds=10)  # the shortest time that Prefect allows
 WITH_PROCESS = (StateType.RUNNING, StateType.CANCELLING)
 
 
@@ -67,37 +71,55 @@ def until(condition, seconds: float = 240.0) -> Any:
     return value
 
 
-@pytest.fixture
-def declared(prefect_url):
-    """The automation is declared on the server, under another name than that of `nautile deploy`."""
-    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
-        name = f"silent {uuid4()}"
-        automation = client.create_automation(silent_runs().model_copy(update={"name": name}))
-        yield str(automation)
-        request(f"{prefect_url}/automations/{automation}", method="DELETE")
+def counts(home: Path) -> dict[str, int]:
+    """By run, for which the automation waits: how many of the events that end the wait have come."""
+    with closing(sqlite3.connect(home / "prefect.db", timeout=60)) as database:
+        rows = database.execute("SELECT bucketing_key, count FROM automation_bucket").fetchall()
+    return {json.loads(key)[0].removeprefix("prefect.flow-run."): count for key, count in rows}
+
+
+def is_waited_for(url: str, home: Path, run: str, beat: datetime) -> bool:
+    """Send a heartbeat; the automation of a server that has just started may not see it yet."""
+    request(f"{url}/events", [event("prefect.flow-run.heartbeat", run, beat)]).raise_for_status()
+    return run in counts(home)
+
+
+def declare(url: str) -> None:
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        client.create_automation(silent_runs(WITHIN))
+
+
+def fired(url: str) -> list[str]:
+    """The runs for which the automation has fired."""
+    labels = [entry["payload"]["triggering_labels"] for entry in events(url, "prefect.automation.triggered")]
+    return [label["prefect.resource.id"].removeprefix("prefect.flow-run.") for label in labels]
 
 
 @pytest.mark.slow
-def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_url, declared):
-    """The events are three days old, so that their time is over at once."""
-    begun = datetime.now(UTC) - timedelta(days=3)
+def test_a_run_may_wait_for_days_in_every_state_without_a_process(prefect_home, tmp_path):
+    """Their time is over before that of the silent run is, so that they would have fired with it."""
+    home = tmp_path / "home"
+    shutil.copytree(prefect_home, home)
     names = [f"prefect.flow-run.{name}" for name in WITHOUT_PROCESS] + [automations._SUSPENDED]
     waiting = {str(uuid4()): name for name in names}
     working, silent = str(uuid4()), str(uuid4())
-    sent = []
-    for run, name in waiting.items():
-        sent += [event("prefect.flow-run.heartbeat", run, begun), event(name, run, begun + timedelta(seconds=20))]
-    # A process that works beats now; one that is gone has not done so for days.
-    sent += [event("prefect.flow-run.heartbeat", working, datetime.now(UTC))]
-    sent += [event("prefect.flow-run.heartbeat", silent, begun), event("prefect.flow-run.Running", silent, begun)]
-    request(f"{prefect_url}/events", sent).raise_for_status()
+    with running_server(home) as url:
+        declare(url)
+        # A process that works goes on to beat; one that is gone beats no more.
+        until(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
 
-    def fired() -> set[str]:
-        labels = [entry["payload"]["triggering_labels"] for entry in events(prefect_url, "prefect.automation.triggered")
-                  if declared in entry["resource"]["prefect.resource.id"]]  # fmt: skip
-        return {label["prefect.resource.id"].removeprefix("prefect.flow-run.") for label in labels}
+        # One at a time: the server looks at several events side by side, in any order.
+        def send(name: str, run: str, occurred: datetime, count: int) -> None:
+            request(f"{url}/events", [event(name, run, occurred)]).raise_for_status()
+            until(lambda: counts(home).get(run, 1) == count)  # the server removes a wait that has ended
 
-    assert until(fired) == {silent}
+        for run, name in waiting.items():
+            begun = datetime.now(UTC) + timedelta(seconds=30)  # a busy server takes seconds for an event
+            send("prefect.flow-run.heartbeat", run, begun, 0)
+            send(name, run, begun, 1)
+        send("prefect.flow-run.heartbeat", silent, datetime.now(UTC) + timedelta(seconds=30), 0)
+        who = waiting | {working: "working", silent: "silent"}
+        assert [who[run] for run in until(lambda: fired(url))] == ["silent"]
 
 
 @pytest.mark.slow
@@ -130,30 +152,24 @@ def test_a_server_that_was_away_calls_no_run_crashed_when_it_is_back(prefect_hom
     home, port = tmp_path / "home", free_port()
     shutil.copytree(prefect_home, home)
     url = f"http://127.0.0.1:{port}/api"
-    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "PT1S"}
+    # Else the server may remove a wait that ended before its start, without a look at it.
+    settings = {"PREFECT_SERVER_EVENTS_EXPIRED_BUCKET_BUFFER": "P9999D"}
     server = start_server(home, port, settings)
     try:
-        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
-            client.create_automation(silent_runs())
+        declare(url)
         working, silent = str(uuid4()), str(uuid4())
-        request(f"{url}/events", [event("prefect.flow-run.heartbeat", working, datetime.now(UTC))]).raise_for_status()
-        database = sqlite3.connect(home / "prefect.db", timeout=60)
-        until(lambda: database.execute("SELECT count(*) FROM automation_bucket").fetchone()[0])
+        until(lambda: is_waited_for(url, home, working, datetime.now(UTC) + timedelta(hours=1)))
         server.kill()
         server.wait()
         # While it was away, hours have passed.
-        with database:
+        with closing(sqlite3.connect(home / "prefect.db", timeout=60)) as database, database:
             database.execute(
                 'UPDATE automation_bucket SET start = ?, "end" = ?', (f"{OLD}:00.000000", f"{OLD}:30.000000")
             )
-        database.close()
         server = start_server(home, port, settings)
         # One that falls silent from now on is noticed, so that the automation works.
-        old_beat = event("prefect.flow-run.heartbeat", silent, datetime.now(UTC) - timedelta(hours=1))
-        request(f"{url}/events", [old_beat]).raise_for_status()
-        fired = until(lambda: events(url, "prefect.automation.triggered"))
-        labels = [entry["payload"]["triggering_labels"]["prefect.resource.id"] for entry in fired]
-        assert labels == [f"prefect.flow-run.{silent}"]
+        until(lambda: is_waited_for(url, home, silent, datetime.now(UTC)))
+        assert until(lambda: fired(url)) == [silent]
     finally:
         server.terminate()
         server.wait(60)
