@@ -1,9 +1,11 @@
 """Process utilities: exit codes, child processes, ending with the parent, priorities, memory limits, sockets."""
 
 import ctypes
+import errno
 import gc
 import ipaddress
 import os
+import random
 import resource
 import signal
 import socket
@@ -21,6 +23,7 @@ from common.errors import ConfigError
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+_SERVER_PORTS = range(16_384, 32_768)  # below those of outgoing connections: 32768 on Linux, 49152 elsewhere
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4
 # KB spends a tenth to a fifth of the time on page faults.
@@ -194,10 +197,22 @@ def loopback_direct(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port of `address` on this machine that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of `address` on this machine that is free at this moment, and that no outgoing connection will take.
+
+    The port that the system itself would choose is of the range from which it also gives one to each connection, so
+    that it may be taken by the time a server listens there.
+    """
+    # In a random order of each process's own, so that two that ask at once get different ones.
+    for port in random.SystemRandom().sample(_SERVER_PORTS, len(_SERVER_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+    raise OSError(errno.EADDRINUSE, f"all ports from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} are in use")
 
 
 def is_loopback(host: str) -> bool:

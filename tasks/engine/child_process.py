@@ -46,12 +46,9 @@ ALLOCATOR = {
     **HUGE_PAGES,
 }
 
-# A process may have several runs at once. Threads of a run have its context, and so its event; those of nobody in
-# particular end with any run that is cancelled.
-_own: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
-_cancelled = threading.Event()
-_runs = 0
-_runs_lock = threading.Lock()
+# A process may have several runs at once. Threads of a run have its context, and so its event; a stage that runs
+# outside a flow has none.
+_cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 
 
 @contextmanager
@@ -60,28 +57,23 @@ def cancelling() -> Iterator[None]:
 
     Without it Prefect's thread pool would wait for them: nothing interrupts a thread that waits for its child.
     """
-    global _runs
     event = threading.Event()
-    token = _own.set(event)
-    with _runs_lock:
-        if not _runs:
-            _cancelled.clear()
-        _runs += 1
+    token = _cancelled.set(event)
     try:
         yield
     except BaseException:
         event.set()
-        _cancelled.set()
         raise
     finally:
-        _own.reset(token)
-        with _runs_lock:
-            _runs -= 1
+        _cancelled.reset(token)
 
 
 def pause(seconds: float) -> None:
     """Sleep; raise `StageCancelled` as soon as this thread's run is cancelled."""
-    if (_own.get() or _cancelled).wait(seconds):
+    cancelled = _cancelled.get()
+    if cancelled is None:
+        time.sleep(seconds)
+    elif cancelled.wait(seconds):
         raise StageCancelled("the run was cancelled")
 
 

@@ -14,6 +14,7 @@ import httpx2
 import psutil
 import pytest
 
+from common import processes
 from common.processes import ExitCode, free_port, give_session_way, give_way, loopback_direct, module_command, url_host
 from tests.support.servers.http_server import FakeServer, Response
 
@@ -108,9 +109,14 @@ def test_clients_reach_this_machine_whatever_proxy_is_set(monkeypatch, proxy):
         client.get("http://elsewhere.invalid", timeout=30)
 
 
-def test_a_free_port_can_be_bound():
+def test_a_free_port_can_be_bound_and_no_outgoing_connection_takes_it(monkeypatch):
+    port = free_port()
+    assert port < 32_768  # the first port that Linux gives to a connection
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))
+        listener.bind(("127.0.0.1", port))
+        monkeypatch.setattr(processes, "_SERVER_PORTS", range(port, port + 1))
+        with pytest.raises(OSError, match="in use"):
+            free_port()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")

@@ -166,7 +166,8 @@ def test_the_command_writes_the_table_with_the_labels(nautile, untuned, table, t
     facts = json.loads(out)
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["text", "given_label", "row", "label", "probability", "abstained", "likeliest", "refused"]
+    columns = "text,given_label,row,label,probability,abstained,likeliest,cut,refused"
+    assert list(rows[0]) == columns.split(",")
     assert sum(row["label"] == row["given_label"] for row in rows) == round(12 * facts["accuracy"]["value"])
     assert rows[5]["refused"] == "no_text"
 

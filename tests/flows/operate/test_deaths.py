@@ -115,7 +115,9 @@ def test_after_the_death_of_any_service_everything_goes_on(operated, victim):
         operated.set_state(run, type="CANCELLING", name="Cancelling")
         assert operated.end_of(run) == "CANCELLED"
     until(lambda: not step.is_running())
-    tasks = fetch(f"{operated.api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    in_run = {"flow_runs": {"id": {"any_": [run]}}}  # the server learns of the ends of tasks from events, so later
+    until(lambda: all(task["state_type"] in ENDED for task in fetch(f"{operated.api}/task_runs/filter", in_run)))
+    tasks = fetch(f"{operated.api}/task_runs/filter", in_run)
     assert {task["state_type"] for task in tasks} <= {"CANCELLED", "CRASHED"}
     # A run: no slot was lost.
     (operated.folder / "go").touch()

@@ -24,9 +24,10 @@ def request(url: str, body: dict[str, Any] | None = None, method: str = "") -> h
         response = CLIENT.request(method or ("GET" if body is None else "POST"), url, json=body, auth=auth)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
-    return retry(
-        send, BACKOFF, should_retry=lambda error: isinstance(error, (httpx.HTTPStatusError, httpx.ConnectError))
-    )
+    # A read has no effect, so it is also repeated after a connection that a killed server has broken.
+    reads = body is None and not method
+    passing = (httpx.HTTPStatusError, httpx.NetworkError if reads else httpx.ConnectError)
+    return retry(send, BACKOFF, should_retry=lambda error: isinstance(error, passing))
 
 
 def fetch(url: str, body: dict[str, Any] | None = None) -> Any:

@@ -86,21 +86,23 @@ def test_a_thread_beside_a_run_belongs_to_it():
             cancelled_in.append(error)
 
     def cancelled():
-        with thread_beside("beside", work), cancelling():
+        with cancelling():
+            beside.append(thread_beside("beside", work))
+            beside[0].__enter__()
             raise KeyboardInterrupt
 
-    def own():
-        with cancelling():
-            beside = thread_beside("beside", work)
-            beside.__enter__()
-            try:
-                raise KeyboardInterrupt
-            finally:
-                threads.append(beside)
+    beside = []
+    with pytest.raises(KeyboardInterrupt):
+        cancelled()
+    beside[0].__exit__(None, None, None)
+    assert len(cancelled_in) == 1
 
-    threads = []
-    for run in (cancelled, own):
-        with pytest.raises(KeyboardInterrupt):
-            run()
-    threads[0].__exit__(None, None, None)
-    assert len(cancelled_in) == 2
+
+def test_a_stage_outside_a_run_is_not_cancelled_with_an_earlier_one():
+    def cancelled():
+        with cancelling():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cancelled()
+    pause(0.0)

@@ -17,7 +17,6 @@ from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
 from store.catalog import Catalog
 from store.manifest import code_commit, host
-from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_task import as_prefect_task
@@ -56,8 +55,6 @@ def address(prefect_server):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
-    yield
-    child._cancelled.clear()
 
 
 def through_a_flow(store, config, address):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextvars import copy_context
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, config):
 
 @pytest.mark.slow
 def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
-    ended, workers = [], []
+    ended, workers, threads = [], [], []
 
     def run():
         try:
@@ -116,17 +117,16 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
         except StageCancelled as error:
             ended.append(error)
 
-    thread = threading.Thread(target=run)
-
     def interrupted_flow():
         with child.cancelling():
-            thread.start()
+            threads.append(threading.Thread(target=copy_context().run, args=(run,)))
+            threads[0].start()
             workers.append(reached(gate))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted_flow()
-    thread.join(120)
+    threads[0].join(120)
     assert len(ended) == 1
     assert not is_alive(workers[0])
     with child.cancelling():

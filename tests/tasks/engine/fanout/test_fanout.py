@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,7 @@ def test_ctrl_c_ends_the_items_and_starts_no_others(store, gate):
 
 @pytest.mark.slow
 def test_cancelling_ends_the_items_of_a_stage_in_another_thread(store, context, gate):
-    ended = []
+    ended, threads = [], []
 
     def run():
         try:
@@ -195,18 +196,16 @@ def test_cancelling_ends_the_items_of_a_stage_in_another_thread(store, context, 
         except StageCancelled as error:
             ended.append(error)
 
-    thread = threading.Thread(target=run)
-
     def interrupted():
         with child.cancelling():
-            thread.start()
+            threads.append(threading.Thread(target=copy_context().run, args=(run,)))
+            threads[0].start()
             wait_for(lambda: all((gate / name).exists() for name in ("piece-0", "piece-1")))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    thread.join(120)
-    child._cancelled.clear()
+    threads[0].join(120)
     assert len(ended) == 1
     assert not any(is_alive(int((gate / name).read_text().split()[0])) for name in ("piece-0", "piece-1"))
     assert set(times(store)) == {"list", "piece-0", "piece-1"}

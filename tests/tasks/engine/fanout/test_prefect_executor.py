@@ -9,7 +9,6 @@ from prefect.client.schemas.sorting import TaskRunSort
 from common.errors import Retryable
 from common.retry import Backoff
 from configs.operation import LaunchConfig
-from tasks.engine import child_process as child
 from tasks.engine import errors, prefect_task
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCrash
@@ -30,8 +29,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(work_item, "ITEM_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
-    yield
-    child._cancelled.clear()
 
 
 def through_a_flow(store, config, workers=2):
