@@ -141,6 +141,11 @@ def parse_json(data: bytes) -> Any | None:
         return None
 
 
+def refuse_constant(name: str) -> Any:
+    """`parse_constant` of `json.loads`: refuse NaN and the infinities, which Python accepts and JSON does not have."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def sync_folder(path: Path) -> None:
     """Fsync a folder, which makes renames and new files in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -2,7 +2,9 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 from urllib.parse import quote
 
 # Control characters other than tab and line feed, and the overrides and isolates of text direction.
@@ -35,6 +37,11 @@ def one_line(text: object) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def most_common_reasons(reasons: Counter[Any]) -> str:
+    """The four most frequent of some reasons with their counts, for messages: `3 too_long, 1 empty`."""
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

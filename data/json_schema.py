@@ -18,6 +18,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from common.errors import ConfigError
+from common.files import refuse_constant
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
@@ -29,7 +30,6 @@ _SCHEMAS = {
     *("unevaluatedItems", "unevaluatedProperties"),
 }
 _LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
-_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _OF_OTHER_MEMBERS = {"additionalProperties", "unevaluatedProperties"}  # than those that a pattern names
 MOST_STEPS = 20_000  # of checking a document, each a keyword of a part of the schema: 0.7 s
 _MOST_VISITS = 100_000  # of parts of a schema, in all rounds: half a second
@@ -64,7 +64,7 @@ def schema_validator(schema: Any, name: str) -> Validator:
 
 def parse_document(text: str) -> Any:
     """The value of a JSON text, strictly. Raises `ValueError` for NaN, infinite numbers and members of one name."""
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_distinct)
+    return json.loads(text, parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=_distinct)
 
 
 def violation(validator: Validator, value: Any) -> str | None:
@@ -135,7 +135,7 @@ def inclusive_bounds(schema: Any) -> Any:
         return parts
     kinds = schema.get("type")
     is_whole = kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds)
-    ends = [_end(schema, "minimum", "exclusiveMinimum", max), _end(schema, "maximum", "exclusiveMaximum", min)]
+    ends = _ends(schema)
     width = math.inf
     if ends[0] and ends[1]:
         with contextlib.suppress(OverflowError):  # of an integer that no float holds
@@ -343,19 +343,13 @@ class _Shortest:
 
 def _number(schema: Schema) -> str | None:
     """The allowed number nearest to 0, which has the fewest digits; None if every number is over a bound."""
-    # In Draft 4 the exclusive bounds are true or false beside `minimum` and `maximum`.
-    bounds = {key: value for key, value in schema.items() if key in _BOUNDS and not isinstance(value, bool)}
-    lowest = max((bounds[key] for key in ("minimum", "exclusiveMinimum") if key in bounds), default=-math.inf)
-    highest = min((bounds[key] for key in ("maximum", "exclusiveMaximum") if key in bounds), default=math.inf)
+    low, high = _ends(schema)
+    lowest, highest = low[0] if low else -math.inf, high[0] if high else math.inf
     if lowest <= 0 <= highest:
         return "0"
     if lowest == math.inf or highest == -math.inf:
         return None
     return str(int(lowest) if lowest > 0 else -int(-highest))
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
@@ -368,6 +362,11 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members := dict(pairs)) < len(pairs):
         raise ValueError("an object has two members of the same name")
     return members
+
+
+def _ends(schema: Schema) -> tuple[tuple[float, bool] | None, tuple[float, bool] | None]:
+    """The narrowest lower and upper bound of the numbers, each as `_end` gives it."""
+    return _end(schema, "minimum", "exclusiveMinimum", max), _end(schema, "maximum", "exclusiveMaximum", min)
 
 
 def _end(schema: Schema, inclusive: str, exclusive: str, narrower: Any) -> tuple[float, bool] | None:

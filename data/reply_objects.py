@@ -42,7 +42,6 @@ _WORDS = ("nexists", "nless")  # the rest is a whole word
 # Before an uncertain command: an operator, a bracket, an index, the beginning of inline mathematics, one space.
 _IN_MATHEMATICS = re.compile(r"(?:[=+^_(<,]|(?<! ) |[\s\"(=]\$|[_^]\{[^{}\"]{0,40})\Z")
 _READS_ON = re.compile(r"\s+[^\W\d_]{2,}")  # after it: a sentence
-_MATHEMATICS = re.compile(r"(?:[=+\-*/^_({\[<>|& ]|(?<!\$)\$|[_^]\{[^{}\"]{0,40})\Z")
 _MATHEMATICS = re.compile(r"\$|\\[(\[]")
 _BEGIN_ROWS = r"\\begin\{(?:[pbvBV]?matrix|smallmatrix|d?cases|array|align(?:ed|at)?|gather(?:ed)?|split|eqnarray)\*?\}"
 _ROWS = re.compile(_BEGIN_ROWS)

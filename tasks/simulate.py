@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from common.events import Emit
 from common.files import atomic_path, write_json, write_text
 from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import Person, group_name, groups_of, is_missing
+from data.labelled.table import is_missing
+from data.surveys.people import Person, group_name, groups_of
 from data.surveys.reading import choose_people, read_respondents
 from evals.opinions.comparison import compare
 from evals.opinions.probabilities import OpinionScorer, position_bias

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
 from common.shares import whole_shares
+from common.text import most_common_reasons
 from configs.distill import DistillConfig, PromptSetConfig
 from data.distill.prompt_files import count_prompt_rows
 from data.distill.prompts import Prompt, read_prompt_set
@@ -184,7 +185,7 @@ def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen_texts: S
         else:
             seen_texts.add(hashes)
             return prompt
-    reasons = ", ".join(f"{count} {reason}" for reason, count in drop_reasons.most_common(4)) or "none dropped"
+    reasons = most_common_reasons(drop_reasons) or "none dropped"
     raise ConfigError(
         f"distill.prompts needs {quota} prompts of prompt set {name!r}, but it has "
         f"{collected.prompt_counts[name]} distinct ones ({reasons}); lower distill.prompts, or give other sets more "

@@ -48,21 +48,15 @@ class ParsedDocument:
 
 def parse_reply(text: str) -> ParsedDocument | None:
     """The document in a reply; None if there is none, or if a field is missing, no text or ambiguous."""
-    document = _read(text)
+    document = read_reply(text)
     return document if isinstance(document, ParsedDocument) else None
 
 
-def reason_without_document(text: str) -> Literal["empty", "truncated", "ambiguous", "unparsable"]:
-    """Why a reply has no document.
+def read_reply(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguous", "unparsable"]:
+    """The document in a reply, or why there is none.
 
     It is empty, it ends inside its thoughts or its JSON object, it can be read in two ways, or it has an unknown form.
     """
-    document = _read(text)
-    return "unparsable" if isinstance(document, ParsedDocument) else document
-
-
-def _read(text: str) -> ParsedDocument | Literal["empty", "truncated", "ambiguous", "unparsable"]:
-    """The document in a reply, or why there is none."""
     text = text[:MAX_CHARACTERS].removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.strip():
         return "empty"

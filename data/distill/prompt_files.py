@@ -90,15 +90,10 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
         folder, begin = work / source.name, max(0, skip - file.first)
         path = fetch_hub_file(source, file, folder)
         with named_in_errors(path, describe(source, file.path)):
-            if is_parquet(file.path):
-                names = parquet_columns(path)
-                hub_rows = _readable(path, read_parquet_values(path, columns, begin), begin)
-                for number, row in enumerate(hub_rows, file.first + begin):
-                    yield str(number), row, names
-            else:
-                hub_rows = _readable(path, read_json_values(path, begin), begin)
-                for number, row in enumerate(hub_rows, file.first + begin):
-                    yield str(number), row, _columns_of(row)
+            names = parquet_columns(path) if is_parquet(file.path) else None
+            hub_rows = read_json_values(path, begin) if names is None else read_parquet_values(path, columns, begin)
+            for number, row in enumerate(_readable(path, hub_rows, begin), file.first + begin):
+                yield str(number), row, _columns_of(row) if names is None else names
         shutil.rmtree(folder)
 
 

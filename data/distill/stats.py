@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.events import Emit
+from common.text import most_common_reasons
 from configs.distill import DistillConfig
 from data.distill.teacher_prompt import template_for
 from data.distill.types import UNASKED, PromptResult
@@ -224,8 +225,8 @@ def check_running_reject_share(
     if judged_count >= FIRST_JUDGED and chance_of_rejects(count, judged_count, limit) < FALSE_ALARM:
         raise ConfigError(
             f"distill.max_rejected_share is {limit:g}, but {count} of the first {judged_count} replies were rejected "
-            f"({_most_common(rejected_counts)}), so no more are asked for; ${dollars:.4f} are spent. Use another "
-            "teacher or raise the limit: what is paid for is kept"
+            f"({most_common_reasons(rejected_counts)}), so no more are asked for; ${dollars:.4f} are spent. Use "
+            "another teacher or raise the limit: what is paid for is kept"
         )
 
 
@@ -256,7 +257,7 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None
             f"distill: the budget pays for none of {stats.prompts} prompts; raise distill.budget_dollars or "
             "budget_tokens, or those of the endpoint"
         )
-    reasons = _most_common(stats.rejected)
+    reasons = most_common_reasons(stats.rejected)
     if not stats.accepted:
         raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see rejected-*.jsonl")
     share = (stats.judged - stats.accepted) / stats.judged  # 1 - 7 / 10 would be above 0.3
@@ -270,11 +271,7 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None
 def unanswered_message(stats: DistillStats) -> str:
     """How many prompts got no reply, why, and the command that asks again."""
     count = stats.unanswered.total()
-    return f"{count} of {stats.prompts} prompts got no reply ({_most_common(stats.unanswered)}); {ASK_AGAIN}"
-
-
-def _most_common(reasons: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
+    return f"{count} of {stats.prompts} prompts got no reply ({most_common_reasons(stats.unanswered)}); {ASK_AGAIN}"
 
 
 def emit_samples(results: list[PromptResult], first_index: int, emit: Emit) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from common.processes import die_with_parent
 from configs.distill import DistillConfig
 from data.distill.checks import reject_reason
-from data.distill.parse_reply import ParsedDocument, parse_reply, reason_without_document
+from data.distill.parse_reply import ParsedDocument, read_reply
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import Template
 from data.endpoints.outgoing import hostile_signs
@@ -39,12 +39,13 @@ def judge_reply(
     text: str, finish: str, prompt: Prompt, neighbours: Sequence[Neighbour], template: Template, config: DistillConfig
 ) -> ReplyVerdict:
     """Parse and check a reply. `finish`: why the endpoint ended it, see `ChatReply`."""
-    document = parse_reply(text)
+    result = read_reply(text)
+    document = result if isinstance(result, ParsedDocument) else None
     reason: str | None
     if finish in ("refusal", "content_filter"):
         reason = "refusal"
-    elif document is None and finish != "length":
-        reason = reason_without_document(text)
+    elif isinstance(result, str) and finish != "length":
+        reason = result
     else:
         reason = reject_reason(document, finish, prompt, neighbours, template, config)
     return ReplyVerdict(document, reason, injection_signs(prompt, neighbours, text))

@@ -59,7 +59,7 @@ class CircuitBreaker:
 
     A few requests that always fail must not pass for an outage. So a request that has failed is no probe while there is
     any other: `start_another` sends one that has not been sent yet, and returns None if there is none. Before an outage
-    is declared, `confirm` (if it is set) sends a request of its own; it calls `declare_outage` or `on_answer`.
+    is declared, `confirm` (if it is set) sends a request of its own; it calls `fail_all` or `on_answer`.
     """
 
     def __init__(self, rate_limiter: RateLimiter, threshold: int) -> None:
@@ -179,12 +179,6 @@ class CircuitBreaker:
             self._confirming = True
             self.confirm(error)
 
-    def declare_outage(self, error: CallError) -> None:
-        """Fail all waiting and future requests, because the endpoint answers none."""
-        self._confirming = False
-        self.outage = error
-        self._admit_waiters()
-
     def no_other(self) -> None:
         """Record that the request that `start_another` announced needs no permit, and that there is no further one."""
         if self._another_comes:
@@ -198,7 +192,7 @@ class CircuitBreaker:
         self._end(permit)
 
     def fail_all(self, error: CallError) -> None:
-        """Fail all waiting and future requests, because none can succeed (wrong key or model)."""
+        """Fail all waiting and future requests: the endpoint answers none, or none can succeed (wrong key or model)."""
         self.outage = error
         self._admit_waiters()
 

@@ -135,8 +135,13 @@ async def call_with_timeout(
         error = to_call_error(raised)
         if error is None:
             raise
-        message, status = safe_message(error.message, config), safe_message(error.status, config)
-        raise replace(error, message=message, status=status) from None
+        raise without_key(error, config) from None
+
+
+def without_key(error: CallError, config: EndpointConfig) -> CallError:
+    """The error with its message and status in one line, without the endpoint's key."""
+    message, status = safe_message(error.message, config), safe_message(error.status, config)
+    return replace(error, message=message, status=status)
 
 
 def transport_error(error: BaseException, url: str) -> CallError:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from common.files import parse_json
 from common.retry import retry_after
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, FailureReason
@@ -116,23 +117,24 @@ def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str
         body = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     message = message_of(body)
     reason = reason_of(status)
-    error = body.get("error", body) if isinstance(body, dict) else None
+    error = error_fields(body)
     # Some vendors say so with 429 or 400, but waiting does not help.
-    if isinstance(error, dict) and "insufficient_quota" in (error.get("code"), error.get("type")):
+    if "insufficient_quota" in (error.get("code"), error.get("type")):
         reason = "misconfigured"
     note = f" - {message}" if message else ""
     return CallError(reason, f"Error code: {status}{note}", str(status), retry_after(headers))
 
 
-def refused_field(content: bytes | str) -> str | None:
+def refused_field(content: bytes) -> str | None:
     """The name of the field for which a request was refused, if the body of the error states it."""
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    error = body.get("error", body) if isinstance(body, dict) else None
-    field = error.get("param") if isinstance(error, dict) else None
+    field = error_fields(parse_json(content)).get("param")
     return field if isinstance(field, str) else None
+
+
+def error_fields(body: Any) -> dict[str, Any]:
+    """The fields of the error in a body, which are in its `error` or its own; empty if there are none."""
+    error = body.get("error", body) if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 def message_of(body: Any) -> str:

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -207,14 +208,48 @@ class Endpoint:
         bound = max_usage(self.config, request)
         return Usage(self._excess * bound.dollars, math.ceil(self._excess * bound.tokens))
 
-    def learn_cost(self, request: ChatRequest, reply: ChatReply, spent: Usage) -> None:
+    def learn_cost(self, request: ChatRequest, reply: ChatReply) -> None:
         """Learn from the cost of a reply that exceeds what the request allows, so that the next ones reserve more."""
         if reply.tokens_in is None or reply.tokens_out is None:
             return
         bound = max_usage(self.config, request)
+        spent = actual_usage(reply, reply_cost(self.config, reply.tokens_in, reply.tokens_out), bound)
         tokens = spent.tokens / bound.tokens
         dollars = spent.dollars / bound.dollars if bound.dollars else 0.0
         self._excess = max(self._excess, tokens, dollars)
+
+    async def book(
+        self,
+        call: Awaitable[ChatReply | CallError],
+        request: ChatRequest,
+        digest: str,
+        reserved: Usage,
+        attempt: int,
+        limits: str = "",
+    ) -> ChatReply | CallError:
+        """Await an attempt at a request, for which `reserved` is reserved; record its result and settle its cost.
+
+        `limits`: of the request (`limits_of`), if its reply may serve one with others. Raises `OSError`.
+        """
+        # The reservation is settled in any case, even if this task is cancelled.
+        # Until the attempt has ended, all of it counts as spent: the vendor may charge for a cancelled request.
+        spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
+        try:
+            result = await call
+            latency = time.monotonic() - start_time
+            unknown = reserved if isinstance(result, CallError) and result.may_cost else NO_USAGE
+            reply = result if isinstance(result, ChatReply) else None
+            cost = None if reply is None else reply_cost(self.config, reply.tokens_in, reply.tokens_out)
+            if reply is not None:
+                spent = actual_usage(reply, cost, reserved)
+            row = call_row(
+                *(request, digest, self.name, self.config, result),
+                attempt=attempt, latency_s=latency, cost=cost, unknown=unknown,
+            )  # fmt: skip
+            await self.cache.record(row, reply, spent + unknown, limits)
+            return result
+        finally:
+            await asyncio.shield(self.budget.settle(reserved, spent, unknown))
 
     def report_error(self, permit: Permit, error: CallError) -> None:
         """Return the permit of a failed attempt, and tell the circuit breaker what the failure means."""
@@ -271,30 +306,19 @@ class Endpoint:
             reserved = self.reservation(request)
             if await self.budget.reserve(reserved) is not None:
                 return True  # nothing more is paid for anyway
-            spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
-            digest = request_digest(request, self.config)
-            result: ChatReply | CallError
-            try:
+            digest, start_time = request_digest(request, self.config), time.monotonic()
+
+            async def ask() -> ChatReply | CallError:
                 try:
                     async with asyncio.timeout(CONFIRM_S):
                         raw = await self.complete(request)
-                    result = reply_of(raw, digest, self.name, time.monotonic() - start_time)
                 except TimeoutError:
-                    result = CallError("timeout", f"no answer within {CONFIRM_S:g} s")
+                    return CallError("timeout", f"no answer within {CONFIRM_S:g} s")
                 except CallError as error:
-                    result = error
-                cost: float | None = 0.0
-                unknown = reserved if isinstance(result, CallError) and result.may_cost else NO_USAGE
-                if isinstance(result, ChatReply):
-                    cost = reply_cost(self.config, result.tokens_in, result.tokens_out)
-                    spent = actual_usage(result, cost, reserved)
-                row = call_row(
-                    *(request, digest, self.name, self.config, result),
-                    attempt=1, latency_s=time.monotonic() - start_time, cost=cost, unknown=unknown,
-                )  # fmt: skip
-                await self.cache.record(row, result if isinstance(result, ChatReply) else None, spent + unknown)
-            finally:
-                await asyncio.shield(self.budget.settle(reserved, spent, unknown))
+                    return error
+                return reply_of(raw, digest, self.name, time.monotonic() - start_time)
+
+            result = await self.book(ask(), request, digest, reserved, 1)
             if isinstance(result, ChatReply):
                 self.on_answered()
             if isinstance(result, ChatReply) or result.reason == "refused":
@@ -315,7 +339,7 @@ class Endpoint:
                 answers = False
             if not answers and breaker.is_open and breaker.answered <= before:
                 unreadable = error.reason == "invalid_reply" and not self.has_answered
-                breaker.declare_outage(self.unreadable(error) if unreadable else error)
+                breaker.fail_all(self.unreadable(error) if unreadable else error)
 
         task = asyncio.get_running_loop().create_task(confirm())
         self._confirmations.add(task)
@@ -385,7 +409,7 @@ def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None)
 
 
 async def send_request(
-    endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
+    endpoint: Endpoint, request: ChatRequest, digest: str, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
     """Send a request, with retries, until it has a reply or no attempt is left.
 
@@ -394,15 +418,16 @@ async def send_request(
     """
     endpoint.active_count += 1
     try:
-        return await _send_with_retries(endpoint, request, digest, cache, has_fallback=has_fallback)
+        return await _send_with_retries(endpoint, request, digest, has_fallback=has_fallback)
     finally:
         endpoint.active_count -= 1
 
 
 async def _send_with_retries(
-    endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
+    endpoint: Endpoint, request: ChatRequest, digest: str, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
-    config, breaker = endpoint.config, endpoint.circuit_breaker
+    config, breaker, cache = endpoint.config, endpoint.circuit_breaker, endpoint.cache
+    limits = limits_of(request, config)
     sent_before: int | None = None  # at the first failed attempt
     error = CallError("outage", "it is down, and another request probes it")
     # What has failed for its own reason in an earlier process, or an earlier call, gets one attempt more.
@@ -426,29 +451,11 @@ async def _send_with_retries(
         except (asyncio.CancelledError, OSError):
             breaker.release(permit)
             raise
-        # From here on the reservation is settled in any case, even if this task is cancelled.
-        # Until the attempt has ended, all of it counts as spent: the vendor may charge for a cancelled request.
-        spent, unknown, start_time = NO_USAGE, reserved, time.monotonic()
-        try:
-            result = await _attempt(endpoint, request, digest, permit)
-            latency = time.monotonic() - start_time
-            unknown = reserved if isinstance(result, CallError) and result.may_cost else NO_USAGE
-            if isinstance(result, ChatReply):
-                cost = reply_cost(config, result.tokens_in, result.tokens_out)
-                spent = actual_usage(result, cost, reserved)
-                endpoint.learn_cost(request, result, spent)
-                row = call_row(
-                    request, digest, endpoint.name, config, result, attempt=attempt, latency_s=latency, cost=cost
-                )
-                await cache.record(row, result, spent, limits_of(request, config))
-                return result
-            error = result
-            row = call_row(
-                request, digest, endpoint.name, config, error, attempt=attempt, latency_s=latency, unknown=unknown
-            )
-            await cache.record(row, spent=unknown)
-        finally:
-            await asyncio.shield(endpoint.budget.settle(reserved, spent, unknown))
+        call = _attempt(endpoint, request, digest, permit)
+        result = await endpoint.book(call, request, digest, reserved, attempt, limits)
+        if isinstance(result, ChatReply):
+            return result
+        error = result
         message = f"endpoint {endpoint.name!r}: {error.message}"
         if not error.retryable:
             return ChatFailure(error.reason, message, attempt)
@@ -477,7 +484,7 @@ async def _send_with_retries(
         breaker.fail_all(endpoint.unreadable(error))
         return endpoint.outage_failure(attempt)
     elif own is False and (endpoint.has_answered or error.reason == "rate_limited"):
-        breaker.declare_outage(error)
+        breaker.fail_all(error)
         return endpoint.outage_failure(attempt)
     return failure
 
@@ -497,5 +504,6 @@ async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit
     endpoint.on_answered()
     tokens = None if raw.tokens_in is None or raw.tokens_out is None else raw.tokens_in + raw.tokens_out
     endpoint.circuit_breaker.on_reply(permit, tokens)
-    latency = time.monotonic() - start_time
-    return reply_of(raw, digest, endpoint.name, latency)
+    reply = reply_of(raw, digest, endpoint.name, time.monotonic() - start_time)
+    endpoint.learn_cost(request, reply)
+    return reply

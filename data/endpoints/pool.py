@@ -92,9 +92,7 @@ class EndpointPool:
             self._endpoints[name] = Endpoint(name, config, own, self._limit, self._cache(name))
             self._endpoints[name].has_answered = spent != NO_USAGE  # it answered an earlier process
         self._batch_queues = {
-            name: BatchQueue(self._endpoints[name], self._cache(name))
-            for name, config in endpoints.items()
-            if config.mode == "batch"
+            name: BatchQueue(self._endpoints[name]) for name, config in endpoints.items() if config.mode == "batch"
         }
         # Requests in progress by digest: a second request with the same digest waits for the first.
         self._in_flight: dict[str, asyncio.Future[AskResult]] = {}
@@ -330,7 +328,7 @@ class EndpointPool:
             elif batch_queue is not None:
                 result = await batch_queue.ask(digest, request)
             else:
-                result = await send_request(self._endpoints[name], request, digest, cache, has_fallback=has_fallback)
+                result = await send_request(self._endpoints[name], request, digest, has_fallback=has_fallback)
             return result
         finally:
             # A job keeps the locks of its requests until it has ended, even if the session that asked is over: no other

@@ -134,9 +134,13 @@ class AskSession:
             is_batch = name in self._batch_queues
             capacity = self._batch_queues[name].capacity if is_batch else self._endpoints[name].concurrency
             for _ in range(min(capacity - len(self._workers[name]), len(self._waiting[name]))):
-                task = self._loop.create_task(self._work(name))
-                self._workers[name].add(task)
-                task.add_done_callback(self._report_cancellation)
+                self._start_worker(name)
+
+    def _start_worker(self, name: str) -> "asyncio.Task[None]":
+        task = self._loop.create_task(self._work(name))
+        self._workers[name].add(task)
+        task.add_done_callback(self._report_cancellation)
+        return task
 
     def _start_another(self, name: str) -> "asyncio.Task[None] | None":
         """Send one more of the waiting requests of an endpoint, beyond its concurrency; None if there is none.
@@ -145,10 +149,7 @@ class AskSession:
         """
         if self._stopped or name in self._batch_queues or not self._waiting[name]:
             return None
-        task = self._loop.create_task(self._work(name))
-        self._workers[name].add(task)
-        task.add_done_callback(self._report_cancellation)
-        return task
+        return self._start_worker(name)
 
     def _report_cancellation(self, task: "asyncio.Task[None]") -> None:
         # A callback and not a part of `_work`, because a task may be cancelled before it begins, if the pool is closed.

@@ -17,7 +17,7 @@ from configs.tune import LabelledDataConfig
 from data.chat_template import THINK_END, THINK_START, parse_text
 from data.labelled.sentences import read_sentences
 from data.labelled.spans import entity_json, entity_row, spans_of_tags
-from data.labelled.table import READABLE, Table, read_table, require_columns, text_value
+from data.labelled.table import READABLE, Table, is_missing, read_table, require_columns, text_value
 from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from data.sources.wikipedia import articles
 
@@ -162,8 +162,7 @@ def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int
 
 def _label(value: Any, names: Sequence[str], cuts: Sequence[float], where: str) -> str:
     """The label of a value: by `cuts` of a number, else one of `names`, by name or number, else the value itself."""
-    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if is_missing or isinstance(value, list | dict) or not str(value).strip():
+    if is_missing(value) or isinstance(value, list | dict):
         raise ConfigError(f"{where}: has no label")
     if cuts:
         try:

@@ -21,9 +21,10 @@ import pyarrow
 from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
+from common.files import refuse_constant
 from common.input_files import open_regular, unpacked_limit
 from common.text import first_line
-from data.sources.local_files import text_bytes
+from data.sources.local_files import refuse_utf16, text_bytes, text_leaves
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes
@@ -112,6 +113,13 @@ def as_text(value: Any) -> Any:
         return value
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value of a table is unknown: None, blank text, or NaN."""
+    return (
+        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
+    )
+
+
 def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[str]) -> None:
     """Raise `ConfigError` unless all of `needed` are among the columns."""
     if missing_names := [name for name in needed if name not in columns]:
@@ -120,8 +128,7 @@ def require_columns(path: Path | str, columns: Sequence[str], needed: Sequence[s
 
 def _lines(path: Path, content: bytes) -> Iterator[str]:
     """Decoded lines, including their line ends."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
+    refuse_utf16(path, content)
     if b"\x00" in content[:8192]:
         raise ConfigError(f"{path}: is binary, and its name says that it is text")
     if b"\n" not in content:  # the line ends of old Macs
@@ -202,7 +209,7 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
             continue
         where = f"{path}: row {len(rows) + 1}"
         try:
-            value = json.loads(line, parse_constant=_reject_constant)
+            value = json.loads(line, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict) or not value:
@@ -210,11 +217,6 @@ def _json_lines(path: Path, content: bytes) -> tuple[list[str], list[dict[str, A
         rows.append(value)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [{name: row.get(name) for name in columns} for row in rows]
-
-
-def _reject_constant(name: str) -> Any:
-    """Callback of `json.loads` for NaN and the infinities, which Python accepts and JSON does not have."""
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]], dict[str, list[str]]]:
@@ -225,9 +227,7 @@ def _parquet(path: Path, content: bytes) -> tuple[list[str], list[dict[str, Any]
         check_names(path, columns)
         _check_size(path, parquet, len(content))
         # Texts as dictionaries: one that is repeated by the million is stored once, and its rows are built in turn.
-        chunks = [parquet.metadata.schema.column(i) for i in range(parquet.metadata.num_columns)]
-        texts = [chunk.path for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
-        parquet = ParquetFile(pyarrow.BufferReader(content), read_dictionary=texts)
+        parquet = ParquetFile(pyarrow.BufferReader(content), read_dictionary=text_leaves(parquet.metadata))
         rows = list(_parquet_rows(path, parquet, columns, unpacked_limit(len(content))))
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None

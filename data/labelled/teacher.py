@@ -14,6 +14,7 @@ from itertools import islice
 from typing import cast
 
 from common.errors import ConfigError
+from common.text import most_common_reasons
 from configs.label import LabelConfig
 from data.chat_template import parse_text
 from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
@@ -25,7 +26,6 @@ from data.labelled.rows import LabelledRow
 UNASKED = "failed_budget"  # the reason of a text that was not sent because the budget was spent
 # The reasons of texts that got no reply for a temporary reason, and are neither labelled nor rejected.
 UNANSWERED = frozenset(f"failed_{reason}" for reason in TRANSIENT)
-MOST_SHOWN = 4  # reasons in a message
 _CODE_BLOCK = re.compile(r"```(?:json)?\s(.*)```", re.DOTALL)
 
 logger = logging.getLogger(__name__)
@@ -164,10 +164,9 @@ def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what
     `what`: the rows as the message names them.
     """
     if unanswered := Counter(result.reason for result in results if result.reason in UNANSWERED):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in unanswered.most_common(MOST_SHOWN))
         logger.warning(
             "label: %d of %d %s got no reply (%s); run it again with `--force` to ask them again",
-            unanswered.total(), len(results), what, reasons,
+            unanswered.total(), len(results), what, most_common_reasons(unanswered),
         )  # fmt: skip
     sent_results = [result for result in results if result.reason != UNASKED and result.reason not in UNANSWERED]
     if not sent_results and unanswered:
@@ -175,11 +174,10 @@ def check_label_share(config: LabelConfig, results: Sequence[TeacherLabel], what
     if not sent_results:
         raise ConfigError(f"label: the budget pays for none of the {len(results)} {what}; raise label.budget_dollars")
     rejected = Counter(result.reason for result in sent_results if result.reason)
-    reason_list = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(MOST_SHOWN))
     share = rejected.total() / len(sent_results)
     if share > config.max_rejected_share or share == 1:
         raise ConfigError(
             f"label.max_rejected_share is {config.max_rejected_share:g}, but {rejected.total()} of {len(sent_results)} "
-            f"replies about {what} have no label ({reason_list}); use another teacher or `instructions`: what is paid "
-            "for is kept"
+            f"replies about {what} have no label ({most_common_reasons(rejected)}); use another teacher or "
+            "`instructions`: what is paid for is kept"
         )

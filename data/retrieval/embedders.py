@@ -10,7 +10,6 @@ import importlib.metadata
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,9 +25,9 @@ from common.retry import Backoff, retry
 from configs.distill import EmbeddingConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError
-from data.endpoints.clients import CONNECT_S, proxies_readable, transport_error, uses_proxy
+from data.endpoints.clients import CONNECT_S, proxies_readable, transport_error, uses_proxy, without_key
 from data.endpoints.completions import error_of_status, token_count
-from data.endpoints.keys import check_key, key_of, safe_message
+from data.endpoints.keys import check_key, key_of
 from data.retrieval.vector_cache import VectorCache
 
 if TYPE_CHECKING:
@@ -235,21 +234,18 @@ class EmbeddingEndpoint:
             )
         except openai.APIStatusError as error:
             response = error.response
-            raise self._safe(error_of_status(response.status_code, response.content, response.headers, url)) from None
+            refusal = error_of_status(response.status_code, response.content, response.headers, url)
+            raise without_key(refusal, self._endpoint) from None
         except openai.APITimeoutError:
             raise CallError("timeout", f"{url} did not answer within {self._config.timeout_s:g} s") from None
         except openai.APIConnectionError as error:
-            raise self._safe(transport_error(error.__cause__ or error, url)) from None
+            raise without_key(transport_error(error.__cause__ or error, url), self._endpoint) from None
         except httpx2.HTTPError as error:
-            raise self._safe(transport_error(error, url)) from None
+            raise without_key(transport_error(error, url), self._endpoint) from None
         except (openai.APIResponseValidationError, ValueError):
             raise CallError("invalid_reply", f"the answer of {url} is not JSON of embeddings") from None
         tokens = token_count(getattr(getattr(reply, "usage", None), "prompt_tokens", None))
         return _parse_vectors(reply, len(texts), url), tokens
-
-    def _safe(self, error: CallError) -> CallError:
-        """The error with a message of one line, without the key."""
-        return replace(error, message=safe_message(error.message, self._endpoint))
 
     @cached_property
     def _client(self) -> "OpenAI":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute
-from pyarrow.parquet import ParquetFile, read_metadata
+from pyarrow.parquet import FileMetaData, ParquetFile, read_metadata
 
 from common.errors import ConfigError
 from common.files import parse_json
@@ -137,8 +137,7 @@ def _unpacked(stored: BufferedReader, suffix: str) -> BufferedReader:
 def _check_text(path: Path, file: BufferedReader) -> None:
     """Raise `ConfigError` if the first bytes of a file show that it is not JSON lines."""
     head = file.peek()
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
+    refuse_utf16(path, head)
     if b"\x00" in head:
         raise ConfigError(f"{path}: is binary, not JSON lines; check the source's `reader`")
     first = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0]
@@ -149,6 +148,12 @@ def _check_text(path: Path, file: BufferedReader) -> None:
             f"{path}: is one JSON array, which cannot be read line by line; write it as JSON lines: "
             "`jq -c '.[]' FILE` does"
         )
+
+
+def refuse_utf16(path: Path, head: bytes) -> None:
+    """Raise `ConfigError` if the first bytes of a file are the mark of UTF-16, and say what converts it."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: is UTF-16, not UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it")
 
 
 def _lines(path: Path, file: BufferedReader, limit: int | None) -> Iterator[bytes | None]:
@@ -224,8 +229,8 @@ def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> I
 
     Raises `ConfigError` for a file that is missing, not Parquet, or damaged.
     """
-    read_columns = [name for name in parquet_columns(path) if name in columns]
-    parquet = _open_parquet(path, read_columns)
+    parquet = _open_parquet(path, columns)
+    read_columns = [name for name in parquet.schema_arrow.names if name in columns]
     group = 0
     while group < parquet.num_row_groups and skip >= (rows := parquet.metadata.row_group(group).num_rows):
         skip -= rows
@@ -261,7 +266,7 @@ def count_parquet_rows(path: Path) -> int:
     return _open_parquet(path).metadata.num_rows
 
 
-def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
+def _open_parquet(path: Path, text_columns: Container[str] = ()) -> ParquetFile:
     """Open a Parquet file; `text_columns` are read as dictionaries, in which a text repeated by the million is one."""
     expected = "is not a Parquet file"
     if path.suffix.lower() != ".parquet":
@@ -269,11 +274,12 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
     try:
         check_regular(path)
         size, metadata = path.stat().st_size, read_metadata(path)
-        chunks = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-        leaves = [chunk.path for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
+        leaves = text_leaves(metadata)
         texts = [leaf for leaf in leaves if leaf in text_columns or leaf.partition(".")[0] in text_columns]
         # With a buffer and without pre_buffer, column chunks are read page by page, which bounds memory.
-        parquet = ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=texts)
+        parquet = ParquetFile(
+            path, metadata=metadata, pre_buffer=False, buffer_size=PARQUET_BUFFER, read_dictionary=texts
+        )
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except pyarrow.ArrowException as error:
@@ -287,6 +293,12 @@ def _open_parquet(path: Path, text_columns: Sequence[str] = ()) -> ParquetFile:
     if max(largest, ROW_BYTES * metadata.num_rows) > unpacked_limit(size):
         raise ConfigError(f"{path}: unpacks to over {unpacked_limit(size):,} bytes, far more than its size")
     return parquet
+
+
+def text_leaves(metadata: FileMetaData) -> list[str]:
+    """The paths of the columns of texts or bytes of a Parquet file, also of those inside lists and structures."""
+    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
 def _tables(

@@ -13,7 +13,7 @@ import numpy as np
 from common.errors import ConfigError
 from common.files import read_bounded_toml, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
-from data.labelled.table import read_table
+from data.labelled.table import is_missing, read_table
 from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 from data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
 from data.surveys.built_in import BUILT_IN
@@ -112,13 +112,6 @@ def require_fields(people: Sequence[Person], fields: Iterable[str], why: str, la
                 raise ConfigError(f"{label}: the personas have no field {field!r}, {why}; they have {field_names}")
             if is_missing(person.fields[field]):
                 raise ConfigError(f"{label}: persona {person.id} has no value in {field!r}, {why}")
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a field's value is unknown: None, blank text, or NaN."""
-    return (
-        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
-    )
 
 
 def groups_of(

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from common.files import read_bounded_toml, read_json, write_json
 from configs.survey import BUILT_IN_SURVEYS, HUB_ID, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
-from data.surveys.people import Digests, Person, is_missing, read_people, require_fields, text_of
+from data.labelled.table import is_missing
+from data.surveys.people import Digests, Person, read_people, require_fields, text_of
 from data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
 
 MISSING = -1  # code of an unknown answer

@@ -11,7 +11,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import Person, group_name, is_missing, persona_text
+from data.labelled.table import is_missing
+from data.surveys.people import Person, group_name, persona_text
 from data.surveys.prompts import LETTERS, option_orders, question_words
 from data.surveys.reading import Respondents, declared_groups, shares
 

@@ -34,10 +34,11 @@ from data.endpoints.chat_types import (
     max_usage,
     reply_cost,
 )
+from data.endpoints.clients import without_key
 from data.endpoints.completions import parse_completion
 from data.endpoints.endpoint import Endpoint, reply_of
 from data.endpoints.keys import check_key, safe_message
-from data.endpoints.reply_cache import BATCHES, ReplyCache
+from data.endpoints.reply_cache import BATCHES
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class BatchQueue:
     for unreadable job files.
     """
 
-    def __init__(self, endpoint: Endpoint, cache: ReplyCache) -> None:
-        self._endpoint, self._folder, self._cache = endpoint, cache.folder / BATCHES, cache
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint, self._folder, self._cache = endpoint, endpoint.cache.folder / BATCHES, endpoint.cache
         self._config, self._batch = endpoint.config, endpoint.config.batch
         self._opened_client: BatchClient | None = None
         self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests in progress
@@ -399,8 +400,7 @@ class BatchQueue:
             raw = parse_completion(body, config)
         except (CallError, AttributeError, TypeError, LookupError) as caught:
             error = caught if isinstance(caught, CallError) else CallError("invalid_reply", "no chat completion in it")
-            message, status = safe_message(error.message, config), safe_message(error.status, config)
-            error = self._endpoint.judge_error(replace(error, message=message, status=status), digest)
+            error = self._endpoint.judge_error(without_key(error, config), digest)
             unknown = max_usage(config, request) if error.may_cost else NO_USAGE
             await self._cache.record(
                 call_row(
@@ -414,7 +414,7 @@ class BatchQueue:
         reply = reply_of(raw, digest, name, None)
         cost = reply_cost(config, raw.tokens_in, raw.tokens_out)
         spent = actual_usage(reply, cost, max_usage(config, request))
-        self._endpoint.learn_cost(request, reply, spent)
+        self._endpoint.learn_cost(request, reply)
         row = call_row(request, digest, name, config, reply, attempt=attempt, latency_s=None, cost=cost, job=job.id)
         await self._cache.record(row, reply, spent, limits_of(request, config))
         job.spent += spent

@@ -13,7 +13,7 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
 from data.endpoints.circuit_breaker import reason_of
 from data.endpoints.clients import OnHeaders, chat_body
-from data.endpoints.completions import json_of, message_of
+from data.endpoints.completions import error_fields, json_of, message_of
 from data.endpoints.endpoint import client_for
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def parse_result_line(line: bytes) -> tuple[str, dict[str, Any] | CallError]:
 
 
 def _row_error(status: int, body: Any) -> CallError:
-    error = body.get("error", body) if isinstance(body, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    message = message_of(body)
+    code, message = error_fields(body).get("code"), message_of(body)
     if code in ("batch_expired", "batch_cancelled") or not status:
         return CallError("expired", f"the batch job ended without it ({message or code or 'no reason given'})")
     reason = reason_of(status)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.distill.parse_reply import ParsedDocument, parse_reply, reason_without_document
+from data.distill.parse_reply import ParsedDocument, parse_reply, read_reply
 
 GOOD = '{"reasoning": "r", "answer": "a"}'
 
@@ -211,14 +211,14 @@ def test_the_rows_of_a_matrix_keep_their_ends(reply):
 def test_what_can_be_read_in_two_ways_is_no_document_and_says_so(reasoning):
     reply = f'{{"reasoning": "{reasoning}", "answer": "a"}}'
     assert parse_reply(reply) is None
-    assert reason_without_document(reply) == "ambiguous"
+    assert read_reply(reply) == "ambiguous"
 
 
 def test_a_list_of_documents_is_no_reply_to_one_query():
     other = GOOD.replace('"a"', '"b"')
     for text in (f"{GOOD}\n{other}", f"[{GOOD}, {other}]", f"```json\n{GOOD}\n```\n```json\n{other}\n```"):
         assert parse_reply(text) is None
-        assert reason_without_document(text) == "ambiguous"
+        assert read_reply(text) == "ambiguous"
     assert parse_reply(f"{GOOD}\n{GOOD}") == ParsedDocument("r", "a")
 
 
@@ -239,4 +239,4 @@ def test_a_list_of_documents_is_no_reply_to_one_query():
 )
 def test_a_reply_without_a_document_says_why(text, reason):
     assert parse_reply(text) is None
-    assert reason_without_document(text) == reason
+    assert read_reply(text) == reason
