@@ -126,10 +126,11 @@ def answer_kind(answer: str) -> ProblemKind:
     "3 1/2" and "1e3" are numbers, "(3, 4)" and "2x+3" formulas. A list without brackets is text, because the order of
     its parts may matter.
     """
-    is_number = _PLAIN_NUMBER.fullmatch(answer) or written_number(tidy(answer)) is not None
-    if is_number and not _LATEX.search(answer) and parse_number(answer):
+    if _LATEX.search(answer):
+        return "math"
+    if (_PLAIN_NUMBER.fullmatch(answer) or written_number(tidy(answer)) is not None) and parse_number(answer):
         return "number"
-    return "math" if _LATEX.search(answer) or is_formula(answer) else "text"
+    return "math" if is_formula(answer) else "text"
 
 
 def multiple_choice(question: str, options: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from evals.graders.notation import depth_of, enclosed, same_number, split_at, ti
 Question = Literal["same", "multiple", "positive multiple"]
 # Whether two values are the same, or one is a multiple of the other by a number. Called with tidy LaTeX.
 Ask = Callable[[Question, str, str], bool]
-Kind = Literal["value", "words", "list", "sequence", "brackets", "union", "relation", "matrix", "ratio", "interval"]
+Kind = Literal["value", "words", "list", "sequence", "brackets", "union", "relation", "matrix", "ratio"]
 
 MAX_DEPTH = 40  # of nested brackets
 MAX_PARTS = 200
@@ -125,11 +125,7 @@ def _read(text: str) -> AnswerForm:
         cells = [tuple(_read(cell) for cell in row.split("&")) for row in rows]
         return AnswerForm("matrix", text, tuple(AnswerForm("brackets", "[]", row) for row in cells))
     parts, _ = split_at(text, frozenset({";"}))  # x = 1, y = 2; x = 3, y = 4
-    if (
-        len(parts) > 1
-        and len(parts) <= MAX_PARTS
-        and all(len(split_at(part, frozenset({","}), True)[0]) > 1 for part in parts)
-    ):
+    if 1 < len(parts) <= MAX_PARTS and all(len(split_at(part, frozenset({","}), True)[0]) > 1 for part in parts):
         return AnswerForm("list", parts=tuple(_read(part) for part in parts))
     parts, _ = split_at(_AND.sub(" , ", text), _COMMAS, thousands=True)
     if 1 < len(parts) <= MAX_PARTS:
@@ -192,8 +188,7 @@ def _bracketed(opening: str, closing: str, inner: str) -> AnswerForm:
     if opening == "\\{":
         if "|" in inner or ":" in inner:  # a set by its condition
             return AnswerForm("value", f"\\{{{inner}\\}}")
-        form = _several([part for part in parts if part]) if inner else AnswerForm("list")
-        return form
+        return _several([part for part in parts if part]) if inner else AnswerForm("list")
     if len(parts) == 1:
         if opening == "(" and closing == ")":
             return _words(inner) if re.fullmatch(r"[A-Z]", inner) else _read(inner)
@@ -248,7 +243,7 @@ def _value(text: str) -> AnswerForm:
     if text in ("\\emptyset", "\\mathbb{R}", "\\R"):
         infinite = (AnswerForm("value", "-\\infty"), AnswerForm("value", "\\infty"))
         return AnswerForm("list") if text == "\\emptyset" else AnswerForm("brackets", "()", infinite)
-    letters = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
+    letters = _TEXT.sub(r"\1", text)
     if re.fullmatch(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*", letters) and (len(letters) > 3 or "\\text" in text):
         return AnswerForm("words", _plain(letters), unit=tuple(unit))
     return AnswerForm("value", text, unit=tuple(unit))
@@ -530,17 +525,11 @@ def _as_interval(relation: AnswerForm) -> AnswerForm | None:
     operators = relation.text.split()
     if operators == ["\\ne"]:
         name, value = relation.parts
-        return (
-            AnswerForm(
-                "union",
-                parts=(
-                    AnswerForm("brackets", "()", (AnswerForm("value", "-\\infty"), value)),
-                    AnswerForm("brackets", "()", (value, AnswerForm("value", "\\infty"))),
-                ),
-            )
-            if _is_name(name)
-            else None
-        )
+        if not _is_name(name):
+            return None
+        below = AnswerForm("brackets", "()", (AnswerForm("value", "-\\infty"), value))
+        above = AnswerForm("brackets", "()", (value, AnswerForm("value", "\\infty")))
+        return AnswerForm("union", parts=(below, above))
     if not set(operators) <= _FLIPPED.keys():
         return None
     if operators[0] in (">", "\\ge"):

@@ -108,7 +108,8 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
     text = unicodedata.normalize("NFKC", text).strip()
     text = without_wraps(_SCRIPT.sub("_", text))
     plain_text = plain(text)
-    equal = [letter for letter, option in zip(letters, options, strict=False) if plain(option) == plain_text]
+    texts = dict(zip(letters, map(plain, options), strict=False))
+    equal = [letter for letter, option in texts.items() if option == plain_text]
     if equal and len(plain_text) > 1:
         return equal
     # Remove the texts of options that contain isolated letters, which are not mentions; the longest first.
@@ -119,7 +120,6 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
     text = _without_questions(text)
     for pattern in _NO_MENTION:
         text = pattern.sub(" … ", text)
-    texts = dict(zip(letters, map(plain, options), strict=False))
     return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters, texts)]
 
 

@@ -70,7 +70,7 @@ def _formulas(text: str, start: int, end: int) -> list[Span]:
     first = _SEGMENT.match(text, start)
     if first:  # a display may go on over the end of the line
         end = max(end, first.end())
-    segments = [match for match in _SEGMENT.finditer(text, start, end)]
+    segments = list(_SEGMENT.finditer(text, start, end))
     if not segments:
         return [(start, end)]
     # "The value of $x$ is $5$ for $y = 2$": the first formula after the last verb that has one, or a number behind it.
@@ -115,8 +115,7 @@ def _texts(text: str, spans: Sequence[Span], several: bool) -> list[str]:
         scale = _SCALE.match(text, end)
         content = text[start:end].strip() + (f" {scale[1]}" if scale else "")
         parts = [content] if several else [part.strip() for part in re.split(r"\bor\b", content) if part.strip()]
-        joint = _joint(text[last_end:start])
-        if several and texts and joint in _JOINTS and texts[-1] != content:
+        if several and texts and texts[-1] != content and _joint(text[last_end:start]) in _JOINTS:
             texts[-1] += f" , {content}"
         else:
             texts += parts

@@ -28,9 +28,7 @@ def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
-def wilson_mean(
-    groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None, z: float = 1.96
-) -> tuple[float, float]:
+def wilson_mean(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> tuple[float, float]:
     """95 % interval of the weighted mean of the groups' means, of groups (benchmarks) that are asked separately.
 
     Wilson's intervals of the groups, combined as by Zou and Donner (2008, "MOVER"): each end is as far from the mean as
@@ -41,8 +39,9 @@ def wilson_mean(
         raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
     weights = [1 / len(groups)] * len(groups) if weights is None else weights
     # Rounded, because a question of three rows has votes such as 1/3, whose sum could exceed n by an error of rounding.
-    shares = [round(sum(group), 6) / len(group) for group in groups]
-    ends = [wilson(round(sum(group), 6), len(group), z) for group in groups]
+    correct = [(round(sum(group), 6), len(group)) for group in groups]
+    shares = [votes / n for votes, n in correct]
+    ends = [wilson(votes, n) for votes, n in correct]
     mean = sum(weight * share for weight, share in zip(weights, shares, strict=True))
     below, above = (
         math.hypot(*(weight * (share - end[side]) for weight, share, end in zip(weights, shares, ends, strict=True)))

@@ -100,7 +100,9 @@ class _Row:
         if not isinstance(self._fields, dict):
             self._refuse("not an object with `question` and `answer`")
         # The same line read as its writer may have meant it: "\\frac" in JSON is a form feed and "rac".
-        meant = next((item.value for item in reply_objects(line) if "\\" in line), {})
+        # Only a line with a backslash has an escape, and reading a line so takes several times as long.
+        objects = reply_objects(line) if "\\" in line else []
+        meant = objects[0].value if objects else {}
         for name, value in self._fields.items():
             if isinstance(value, str) and meant.get(name, value) != value:
                 self._refuse(f"`{name}` begins an escape of JSON where LaTeX is meant: write its backslashes twice")
