@@ -4,7 +4,7 @@ A file is written under a temporary name, fsynced and renamed; then its folder i
 durable. Temporary names are `.*.tmp`, which `Store.publish` removes.
 
 There are two kinds of readers: `read_json` for our own files returns None if the file is missing or damaged;
-`read_bounded_text` and `read_bounded_json` for files of the operator raise an error that names the file.
+`read_bounded_text`, `read_bounded_json` and `read_bounded_toml` for files of the operator raise an error that names it.
 """
 
 import codecs
@@ -38,8 +38,8 @@ MOST_PARTS = 100  # of a dotted key in TOML
 # The parts of a dotted key but the last. Possessive, and only from the start of a word: the time is linear in the text.
 _DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+)++""", re.ASCII)
 SETTLED_S = 2.0  # a file changed less than this before it was read may change again with the same timestamps
-# The last two: a file is where a folder has to be.
-_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_STORE_NOT_WRITABLE = NOT_WRITABLE | {errno.ENOTDIR, errno.EEXIST}  # also a file where a folder has to be
 
 
 class NotToml(ConfigError):
@@ -52,7 +52,7 @@ def writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE:
+        if error.errno not in _STORE_NOT_WRITABLE:
             raise
         raise ConfigError(not_writable(root, error)) from error
 
@@ -68,7 +68,7 @@ def not_writable(root: Path, error: OSError) -> str:
 
 def is_full_or_read_only(error: OSError) -> bool:
     """Whether `error` means that nothing can be written: disk full, read-only, no permission."""
-    return error.errno in _NOT_WRITABLE
+    return error.errno in _STORE_NOT_WRITABLE
 
 
 @contextmanager
@@ -214,13 +214,23 @@ def read_bounded_json(path: Path) -> Any:
     """Read a JSON file. Raises the errors of `read_bounded_text`, and `ConfigError` for invalid JSON."""
     text = read_bounded_text(path)
     try:
-        return json.loads(text)
+        with _parser_limits(path):
+            return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+@contextmanager
+def _parser_limits(where: object) -> Iterator[None]:
+    """Translate what Python's parsers cannot read although it is valid into `ConfigError`; errors of syntax pass."""
+    try:
+        yield
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError):
+        raise
     except ValueError:  # Python reads no decimal number of over 4,300 digits
-        raise ConfigError(f"{path}: a number in it has too many digits") from None
+        raise ConfigError(f"{where}: a number in it has too many digits") from None
     except RecursionError:
-        raise ConfigError(f"{path}: is nested too deep") from None
+        raise ConfigError(f"{where}: is nested too deep") from None
 
 
 def read_bounded_toml(path: Path) -> dict[str, Any]:
@@ -242,13 +252,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     if has_long_key(text):
         raise ConfigError(f"{where}: a key in it has over {MOST_PARTS} parts")
     try:
-        return tomllib.loads(text)
+        with _parser_limits(where):
+            return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise NotToml(f"{where}: is not TOML: {error}") from None
-    except ValueError:  # Python reads no decimal number of over 4,300 digits
-        raise ConfigError(f"{where}: a number in it has too many digits") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: is nested too deep") from None
 
 
 class RemoteFiles(Protocol):

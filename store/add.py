@@ -27,8 +27,8 @@ def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts
     file of this machine into the store and its remote, if a file cannot be read or changes while it is copied, or if
     the store cannot be written.
     """
+    check_plain(folder, names)
     try:
-        check_plain(folder, names)
         digests = {name: sha256_of(folder / name, follow_links=False) for name in sorted(names)}
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
@@ -49,14 +49,20 @@ def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts
 
 
 def check_plain(folder: Path, names: Iterable[str]) -> None:
-    """Raise `ConfigError` unless all `names` are regular files below `folder` that no link leads to; `OSError`."""
-    for name in sorted(names):
-        place = folder  # which the operator named, so it may be a link
-        for part in Path(name).parts[:-1]:
-            place /= part
-            if place.is_symlink():
-                raise ConfigError(f"{place}: is a link, not a folder; put the folder itself there")
-        check_regular(folder / name, follow_links=False)
+    """Raise `ConfigError` unless all `names` are regular files below `folder` that no link leads to.
+
+    To be called before anything of the folder is read.
+    """
+    try:
+        for name in sorted(names):
+            place = folder  # which the operator named, so it may be a link
+            for part in Path(name).parts[:-1]:
+                place /= part
+                if place.is_symlink():
+                    raise ConfigError(f"{place}: is a link, not a folder; put the folder itself there")
+            check_regular(folder / name, follow_links=False)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
 def _say_who(host: str) -> None:

@@ -47,6 +47,7 @@ from store.manifest import (
 )
 from store.verify import damaged_files, trust_files
 
+QUESTIONS = "waiting"  # folder of the store with a note for each run that waits for an answer
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
 REPLACED_S = 10.0  # how long to wait for an artifact that another process is replacing by two renames
 
@@ -456,12 +457,11 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     message = f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}."
     if label is None:  # the step is unknown if the manifest cannot be read; the run that needs it knows it
         return f"{message} `nautile run CONFIG` names the step that makes it, to run again with `--only` and `--force`"
-    name = label
-    if name.partition(":")[0] == ADDED:
+    if label.partition(":")[0] == ADDED:
         return f"{message} Add it again with `nautile store add FOLDER`"
     return (
-        f"{message} Rebuild it with `{shell_command('nautile', 'run', 'CONFIG', '--only', name, '--force')}`, or it "
-        f"and every step after it with `{shell_command('nautile', 'run', 'CONFIG', '--from', name, '--force')}`"
+        f"{message} Rebuild it with `{shell_command('nautile', 'run', 'CONFIG', '--only', label, '--force')}`, or it "
+        f"and every step after it with `{shell_command('nautile', 'run', 'CONFIG', '--from', label, '--force')}`"
     )
 
 

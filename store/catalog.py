@@ -12,7 +12,6 @@ not have the form of this version. A position and the rows up to it are written 
 is ingested exactly once.
 """
 
-import errno
 import logging
 import math
 import os
@@ -31,7 +30,7 @@ import duckdb
 
 from common.errors import ConfigError, Retryable
 from common.file_locks import has_locks
-from common.files import atomic_path, writing
+from common.files import NOT_WRITABLE, atomic_path, writing
 from common.text import first_line
 from store.artifacts import Store
 from store.events import READ_LIMIT, read_events
@@ -78,7 +77,6 @@ _LOCKED = (
 )
 # What DuckDB raises when a query reads a file that was cut off or overwritten.
 DAMAGE = (duckdb.IOException, duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException)
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 # A statement with a PIVOT whose columns are not listed has the type MULTI, so it is recognised by its first word.
 _PIVOTS = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/|\()*(PIVOT|SELECT|FROM|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)

@@ -28,7 +28,7 @@ from common.errors import ConfigError, Retryable
 from common.files import read_json, writing
 from common.text import as_file_name
 from configs.operation import RetentionConfig
-from store.artifacts import Artifact, Store, VersionId
+from store.artifacts import QUESTIONS, Artifact, Store, VersionId
 from store.catalog import Catalog
 from store.locks import KeyLock
 from store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 STALE_DAYS = 7.0
 NAMED = "unfinished, and named"
-QUESTIONS = "waiting"  # folder of the store with the questions of runs that wait (flows/operate/questions.py)
 DAY_S = 86400
 ASK_AGAIN_S = 5.0  # what a collection of hours has learned about what is needed is asked again after so long
 # The newest start of each run, unless it has ended. Starts on several machines are ordered by their clocks, so others

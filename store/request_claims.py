@@ -1,7 +1,7 @@
 """Claims on requests to endpoints: of hosts that share only a remote, one sends a request and the others wait for it.
 
     <url>/requests/<model>/<digest>.<n>     {"machine", "host"}: the host that sends it; empty once it was given back
-    <url>/requests/alive/<machine>.json     {"count"}: rewritten while the machine asks
+    <url>/requests/alive/<machine>.json     {"at"}: rewritten, with the time by its clock, while the machine asks
 
 A claim is created only if it does not exist, before the request is sent, and stays when the reply has arrived: replies
 are uploaded a minute later at most, and who finds the claim fetches them until the reply is there. The next number is
@@ -45,7 +45,7 @@ class RequestClaims:
         self._names: dict[str, str] = {}
         self._looked_at: dict[str, float] = {}
         self._pulled_at = -LOOK_EVERY_S
-        self._lives: dict[str, tuple[Any, float, float]] = {}  # machine -> (count, since when, when it was read)
+        self._lives: dict[str, tuple[Any, float, float]] = {}  # machine -> (content, since when, when it was read)
         self._lock = threading.Lock()
         self._to_give_back: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -86,16 +86,16 @@ class RequestClaims:
         """Show that this machine is alive: now, if it is the first claim, and from then on in a thread."""
         with self._lock:
             if self._thread is None:
-                self._beat(0)
+                self._beat()
                 self._thread = threading.Thread(target=self._keep_alive, name="request-claims", daemon=True)
                 self._thread.start()
 
-    def _beat(self, count: int) -> None:
+    def _beat(self) -> None:
         name = f"{FOLDER}/alive/{self._store.machine}.json"
-        self._store.remote.write(name, json.dumps({"model": self._model, "count": count, "at": clock()}).encode())
+        self._store.remote.write(name, json.dumps({"at": clock()}).encode())
 
     def _keep_alive(self) -> None:
-        count, due = 0, clock() + RENEW_S
+        due = clock() + RENEW_S
         while True:
             try:
                 name = self._to_give_back.get(timeout=max(0.0, due - clock()))
@@ -105,19 +105,19 @@ class RequestClaims:
                 if name:
                     self._store.remote.write(name, GIVEN_BACK)
                 if clock() >= due:
-                    count, due = count + 1, clock() + RENEW_S
-                    self._beat(count)
+                    due = clock() + RENEW_S
+                    self._beat()
             except (ConfigError, Retryable) as error:
                 logger.warning("claims on requests cannot be renewed: %s", error)
 
     def _is_alive(self, machine: str) -> bool:
         """Whether the object of a machine has changed within the time after which a lease expires, by our clock."""
         with self._lock:
-            count, since, read_at = self._lives.get(machine, (None, clock(), -LOOK_EVERY_S))
+            known, since, read_at = self._lives.get(machine, (None, clock(), -LOOK_EVERY_S))
             if clock() - read_at >= LOOK_EVERY_S:
                 newest = self._store.remote.read(f"{FOLDER}/alive/{machine}.json", LARGEST_CLAIM)
-                count, since, read_at = newest, since if newest == count else clock(), clock()
-                self._lives[machine] = count, since, read_at
+                since, read_at = since if newest == known else clock(), clock()
+                self._lives[machine] = newest, since, read_at
             return clock() - since <= EXPIRES_S
 
     def _pull(self) -> None:

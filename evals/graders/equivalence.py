@@ -10,7 +10,6 @@ import logging
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from common.errors import Retryable
+from common.processes import module_command
 from data.chat_template import ParsedReply
 from evals.graders.answer_forms import AnswerForm, equal, read
 from evals.graders.grading import Verdict, issue_of
@@ -135,8 +135,7 @@ class Equivalence:
         if self._process is not None:
             return self._process
         process = self._process = subprocess.Popen(
-            # Without the working directory on its path, where a folder may have the name of one of our packages.
-            [sys.executable, "-P", "-m", "evals.graders.expressions", str(os.getpid())],
+            module_command("evals.graders.expressions", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -260,7 +260,7 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     if kind == "checkpoint":
         # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
         names = [CONFIG, WEIGHTS, *(name for name in (LABELS, HEAD) if os.path.lexists(folder / name))]
-        _check_plain(folder, names)
+        check_plain(folder, names)
         # Reading the files checks them, the weights against config.json, before anything is copied.
         load_weights(folder)
         read_label_set(folder)
@@ -268,23 +268,15 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
         from model.runtimes.load import load_runtime
 
         # The same for an export; its own list of digests says which files belong to it.
-        _check_plain(folder, [DIGESTS])
+        check_plain(folder, [DIGESTS])
         names = [DIGESTS, *read_digests(folder)]
-        _check_plain(folder, names)
+        check_plain(folder, names)
         load_runtime("onnx", folder)
     else:
         raise ConfigError(f"--kind {kind}: only a checkpoint or an export can be added")
     store.prepare()
     store.refresh()
     return row_of(add_files(store, kind, folder, names, {"stand_ins": []}))
-
-
-def _check_plain(folder: Path, names: Sequence[str]) -> None:
-    """Refuse links and other files that are not regular before anything of the folder is read."""
-    try:
-        check_plain(folder, names)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:

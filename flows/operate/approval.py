@@ -42,9 +42,8 @@ from configs.schema import RunConfig
 from flows.dag import Step
 from flows.forecast import forecast_calls, forecast_text
 from flows.operate.automations import end_of_heartbeats
-from flows.operate.questions import NOTES
 from flows.selection import is_in_store
-from store.artifacts import Store
+from store.artifacts import QUESTIONS, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_row
@@ -170,7 +169,7 @@ def ask(
     # The keys under which Prefect's page finds the form of this pause.
     keyset = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = dict(keyset.items())
-    note = store.root / NOTES / f"{UUID(run_id)}.json"
+    note = store.root / QUESTIONS / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
         if was_approved(client.read_flow_run_states(UUID(run_id)), slug(key)):
             note.unlink(missing_ok=True)

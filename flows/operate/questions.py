@@ -18,12 +18,11 @@ from common.files import read_json
 from common.processes import is_loopback
 from common.text import one_line
 from flows.operate.prefect_calls import ask_server, call
-from store.artifacts import Store
+from store.artifacts import QUESTIONS, Store
 from store.manifest import RUN, host, utc_time
 
 logger = logging.getLogger(__name__)
 
-NOTES = "waiting"  # folder of the store with a note for each waiting run
 LARGEST_NOTE = 2**20  # bytes
 
 
@@ -54,7 +53,7 @@ def waiting(store: Store) -> list[dict[str, Any]]:
     on the server changes. The note of a run that has stopped waiting is removed.
     """
     notes = []
-    for path in (store.root / NOTES).glob("*.json"):
+    for path in (store.root / QUESTIONS).glob("*.json"):
         if note := _read_note(path):
             if _still_waits(store, note):
                 notes.append(note)

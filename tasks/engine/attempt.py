@@ -382,7 +382,7 @@ class _Attempt:
         emit("metric", name="telemetry_undelivered", step=staging.attempt, value=count)
         emit.close()
 
-    # PublishedAs
+    # Publication
 
     def _publish(self, staging: Staging, fence: int) -> dict[str, str]:
         """Publish with one rename per kind; kinds that an earlier attempt of this execution published are skipped."""

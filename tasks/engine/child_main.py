@@ -60,10 +60,8 @@ def begin(parent: int) -> None:
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)  # below, it logs each kind of device that is not present
-    for name in ("httpx", "httpx2"):
-        logging.getLogger(name).setLevel(
-            logging.WARNING
-        )  # below, a line for each request: of millions, half a gigabyte
+    for name in ("httpx", "httpx2"):  # below, a line for each request: of millions, half a gigabyte
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)

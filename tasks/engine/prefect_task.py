@@ -87,7 +87,7 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         except StageCancelled:
             # Another thread of the run was cancelled. Raised, it would be an unexpected crash of this task for Prefect.
             del _pages[task_run.task_run.id]
-            page.cancelled()
+            page.end_bar("cancelled; finished work is kept")
             return Cancelled(message="The run was cancelled.")  # type: ignore[return-value]  # Prefect takes a state
         finally:
             unsubscribe()
@@ -291,8 +291,8 @@ class _TaskRunPage:
         if not self._policy.should_retry(error):
             if earlier_failures and self._last and self._last.failure:
                 self._send_failure(self._last.failure)
-            if self._progress is not None and self._last and isinstance(error, Exception):
-                self._show(100.0 * (self._last.share or 0.0), f"failed: {visible(first_line(error), 200)}")
+            if isinstance(error, Exception):
+                self.end_bar(f"failed: {visible(first_line(error), 200)}")
             if self._last and self._last.key:
                 note_giving_up(Path(self._context.store_root) / "staging" / self._last.key, self._context)
             return False
@@ -333,10 +333,10 @@ class _TaskRunPage:
         log = get_run_logger() if TaskRunContext.get() else logger
         log.info("%s works in a process of its own; what it writes is shown by %s", self._label, where)
 
-    def cancelled(self) -> None:
-        """End the bar of a stage that was cancelled where it is."""
+    def end_bar(self, text: str) -> None:
+        """Leave the bar, if there is one, where it is: the stage has failed or was cancelled."""
         if self._progress is not None and self._last is not None:
-            self._show(100.0 * (self._last.share or 0.0), "cancelled; finished work is kept")
+            self._show(100.0 * (self._last.share or 0.0), text)
 
     def finish(self, outputs: dict[str, str]) -> None:
         """Fill the bar and create the page about the outputs."""

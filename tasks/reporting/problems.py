@@ -62,10 +62,9 @@ def _with_replies(chosen: Mapping[str, Any], names: Sequence[str], rows: RowsByS
 def _reply(stage: str, row: SampleRow | None) -> dict[str, Any]:
     """A reply for display; `good` is None if the problem was not asked, or its reply could not be graded."""
     if row is None or row["left_out"] is not None:
-        reason = "" if row is None else row["left_out"].replace("_", " ")
-        verdict = (
-            "not evaluated" if row is None else reason if row.get("output") is not None else f"not asked ({reason})"
-        )
+        verdict = "not evaluated" if row is None else row["left_out"].replace("_", " ")
+        if row is not None and row.get("output") is None:
+            verdict = f"not asked ({verdict})"
         return {"name": stage, "good": None, "verdict": verdict, "reasoning": "", "answer": ""}
     problem = f" ({row['problem'].replace('_', ' ')})" if row["problem"] else ""
     return {

@@ -9,7 +9,6 @@ from rich.console import Console
 from common.files import write_json
 from flows import run_state as run_state_module
 from flows.cli.runs import run_unless_config, run_view, step_rows
-from flows.operate.questions import NOTES
 from flows.plans import record_interrupted
 from flows.run_state import (
     FIRST_UNFINISHED,
@@ -21,6 +20,7 @@ from flows.run_state import (
     time_left_text,
 )
 from flows.selection import Selection
+from store.artifacts import QUESTIONS
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_attempt_row, write_row
@@ -98,8 +98,8 @@ def test_a_run_that_waits_for_an_answer_is_not_done(at_work):
         "host": "other",
         "pid": 1,
     }
-    (at_work.root / NOTES).mkdir()
-    write_json(at_work.root / NOTES / "r1.json", note | {"api": None})
+    (at_work.root / QUESTIONS).mkdir()
+    write_json(at_work.root / QUESTIONS / "r1.json", note | {"api": None})
     state, steps = shown(at_work)
     assert (state.state, steps["pretrain"].state, steps["align"].state) == ("waiting", "waiting", "coming")
     assert state.question["message"] == "Stage pretrain asks"

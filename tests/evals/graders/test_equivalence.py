@@ -254,7 +254,7 @@ def test_a_folder_of_the_same_name_in_the_working_directory_is_not_imported(tmp_
 
 @pytest.mark.slow
 def test_a_process_that_cannot_be_started_is_no_verdict_on_any_reply(monkeypatch):
-    monkeypatch.setattr(equivalence_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(Retryable, match="compares mathematical answers ended with exit code 1"):
         Equivalence().equal("x+1", "1+x")
 
