@@ -4,13 +4,11 @@ Attempts are recorded only when they begin, so they do not show how many steps w
 steps is alive. Each retry or resume of a run adds a new row.
 """
 
-import json
 import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +24,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import code_commit, host, now
 from store.mirror import MirroredStore
+from store.schema import PLANS
 from tasks.engine.attempt_log import AT_END, write_row
 
 log = logging.getLogger(__name__)
@@ -100,21 +99,8 @@ def record_interrupted(store: Store, run_id: str) -> None:
     Catalog(store).ingest(patience=5.0)
     newest = next(iter(Catalog(store).query(_NEWEST, [run_id], patience=5.0)), None)
     if newest is not None and newest["state"] == "running":
-        # JSON columns come back as text, and times without their zone.
-        fields = {name: _JSON.get(name, _plain)(value) for name, value in newest.items() if name != "time"}
         with writing(store.root):
-            write_row(store, "plan", fields | {"state": "interrupted", "ended": now()})
-
-
-def _plain(value: Any) -> Any:
-    return value.replace(tzinfo=UTC).isoformat() if isinstance(value, datetime) else value
-
-
-def _parsed(value: Any) -> Any:
-    return json.loads(value) if value else value
-
-
-_JSON = dict.fromkeys(("steps", "settings", "changes"), _parsed)
+            write_row(store, "plan", PLANS.fields_of(newest) | {"state": "interrupted", "ended": now()})
 
 
 def _was_cancelled(run_id: str, error: BaseException) -> bool:

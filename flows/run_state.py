@@ -28,6 +28,7 @@ from tasks.engine.staging import read_retry_note
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")
 LIVE = ("running", "waiting")
+MOST_SEARCHED = 10_000  # newest runs that a search for one looks through
 # A run of another machine of which nothing was heard for so long is not called running any more. No shorter: a machine
 # sends its events when a step ends, and a training may take a day. Nor is it called dead: nothing here shows that.
 SILENT = timedelta(hours=48)
@@ -211,10 +212,15 @@ class RunState:
 
 def time_left_text(seconds: float, unknown: int) -> str:
     """`RunState.time_left` as text."""
-    steps = f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"
+    steps = unknown_text(unknown)
     if not unknown:
         return f"about {duration(seconds)} left"
     return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"
+
+
+def unknown_text(steps: int) -> str:
+    """The number of steps whose time is unknown, as text."""
+    return f"{steps} {'step' if steps == 1 else 'steps'} of unknown time"
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:
@@ -228,14 +234,14 @@ def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str
         return "cancelled"  # it was suspended for an approval, and its question is gone
     if row["state"] != "running":
         return str(row["state"])
-    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. The file shows
-    # that the process was one of this folder: another machine, or another folder for the same remote, has its own.
     # Without a valid id there is no lock.
     lock = store.run_lock(row["run"]) if RUN.fullmatch(row["run"]) else None
-    if row["host"] == host() and (store.url is None or (lock and lock.path.exists())):
-        return "running" if lock and lock.held_elsewhere() else "interrupted"
     if lock and lock.held_elsewhere():
         return "running"
+    # A run that was killed stays `running` in the catalog, but its process no longer holds the lock. The file shows
+    # that the process was one of this folder: another machine, or another folder for the same remote, has its own.
+    if row["host"] == host() and (store.url is None or (lock and lock.path.exists())):
+        return "interrupted"
     last_news: datetime | None = row["ended"]  # of a run that has no end, the time of its last event
     quiet = datetime.now(UTC).replace(tzinfo=None) - last_news if last_news else SILENT
     return "running" if quiet < SILENT else "silent"
@@ -267,8 +273,8 @@ def output_of(store: Store, row: CatalogRow, kind: str) -> Artifact | None:
     live = store.find(kind, row["key"])
     if live is not None and live.recorded_execution == row["execution"]:
         return live
-    versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == row["key"])
-    return next((version for version in versions if version and version.recorded_execution == row["execution"]), None)
+    versions = store.versions(kind, row["key"])
+    return next((version for version in versions if version.recorded_execution == row["execution"]), None)
 
 
 def questions_by_run(store: Store) -> dict[str, dict[str, Any]]:

@@ -149,8 +149,7 @@ def _newer_inputs(store: Store, step: Step) -> list[str]:
             live = store.find(kind, key)
             if live is None or executions.get(name, live.execution) == live.execution:
                 continue
-            versions = (store.read(*folder) for folder in store.folders(kind) if folder[1] == key)
-            before = next((old for old in versions if old and old.execution == executions[name]), None)
+            before = next((old for old in store.versions(kind, key) if old.execution == executions[name]), None)
             if before is None or before.manifest["files"] != live.manifest["files"]:  # else it is the same again
                 producers.append(need.producer)
         return list(dict.fromkeys(producers))

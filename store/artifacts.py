@@ -222,6 +222,12 @@ class Store:
             return None
         return Artifact(kind, key, folder, manifest, number, self)
 
+    def versions(self, kind: str, key: str) -> Iterator[Artifact]:
+        """The artifacts of a key with a readable manifest: the live one, and those that forced runs have replaced."""
+        for folder in self.folders(kind):
+            if folder[1] == key and (artifact := self.read(*folder)):
+                yield artifact
+
     def staging(self, key: str) -> Path:
         """The staging folder of `key`, created if it does not exist. Hold `lock(key)` while working in it."""
         if not KEY.fullmatch(key):

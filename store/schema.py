@@ -9,9 +9,9 @@ import json
 import logging
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,22 @@ class CatalogTable:
     def precedence(self, row: dict[str, Any]) -> tuple[bool, datetime]:
         """A sort key for rows with the same id: the greatest one is stored."""
         return bool(self.open_state) and row["state"] != self.open_state, row["time"]
+
+    def fields_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of an event that would give this row; without `time`, which is the event's own.
+
+        Queries return JSON as text, and times without their zone.
+        """
+        fields = {}
+        for name, value in row.items():
+            kind = self.columns[name]
+            if value is not None and kind == "JSON":
+                value = json.loads(value)
+            elif value is not None and kind == "TIMESTAMP":
+                value = value.replace(tzinfo=UTC).isoformat()
+            if name != "time":
+                fields[name] = value
+        return fields
 
     def create(self) -> str:
         """The CREATE TABLE statement."""

@@ -19,6 +19,7 @@ from flows.cli.tables import STATES, FittingTable, calls_text, text_table
 from flows.cli.terminal import run_named
 from flows.run_state import (
     LIVE,
+    MOST_SEARCHED,
     RUNS,
     Query,
     RunState,
@@ -33,7 +34,6 @@ from flows.run_state import (
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogRow
 
-MOST_SEARCHED = 10_000  # newest runs that are searched for a name
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.
 _STATES = {

@@ -10,8 +10,7 @@ from flows.run_state import RUNS, STEPS
 
 STAGES = STEPS  # the last attempt at each step of a run. (run)
 MOST_RUNS = 200  # newest runs in lists
-MOST_SEARCHED = 10_000  # newest runs that a search looks through
-ONE_RUN = f"SELECT * FROM ({RUNS}) WHERE run = ?"  # its row of `RUNS`. (`MOST_SEARCHED`, run)
+ONE_RUN = f"SELECT * FROM ({RUNS}) WHERE run = ?"  # its row of `RUNS`. (`run_state.MOST_SEARCHED`, run)
 # ()
 RUN_COUNT = "SELECT count(DISTINCT run) AS runs FROM plans"
 

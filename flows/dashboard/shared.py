@@ -25,7 +25,7 @@ from common.files import read_json
 from common.text import visible
 from configs.changes import describe_changes, read_changes
 from flows.dashboard import queries
-from flows.run_state import RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
+from flows.run_state import MOST_SEARCHED, RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
 from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
 from store.manifest import MANIFEST
 from store.mirror import open_store
@@ -176,7 +176,7 @@ def chosen_run(run: str | None) -> ChosenRun | None:
     if run is None:
         return None
     store = open_store()
-    summary = next(iter(query(queries.ONE_RUN, queries.MOST_SEARCHED, run)), None)
+    summary = next(iter(query(queries.ONE_RUN, MOST_SEARCHED, run)), None)
     state = run_state(store, query, summary, questions(), _seconds_left) if summary else None
     return ChosenRun(run, query(queries.STAGES, run), state)
 

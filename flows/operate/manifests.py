@@ -71,7 +71,7 @@ def jobset(config: RunConfig, name: str) -> dict[str, Any]:
     variables = job_variables(config.deployment(stage), "kubernetes")
     full_name = f"nautile-{stage.replace('_', '-')}"
     start = f"kubectl exec -i job/{full_name}-hosts-{{host}} -- sh -c 'exec env {{member}}'"
-    run = _launch_toml(name, stage, hosts, start, f"{full_name}-hosts-0-0.{full_name}:{PORT}")
+    run = _launch_toml(json.dumps(name), stage, hosts, start, f"{full_name}-hosts-0-0.{full_name}:{PORT}")
     script = f'printf %s "$NAUTILE_RUN" > /tmp/run.toml && exec .venv/bin/nautile run /tmp/run.toml --only {stage}'
     # The launcher only talks to the hosts. On a node with accelerators it would take one from the stage.
     launcher = {key: value for key, value in variables.items() if key not in ("gpus", "tpu_chips", "node_selector")}
@@ -102,8 +102,7 @@ def skypilot_task(config: RunConfig, name: str) -> dict[str, Any]:
     variables = job_variables(config.deployment(stage), "process")
     # The shell puts in `$folder` and `$head`, and nothing that is in the configuration's name.
     quoted = re.sub(r"([\\$`])", r"\\\1", json.dumps(name))
-    run = _launch_toml(name, stage, nodes, "sh $folder/start {host} '{member}'", f"$head:{PORT}")
-    run = run.replace(json.dumps(name), quoted, 1)
+    run = _launch_toml(quoted, stage, nodes, "sh $folder/start {host} '{member}'", f"$head:{PORT}")
     return {
         "name": f"nautile-{stage.replace('_', '-')}",
         "workdir": ".",
@@ -130,10 +129,13 @@ exec .venv/bin/nautile run "$$folder/run.toml" --only ${stage}
 """)
 
 
-def _launch_toml(name: str, stage: str, processes: int, command: str, coordinator: str) -> str:
-    """A TOML file that extends configuration `name` with the `[launch]` of a manifest, which is not part of any key."""
+def _launch_toml(extends: str, stage: str, processes: int, command: str, coordinator: str) -> str:
+    """A TOML file that extends a configuration with the `[launch]` of a manifest, which is not part of any key.
+
+    `extends`: the configuration's name as a TOML string, quoted for the place where the file is written.
+    """
     values = {"processes": processes, "stages": [stage], "command": command, "coordinator": coordinator}
-    lines = [f"extends = {json.dumps(name)}", "[launch]", *(f"{key} = {json.dumps(values[key])}" for key in values)]
+    lines = [f"extends = {extends}", "[launch]", *(f"{key} = {json.dumps(values[key])}" for key in values)]
     return "\n".join([*lines, ""])
 
 

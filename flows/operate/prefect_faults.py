@@ -18,6 +18,7 @@ from flows.operate.prefect_calls import call, wants_login
 
 TIMEOUT_S = 10.0
 LONGEST = 200  # characters of an error in a message
+DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # prefixes of settings that include a password
 _ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the last line of a traceback
 # What SQLite and Alembic say about a database that cannot be used as it is.
 _DAMAGED = re.compile(
@@ -66,7 +67,7 @@ def api_fault(url: str) -> str | None:
 def database_fault(lines: Sequence[str]) -> str:
     """What helps if the server's own database is the fault, from the last lines of its log; "" if it is not."""
     text = "\n".join(lines)
-    where = "its database" if _database_is_elsewhere() else f"its database {database_path()}"
+    where = "its database" if database_is_elsewhere() else f"its database {database_path()}"
     away = "move the file away, and Prefect's history of runs begins anew; the store has its own"
     if _DAMAGED.search(text):
         return f"{where} is damaged: {away}"
@@ -77,6 +78,11 @@ def database_fault(lines: Sequence[str]) -> str:
     if _NOT_WRITABLE.search(text):
         return f"{where} cannot be written: fix its permissions, or set PREFECT_HOME to another folder"
     return ""
+
+
+def database_is_elsewhere() -> bool:
+    """Whether the environment names another database than the SQLite file in PREFECT_HOME."""
+    return any(name.startswith(DATABASE) for name in os.environ)
 
 
 def database_path() -> Path:
@@ -100,7 +106,7 @@ def described(error: BaseException) -> str | None:
             return (
                 f"Prefect's server at {url} failed on a request ({reason}). Finished work is kept, and the same "
                 f"command continues it: restart the server, or unset PREFECT_API_URL."
-            ) + ("" if _database_is_elsewhere() else more)
+            ) + ("" if database_is_elsewhere() else more)
     return None
 
 
@@ -115,10 +121,6 @@ def _text_of(response: httpx.Response) -> str | None:
     except ValueError:
         return None
     return value if isinstance(value, str) and re.match(r"\d+\.", value) else None
-
-
-def _database_is_elsewhere() -> bool:
-    return any(name.startswith(("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")) for name in os.environ)
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:

@@ -22,9 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy
-import sqlalchemy.exc
-
 from common.errors import ConfigError
 from common.processes import (
     collector_paused,
@@ -37,7 +34,7 @@ from common.processes import (
     url_host,
 )
 from flows.operate.own_page import OwnPageOnly
-from flows.operate.prefect_faults import api_fault, database_fault, last_error
+from flows.operate.prefect_faults import DATABASE, api_fault, database_fault, database_is_elsewhere, last_error
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -65,7 +62,6 @@ _BATCHES = {
     # In memory, Prefect's default, a restart of the server forgets who holds a slot, which then is taken for ever.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }
-_DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")  # prefixes of settings that include a password
 
 
 def configure_prefect(store: Store) -> Path:
@@ -90,7 +86,7 @@ def other_history(store: Store) -> str:
     After `configure_prefect`. The store has a history of its own, which this does not concern.
     """
     own, home = store.root / "prefect", os.environ.get("PREFECT_HOME")
-    if not home or any(name.startswith(_DATABASE) for name in os.environ):
+    if not home or database_is_elsewhere():
         return ""
     path = Path(home).expanduser().absolute()
     if path == own:
@@ -100,7 +96,7 @@ def other_history(store: Store) -> str:
 
 def without_database(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for processes other than the server, without the settings and password of its database."""
-    return {name: value for name, value in environment.items() if not name.startswith(_DATABASE)}
+    return {name: value for name, value in environment.items() if not name.startswith(DATABASE)}
 
 
 def server_settings(host: str, port: int, login: str | None) -> dict[str, str]:
@@ -306,6 +302,7 @@ async def _forget_heartbeats() -> None:
 
     Else a server that was away for some minutes would, when it is back, call every run that works crashed.
     """
+    import sqlalchemy.exc
     from prefect.server.database import provide_database_interface
 
     from flows.operate.automations import SILENT

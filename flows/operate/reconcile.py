@@ -5,7 +5,6 @@ does not matter. Unfinished work of a key is kept. Prefect's runs of other store
 suspended), are not changed.
 """
 
-import json
 import logging
 import math
 import os
@@ -49,6 +48,7 @@ from store.catalog import Catalog
 from store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
 from store.locks import locks_work
 from store.manifest import KEY, host
+from store.schema import RUNS
 from tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
@@ -266,8 +266,7 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
     execution_file = store.root / "staging" / row["key"] / "execution.json"
     execution = read_json(execution_file)
-    fields = {name: _json_value(value) for name, value in row.items() if name != "time"}
-    fields["outputs"] = json.loads(row["outputs"] or "null")
+    fields = RUNS.fields_of(row)
     if complete:
         fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"
@@ -279,13 +278,6 @@ def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
     if isinstance(execution, dict) and (execution.get("run") or {}).get("id") == row["id"]:
         write_json(execution_file, {**execution, "run": None})
     return Reconciled("stage", f"{label} of run {run}", outcome)
-
-
-def _json_value(value: Any) -> Any:
-    """A value of a catalog row other than JSON, in the form in which the attempt log writes it."""
-    if isinstance(value, datetime):
-        return value.replace(tzinfo=UTC).isoformat()
-    return value
 
 
 def _read_run(client: SyncPrefectClient, run_id: str) -> FlowRun | None:

@@ -19,8 +19,7 @@ def export_nautile(checkpoint: Path, out: Path) -> list[Path]:
 
     `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` has the special tokens and the prompt
     template that the model was trained on, with `{query}` for the question. The labels and the head of a tuned
-    checkpoint are copied. Returns the files. Raises ConfigError if
-    `out` is not empty or the checkpoint cannot be read.
+    checkpoint are copied. Returns the files. Raises ConfigError if `out` is not empty or the checkpoint cannot be read.
     """
     refuse_occupied(out)
     params, model, tokenizer_config = load_weights(checkpoint)

@@ -23,10 +23,10 @@ from evals.scoring.comparison import compare, comparison_table, whose_gain
 from evals.scoring.intervals import OVER_PROBLEMS
 from evals.scoring.scores import title_of
 from flows.cli.inspect import named_or_newest
-from flows.cli.runs import MOST_SEARCHED, reading
+from flows.cli.runs import reading
 from flows.cli.tables import FittingTable, query_table
 from flows.cli.terminal import run_named
-from flows.run_state import RUNS
+from flows.run_state import MOST_SEARCHED, RUNS
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import WAYS
 from store.artifacts import Store

@@ -116,8 +116,9 @@ def simulate(
         "weights": weights or None,
         "n": n,
         "by": by,
+        **settings,
+        "out": out,
     }
-    given |= settings | {"out": out}
     for name, value in given.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]

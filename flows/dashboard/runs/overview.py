@@ -14,7 +14,7 @@ from flows.dashboard import cards, queries, shared
 from flows.dashboard.runs import actions, graph, ladder, table
 from flows.dashboard.runs.attention import Concern, attention, budgets, spent, stand_ins
 from flows.dashboard.shared import ChosenRun
-from flows.run_state import RunState, StepState
+from flows.run_state import RunState, StepState, unknown_text
 from store.catalog import CatalogRow
 from store.mirror import open_store
 
@@ -161,7 +161,7 @@ def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
         return "time in steps", took or "none yet", None
     seconds, unknown = left
     parts = [f"{took} in ended steps"] if took else []
-    parts += [f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"] if unknown else []
+    parts += [unknown_text(unknown)] if unknown else []
     value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
     return "time left", value, "; ".join(parts) or None
 

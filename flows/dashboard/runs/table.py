@@ -14,7 +14,7 @@ from configs.changes import describe_changes, read_changes
 from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
 from flows.dashboard import queries, shared
-from flows.run_state import LIVE
+from flows.run_state import LIVE, MOST_SEARCHED
 from store.catalog import CatalogRow
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
@@ -24,7 +24,7 @@ USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimize
 def show(chosen: str | None) -> None:
     """Draw the table and its controls. `chosen`: the run that the page shows."""
     # A search looks through all runs: the run that is searched is often an old one.
-    summaries = shared.run_summaries(queries.MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
+    summaries = shared.run_summaries(MOST_SEARCHED if st.session_state.get("find") else queries.MOST_RUNS)
     (count,) = shared.query(queries.RUN_COUNT) or [{"runs": 0}]
     changed = [change.field for row in summaries for change in read_changes(row["changes"])]
     title, left, right = st.columns([2, 4, 3], vertical_alignment="center")

@@ -19,7 +19,7 @@ from flows.dashboard.shared import split_thinking
 from flows.dashboard.training import samples
 from flows.dashboard.training.charts import Display, Line, chart, last_values
 from flows.dashboard.training.curves import HEALTH
-from flows.run_state import RUNS
+from flows.run_state import MOST_SEARCHED, RUNS
 from store.artifacts import Store
 from store.catalog import Catalog, query_files
 from store.events import EventWriter
@@ -263,7 +263,7 @@ def test_a_run_older_than_the_listed_ones_keeps_its_page_and_the_list_says_so(st
     catalog = Catalog(store)
     catalog.ingest()
     assert len(catalog.query(RUNS, [queries.MOST_RUNS])) == queries.MOST_RUNS
-    (oldest,) = catalog.query(queries.ONE_RUN, [queries.MOST_SEARCHED, "r0"])
+    (oldest,) = catalog.query(queries.ONE_RUN, [MOST_SEARCHED, "r0"])
     assert oldest["run"] == "r0"
     assert catalog.query(queries.RUN_COUNT) == [{"runs": runs}]
 
