@@ -24,11 +24,10 @@ from flows.cli.logs import run_id
 from flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from flows.cli.tables import lineage_tree, status_table
 from flows.dag import build_dag
-from flows.operate.questions import NOTES
 from flows.operate.services import Service, join_server
 from flows.plans import recorded
 from flows.selection import Selection, prepare_run
-from store.artifacts import Store
+from store.artifacts import QUESTIONS, Store
 from store.events import EventWriter
 from store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
@@ -58,8 +57,8 @@ def ask(store, run, label):
     """A note of a run that waits for an answer, in this process, which holds the run's lock from now on."""
     store.run_lock(run).acquire()
     note = {"run": run, "label": label, "message": QUESTION, "since": now(), "host": host(), "pid": os.getpid()}
-    (store.root / NOTES).mkdir(exist_ok=True)
-    write_json(store.root / NOTES / f"{run}.json", note | {"api": None})
+    (store.root / QUESTIONS).mkdir(exist_ok=True)
+    write_json(store.root / QUESTIONS / f"{run}.json", note | {"api": None})
 
 
 @pytest.mark.usefixtures("toy_stages")

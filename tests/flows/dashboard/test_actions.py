@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from common.files import write_json
 from flows.cli.notes import read_note
 from flows.operate import run_actions
-from flows.operate.questions import NOTES
+from store.artifacts import QUESTIONS
 from store.catalog import Catalog
 from store.manifest import host, now
 from tasks.engine.attempt_log import write_row
@@ -63,9 +63,9 @@ def planned(store, state):
 
 
 def waits(store, api):
-    (store.root / NOTES).mkdir()
+    (store.root / QUESTIONS).mkdir()
     note = {"run": RUN, "label": "align", "message": "May it?", "since": now(), "host": "other", "pid": 1, "api": api}
-    write_json(store.root / NOTES / f"{RUN}.json", note)
+    write_json(store.root / QUESTIONS / f"{RUN}.json", note)
 
 
 def _draw() -> None:

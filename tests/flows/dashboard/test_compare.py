@@ -29,7 +29,7 @@ def page(two_runs, monkeypatch):
 def test_two_runs_stand_beside_each_other(page):
     shown = page.run()
     assert not shown.exception
-    assert not shown.error
+    assert not [element.value for element in shown.error]
     texts = [element.value for element in shown.text]
     assert "steps 30 -> 3" in texts
     assert any("B is better by" in text for text in texts)
@@ -53,7 +53,7 @@ def test_a_sweep_has_its_table_and_intervals(page, two_runs, tmp_path, toy_stage
     shown.segmented_control(key="view").set_value("A sweep")
     shown = shown.run()
     assert not shown.exception
-    assert not shown.error
+    assert not [element.value for element in shown.error]
     [scores] = tables(shown)
     [runs] = (element.value for element in shown.dataframe)
     assert [row[0] for row in scores[1:]] == ["samples=4", "samples=5"]

@@ -15,8 +15,8 @@ from flows.dashboard.runs.graph import columns_of, drawing, edges_of
 from flows.dashboard.runs.ladder import evaluation_folders, verdict
 from flows.dashboard.runs.table import _minutes, table
 from flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
-from flows.operate.questions import NOTES
 from flows.run_state import StepState
+from store.artifacts import QUESTIONS
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.manifest import host, now
@@ -92,8 +92,8 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     planned(store, ["ingest", "pretrain"])
     attempted(store, "ingest", "done")
     note = {"run": "r1", "label": "pretrain", "message": "Expected cost: <b>$5</b>", "since": now(), "host": "other"}
-    (store.root / NOTES).mkdir()
-    write_json(store.root / NOTES / "r1.json", note | {"pid": 1, "api": None})
+    (store.root / QUESTIONS).mkdir()
+    write_json(store.root / QUESTIONS / "r1.json", note | {"pid": 1, "api": None})
     shown = overview(store, monkeypatch)
     assert cards(shown) == ["**! pretrain waits for your answer**"]
     assert {"Expected cost: <b>$5</b>", "nautile approve r1"} <= set(literals(shown))
