@@ -96,8 +96,9 @@ class _LeakReport:
     It reports every type that is still referenced after the modules are unloaded. Prefect keeps a reference to a flow,
     and so to all that its module refers to, until the end, so every flow run would print that report.
 
-    Standard error is closed as late as that: an instance is destroyed when the interpreter unloads this module. By then
-    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module.
+    Standard error is closed as late as that: an attribute of `sys` is destroyed after all modules are unloaded. By then
+    all exit functions have run, so nothing that Python code writes is lost, whoever has imported this module. This
+    module's own attributes may never be destroyed: whoever refers to a function of it refers to them.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class _LeakReport:
             self._redirect(self._null, 2)
 
 
-_leak_report = _LeakReport()
+sys._duckdb_leak_report = _LeakReport()  # type: ignore[attr-defined]
 
 
 class CatalogBusy(Retryable):
