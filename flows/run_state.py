@@ -385,10 +385,19 @@ def _attempt_state(
 def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[str, Any]) -> CatalogRow | None:
     """The live run that is meant where none is named: the newest pipeline, else the newest of a single step.
 
-    A scheduled evaluation may have begun after the pipeline that works beside it.
+    A scheduled evaluation may have begun after the pipeline that works beside it. A run of another machine counts if it
+    is known to live, or if no pipeline began after it: it may be lost, and is called running until `SILENT` has passed.
     """
-    live = [row for row in summaries if state_of(row, store, questions) in LIVE]
-    return next((row for row in live if (row["planned"] or row["stages"]) > 1), next(iter(live), None))
+    pipelines = [row for row in summaries if (row["planned"] or row["stages"]) > 1]
+    newest = [next(iter(rows), None) for rows in (summaries, pipelines)]
+
+    def is_known(row: CatalogRow) -> bool:
+        own = row["host"] in (None, host()) or row["run"] in questions
+        # The lock of a run of another machine is known on a shared disk.
+        return own or row in newest or bool(RUN.fullmatch(row["run"]) and store.run_lock(row["run"]).held_elsewhere())
+
+    live = [row for row in summaries if is_known(row) and state_of(row, store, questions) in LIVE]
+    return next((row for row in live if row in pipelines), next(iter(live), None))
 
 
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:

@@ -583,7 +583,7 @@ def _run_command() -> int:
     except BrokenPipeError:
         return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
-        return _fail(unexpected(error), 1)
+        return _fail(*unexpected(error))
     return 0
 
 

@@ -1,11 +1,17 @@
 """The record of a run: its steps and settings as it starts, and how it ended."""
 
 import json
+import signal
+import uuid
 from contextlib import nullcontext
+from types import SimpleNamespace
 
+import httpx
 import pytest
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, TerminationSignal
+from prefect.states import Cancelled, Cancelling, Crashed, Running
 
+from flows import plans
 from flows.plans import recorded
 from flows.selection import Selection, prepare_run
 from store.artifacts import Store
@@ -47,3 +53,25 @@ def test_a_run_is_recorded_as_it_starts_and_as_it_ends(tmp_path, toy, end, state
     with recorded(store, toy, run, "r1", "a name", "nautile run toy"):  # a retry is another start of the same run
         pass
     assert len(catalog.query("SELECT * FROM plans WHERE run = 'r1'")) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "cancelled"),
+    [
+        (Cancelling(), True),
+        (Cancelled(), True),
+        (Running(), False),
+        (Crashed(), False),
+        (httpx.ReadError("away"), False),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_run_whose_process_is_ended_counts_as_cancelled_only_if_the_server_says_so(monkeypatch, answer, cancelled):
+    def read_flow_run(_):
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(state=answer)
+
+    client = SimpleNamespace(read_flow_run=read_flow_run)
+    monkeypatch.setattr(plans, "get_client", lambda **_: nullcontext(client))
+    assert plans._was_cancelled(str(uuid.uuid4()), TerminationSignal(signal.SIGTERM)) == cancelled
