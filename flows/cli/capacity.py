@@ -48,8 +48,8 @@ def estimate_markdown(estimate: TrainingEstimate, compiled: bool) -> str:
         [
             f"# {amount(estimate.parameters)} parameters on {estimate.topology}, estimated by arithmetic",
             "Nothing was compiled or measured. Memory is that of the parameters, the optimizer's moments, the "
-            "gradients and the activations by formula; for the published model the compilers reported up to 20 % more or "
-            "less.",
+            "gradients and the activations by formula; for the published model the compilers reported up to 20 % "
+            "more or less.",
             markdown_table(_ESTIMATE_COLUMNS, [cells]),
             f"Time: {time}; {_work(estimate)}.\n{cost}",
         ]
