@@ -100,7 +100,7 @@ async def ask_endpoints(endpoints: dict[str, EndpointConfig], answers: Answers) 
 
 async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) -> None:
     try:
-        check_key(label, config)
+        check_key(label.removeprefix("endpoints."), config)
         listed = await _lists_model(label, config)
         # Some servers list their models to anybody: then the answer says nothing of the key.
         public = listed and config.kind == "openai" and config.key_variable and await _is_public(label, config)
@@ -122,7 +122,7 @@ async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) ->
 async def _lists_model(label: str, config: EndpointConfig) -> bool:
     client = client_for(config, config.url, lambda headers: None)
     try:
-        return await lists_model(label, config, client)
+        return await lists_model(label.removeprefix("endpoints."), config, client)
     finally:
         await client.close()
 
@@ -157,10 +157,11 @@ def _datasets_of(step: Step) -> Iterator[HubDataset]:
                     revision = choice.revision or benchmark.pinned
                     label = f"evaluate.benchmarks {name!r}"
                     yield HubDataset(label, benchmark.hub, benchmark.subset, benchmark.split, revision)
-    if "problems" in (section.get(stage) or {}):
-        problems = ProblemsConfig.model_validate(section[stage]["problems"])
-        for entry in problems.sources or (problems,):
-            yield from _problem_sets(f"{stage}.problems", entry)
+    for name in ("problems", "answered", "held_out"):
+        if fields := (section.get(stage) or {}).get(name):
+            problems = ProblemsConfig.model_validate(fields)
+            for entry in problems.sources or (problems,):
+                yield from _problem_sets(f"{stage}.{name}", entry)
 
 
 def _problem_sets(label: str, source: ProblemSource) -> Iterator[HubDataset]:
