@@ -65,7 +65,9 @@ def test_the_forecast_of_the_calls_stands_beside_the_budget(tmp_path, toy):
     store.prepare()
     cost = expected_cost(store, config, step)
     dollars = r"\$0\.\d\d"
-    assert re.match(rf"{dollars} \({dollars} to {dollars}\) if every reply is as long as it may be; until 3 doc", cost)
+    assert re.match(
+        rf"{dollars} to {dollars} if every reply is as long as it may be; none is measured yet; until 3 doc", cost
+    )
     assert "of at most 4 prompts; at most $5,000.00; it never ran here" in cost
 
 
