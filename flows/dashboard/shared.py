@@ -201,7 +201,10 @@ def _seconds_left(key: str, done: float, total: float) -> float | None:
 def prefect_link(run: str) -> str | None:
     """The address of a run in Prefect's UI, if PREFECT_UI_URL or PREFECT_API_URL is set."""
     base = os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    return f"{base.rstrip('/')}/runs/flow-run/{run}" if base else None
+    # Without `/v2` the server shows the page of its earlier UI, whatever the default (Prefect 3.8.8): it forwards only
+    # its root to the newer one. Prefect Cloud, for which the key is, has only one.
+    root = base.rstrip("/") if "PREFECT_API_KEY" in os.environ else f"{base.rstrip('/').removesuffix('/v2')}/v2"
+    return f"{root}/runs/flow-run/{run}" if base else None
 
 
 def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[str] = ()) -> CatalogRow | None:
