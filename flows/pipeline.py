@@ -33,7 +33,7 @@ from flows.dag import Need, Step
 from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, refused, run_name
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
-from flows.operate.notifications import notifying
+from flows.operate.notifications import finished_text, notifying
 from flows.plans import recorded
 from flows.run_state import FIRST_UNFINISHED
 from flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
@@ -152,9 +152,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
             compiling_ahead(store, config, run.steps, run.selection.force),
         ):
             outputs = _StepRunner(store, config, run, run_id, resume, concurrency.declared_limits()).run()
-        notifier.send(
-            "finished", f"{config.name} finished, {len(outputs)} steps. `nautile status` lists what they made."
-        )
+        notifier.send("finished", finished_text(store, config.name, outputs))
     return outputs
 
 
