@@ -126,6 +126,9 @@ class Ancestor(Output):
     cached_calls: int  # calls answered from the store
     key: str
     execution: str
+    configuration: str | None  # name of the configuration whose run made it
+    config: dict[str, JsonValue]  # the settings of its step
+    files: dict[str, JsonValue]  # path -> bytes and sha256
 
 
 class RecipeSeeds(Output):
