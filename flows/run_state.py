@@ -56,7 +56,7 @@ plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER B
 first AS (SELECT run, min(started) AS begun
     FROM (SELECT run, started FROM runs UNION ALL SELECT run, started FROM plans) GROUP BY run)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
+    p.error, p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
         lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
     f.begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,

@@ -108,7 +108,7 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
         "changes": [asdict(change) for change in read_changes(row["changes"])],
         "resume": resume_command(row) or None if state != "done" else None,
-        "error": None,
+        "error": row["error"] or None,
     }
 
 
@@ -178,11 +178,15 @@ def _step_row(step: StepState) -> dict[str, Any]:
     }
 
 
-def run_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """The state and progress of a run, the table of its steps, and the command that answers or resumes it."""
-    if not rows:
+def run_view(rows: list[dict[str, Any]], run: dict[str, Any] | None = None) -> RenderableType:
+    """The state and progress of a run, the table of its steps, and the command that answers or resumes it.
+
+    `run`: the run's own row (`run_row`), for one that ended before it had a step.
+    """
+    if rows:
+        run = rows[0]["run"]
+    if run is None:
         return Text("the run has no steps")
-    run = rows[0]["run"]
     begun = datetime.fromisoformat(run["begun"])
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
     left = ""
@@ -194,6 +198,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
         f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
         f"{duration((ended - begun).total_seconds())}",
         f"{run['done']} of {run['steps']} steps ({100 * run['share']:.0f} %){left}",
+        *(visible(run["error"]).splitlines()[:1] if run["error"] and not any(row["error"] for row in rows) else []),
     ]
     table = text_table("stage", "state", "time", "")
     for row in rows:
@@ -204,7 +209,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     if run["question"]:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted", "silent"):
-        parts += [Text(), Text("Finished work is kept.")]
+        parts += [Text(), Text("Finished work is kept.")] if rows else []
         if run["resume"]:  # never wrapped, so that it can be copied
             parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))
     return Group(*parts)

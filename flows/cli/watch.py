@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -60,7 +61,7 @@ def status(
 
             watch_status(read, runs.run_view)
         if run is not None:
-            show_as(runs.step_rows(run), as_json, runs.run_view)
+            show_as(runs.step_rows(run), as_json, partial(runs.run_view, run=runs.run_row(run)))
             _note_left_out(store)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.

@@ -66,7 +66,8 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
-    resume = state.resume or shell_command("nautile", "run", state.config or "CONFIG")
+    # A run that was refused at its start has no steps, and the same form would be refused again.
+    resume = state.resume or (shell_command("nautile", "run", state.config or "CONFIG") if state.steps else "")
     # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
     # be retried.
     if state.state == "running":
@@ -86,7 +87,8 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
     elif not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "Finished work is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
-        yield Concern(level, f"The run was {state.state}", reason, resume, state.run)
+        title = "The run failed" if state.state == "failed" else f"The run was {state.state}"
+        yield Concern(level, title, reason, resume, state.run)
 
 
 def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:

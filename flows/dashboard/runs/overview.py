@@ -226,6 +226,9 @@ def _steps(chosen: ChosenRun) -> None:
         if chosen.state
         else [StepState(r["label"], r["stage"], r["state"], row=r) for r in chosen.stages]
     )
+    if not steps:
+        st.caption("It has none: it ended before it had a plan.")
+        return
     frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
     # Nullable integers: with a missing value pandas would make floats of the column, and show 3.0 calls.
     frame = frame.astype({"attempts": "Int64", "calls": "Int64"})
