@@ -8,7 +8,7 @@ import streamlit as st
 from common.errors import ConfigError
 from common.text import size
 from configs.changes import differences
-from flows.dashboard import cards, queries, shared
+from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
 from store.manifest import short_commit
@@ -106,6 +106,8 @@ def _choose_artifact(names: list[str]) -> str:
 def graph(rows: Sequence[CatalogRow], all_edges: bool = True) -> str:
     """The rows of a lineage as a graph in DOT. Without `all_edges`, edges that a longer path implies are left out."""
     lines = ["digraph {", "rankdir=TB", 'size="11,60"', "nodesep=0.25", "ranksep=0.4"]
+    ink = figures.shade("#333333", "#c9d1d9")
+    lines += ['bgcolor="transparent"', f'edge [color="{ink}", fontcolor="{ink}"]']
     lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=12]')
     for row in {row["id"]: row for row in rows}.values():
         calls = f"\n{row['calls']:,} calls" if row["calls"] else ""
