@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from common.commands import program, retry_command, shell_command
-from common.text import duration
+from common.text import counted, duration
 from configs.changes import Change, read_changes
 from data.tokens.losses import LOST
 from flows.operate.questions import waiting
@@ -211,7 +211,7 @@ class RunState:
 
 def time_left_text(seconds: float, unknown: int) -> str:
     """`RunState.time_left` as text."""
-    steps = f"{unknown} {'step' if unknown == 1 else 'steps'} of unknown time"
+    steps = f"{counted(unknown, 'step')} of unknown time"
     if not unknown:
         return f"about {duration(seconds)} left"
     return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"

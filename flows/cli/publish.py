@@ -18,7 +18,9 @@ FOLDER = "published"  # in the working folder
 def publish(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")],
     repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face Hub.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files; keep them only in --out, make no request.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files; keep them only in --out, make no request.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write them. Default: published/OWNER--NAME.")
     ] = None,

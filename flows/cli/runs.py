@@ -85,6 +85,20 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
     return rows
 
 
+def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the runs that wait for a process (`queued_runs`), newest first, without those that are in `rows`."""
+    known = {row["id"] for row in rows}
+    nothing = dict.fromkeys(
+        ("ended", "share", "seconds_left", "steps_without_time", "question", "answer", "resume", "error")
+    )
+    return [
+        {"id": run["id"], "name": run["name"], "config": run["config"], "state": "queued", "begun": run["since"]}
+        | {"done": 0, "steps": 0, "changes": [], **nothing}
+        for run in reversed(queued)
+        if run["id"] not in known
+    ]
+
+
 def count_runs(store: Store) -> int:
     """The number of runs that `list_runs` could list."""
     with reading(store) as query:
@@ -245,7 +259,7 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
     for row in rows:
         begun = datetime.fromisoformat(row["begun"])
         took = duration((datetime.fromisoformat(row["ended"]) - begun).total_seconds()) if row["ended"] else ""
-        steps = f"{row['done']} of {row['steps']}"
+        steps = f"{row['done']} of {row['steps']}" if row["state"] != "queued" else ""
         changes = describe_changes(_changes(row))
         table.add_row(
             row["id"][:8], row["name"], row["state"], steps, f"{begun.astimezone():%Y-%m-%d %H:%M}", took, changes

@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from common.commands import shell_command
-from common.text import amount, duration, size, visible
+from common.text import amount, counted, duration, size, visible
 from store.manifest import short_commit
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
@@ -282,8 +282,7 @@ def _lineage_line(row: dict[str, Any], repeated: bool, above: dict[str, Any]) ->
         line.append(f", read as {row['name']}", style="dim")
     if repeated:
         return line.append(", as above", style="dim")
-    files = len(row["files"])
-    parts = [f"{files:,} {'file' if files == 1 else 'files'}, {size(row['bytes'])}"]
+    parts = [f"{counted(len(row['files']), 'file')}, {size(row['bytes'])}"]
     parts += [calls_text(row["calls"], row["cached_calls"])] if row["calls"] else []
     if row["configuration"] and row["configuration"] != above.get("configuration"):
         parts.append(f"configuration {visible(row['configuration'])}")
@@ -309,11 +308,11 @@ def verify_table(result: dict[str, Any]) -> RenderableType:
     """The damaged artifacts, the remedy for each, and the number of checked artifacts."""
     left_out = [f"{visible(name)}: {left_out_text(count)}" for name, count in result["events_left_out"].items()]
     if not result["damaged"]:
-        return Text("\n".join([f"{result['artifacts']} artifacts, none damaged", *left_out]))
+        return Text("\n".join([f"{counted(result['artifacts'], 'artifact')}, none damaged", *left_out]))
     table = text_table("artifact", "damaged files", "what to do")
     for name, files in result["damaged"].items():
         table.add_row(name, Text("; ".join(files), style="bold red"), Text(result["remedies"][name]))
-    closing = f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"
+    closing = f"{counted(result['artifacts'], 'artifact')}, {len(result['damaged'])} damaged"
     return Group(table, Text("\n".join([closing, *left_out])))
 
 

@@ -35,7 +35,12 @@ def publish_folder(
         plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
     else:
         plan = uploader.plan(folder, repository, kind, private)
-    result: dict[str, Any] = {"repository": repository, "kind": kind, "folder": str(folder) if kept else None, "private": plan.private}
+    result: dict[str, Any] = {
+        "repository": repository,
+        "kind": kind,
+        "folder": str(folder) if kept else None,
+        "private": plan.private,
+    }
     result |= {"files": [asdict(file) for file in plan.files], "uploaded": False, "address": None}
     console = console_for()
     if not quiet:

@@ -20,7 +20,7 @@ import httpx
 
 from common.commands import shell_command
 from common.retry import Backoff, retry
-from common.text import visible
+from common.text import counted, visible
 from configs.training import TRAINED
 from evals.scoring.scores import title_of
 from store.artifacts import Store
@@ -141,8 +141,7 @@ def finished_text(store: Store, config: str, outputs: Mapping[str, Mapping[str, 
 
     `outputs`: label -> kind -> artifact id.
     """
-    steps = f"{len(outputs)} {'step' if len(outputs) == 1 else 'steps'}"
-    lines = [f"{config} finished, {steps}. `nautile status` lists what they made."]
+    lines = [f"{config} finished, {counted(len(outputs), 'step')}. `nautile status` lists what they made."]
     for stage in reversed(TRAINED):
         if evaluation := outputs.get(f"evaluate:{stage}", {}).get("evaluation"):
             scores = store.get(evaluation).manifest["facts"].get("accuracy", {})

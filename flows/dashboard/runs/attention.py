@@ -30,6 +30,17 @@ class Concern:
     asks: bool = False  # whether the run waits for an approval
 
 
+def queue() -> Iterator[Concern]:
+    """The runs that wait in the server of `nautile up` for a process, as far as they have no record yet."""
+    known, runs = shared.run_titles(), shared.queued_runs()
+    if runs is None:
+        yield Concern("info", "Runs that wait for a process are not known: the server of `nautile up` does not answer")
+    if queued := [run for run in runs or () if run["id"] not in known]:
+        lines = [f"{run['name']}, due at {run['since'][:16].replace('T', ' ')} UTC" for run in queued]
+        title = f"{len(queued)} {'run waits' if len(queued) == 1 else 'runs wait'} in Prefect for a process"
+        yield Concern("info", title, visible("\n".join(lines)), shell_command("nautile", "runs"))
+
+
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
     """The problems that need the operator, most urgent first: approvals of all runs, then those of the chosen run."""
     # Approvals of all runs, because a run that waits blocks until somebody answers, whichever run the reader has
@@ -44,6 +55,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
             run,
             asks=True,
         )
+    yield from queue()
     if state := chosen.state:
         yield from _ended_badly(state)
         yield from (

@@ -20,7 +20,9 @@ def test_exactly_the_allowed_share_of_rejects_is_allowed(limit, rejected):
 
     where = Path("/store/staging/k/output/documents/rejected-*.jsonl")
     check_final_reject_share(config, stats(rejected), where)
-    with pytest.raises(ConfigError, match=f"max_rejected_share is {limit}, but 0.*of 10 documents.* see {where.parent}"):
+    with pytest.raises(
+        ConfigError, match=f"max_rejected_share is {limit}, but 0.*of 10 documents.* see {where.parent}"
+    ):
         check_final_reject_share(config, stats(rejected + 1), where)
 
 

@@ -87,7 +87,7 @@ def test_the_streamed_text_is_the_reply(nautile, checkpoint):
 
 @pytest.mark.slow
 def test_questions_are_read_until_standard_input_ends(nautile, checkpoint, tmp_path):
-    """A question that is too long is refused, and the next one is answered, by the newest checkpoint, which is named."""
+    """A question that is too long is refused, and the next one answered, by the newest checkpoint, which is named."""
     newest = add(Store(tmp_path / "store"), checkpoint, "checkpoint")["id"]
     code, out, err = nautile("chat", "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
     assert code == 0
