@@ -372,6 +372,9 @@ def test_it_listens_on_loopback_and_sends_no_telemetry():
     command = arguments("127.0.0.1", free_port())
     assert command[command.index("--server.address") + 1] == "127.0.0.1"
     assert command[command.index("--browser.gatherUsageStats") + 1] == "false"
+    # Two themes and none that is forced: the browser's preference for light or dark pages chooses.
+    assert {"--theme.light.textColor", "--theme.dark.textColor"} <= set(command)
+    assert "--theme.base" not in command
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:4200", "http://127.0.0.1:4200/", "http://127.0.0.1:4200/v2"])
