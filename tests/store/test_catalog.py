@@ -477,7 +477,7 @@ class Handler(logging.StreamHandler):
     def close(self):
         print("of logging", file=sys.stderr)
 logging.getLogger().addHandler(Handler())
-for leaked in (duckdb.DuckDBPyConnection, duckdb.connect, getattr(catalog, "Catalog", None)):
+for leaked in (duckdb.DuckDBPyConnection, duckdb.connect):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
 """
 
