@@ -7,7 +7,7 @@ import pytest
 from prefect.exceptions import FailedRun
 
 from flows import forms
-from flows.forms import refused
+from flows.forms import failed_state
 
 
 def test_a_form_that_cannot_be_followed_leaves_no_trace_in_the_log_of_the_run(monkeypatch):
@@ -16,7 +16,7 @@ def test_a_form_that_cannot_be_followed_leaves_no_trace_in_the_log_of_the_run(mo
     monkeypatch.setattr(logger, "filters", [])
     monkeypatch.setattr(logger, "handlers", [handler := logging.Handler()])
     monkeypatch.setattr(handler, "emit", records.append)
-    state = refused(ValueError("`ingest.row_length` is negative"))
+    state = failed_state("The form cannot be followed: `ingest.row_length` is negative")
     for error in (FailedRun(state.message), RuntimeError("of another kind")):
         try:
             raise error
