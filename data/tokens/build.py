@@ -126,7 +126,7 @@ def write_tokens(
 
     Raises `ConfigError` if not one record is usable.
     """
-    folder, marker = work / "unit", work / "packed.json"
+    folder, marker = work / "file", work / "packed.json"
     start_time, last_event_time = time.monotonic(), 0.0
 
     def progress(rows: int, tokens: int, total: int | None) -> None:

@@ -6,7 +6,7 @@ publishes after it has taken the work over from another one has an id of its own
 it as well.
 
     execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt  publication.json
-    rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
+    fan_outs/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
 import time
