@@ -145,7 +145,7 @@ class MirroredStore(Store):
     def _fence_of(self, key: str) -> int:
         """The greatest fence of the versions of a key that are known here; 0 if there is none."""
         manifests = [read_manifest(folder) for _, name, _, folder in self.folders() if name == key]
-        return max((manifest.get("fence", 0) for manifest in manifests if manifest), default=0)
+        return max((manifest["fence"] for manifest in manifests if manifest), default=0)
 
     @contextmanager
     def mirrored_staging(
