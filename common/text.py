@@ -92,6 +92,11 @@ def amount(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, which takes an s unless there is one: `1 step`, `1,200 steps`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Format seconds: 4.2 s, 58 s, 2 min 5 s, 1 h 3 min."""
     if seconds < 59.5:

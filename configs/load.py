@@ -31,7 +31,10 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     try:
         return RunConfig.model_validate(changed(_read(path), settings or ()))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_error(error, RunConfig)}") from None
+        # A file of a few settings that names no base lacks most fields; the first of them would be a riddle.
+        lacks = error.errors(include_url=False)[0]["type"] == "missing" and len(_files(path)) == 1
+        hint = '. To change a few settings of another file, begin with `extends = "local"`' if lacks else ""
+        raise ConfigError(f"{path}: {_first_error(error, RunConfig)}{hint}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
 

@@ -118,30 +118,34 @@ def forecast_lines(forecasts: Sequence[CallForecast]) -> list[str]:
         return []
     lines = ["expected calls to paid endpoints (replies that are in the store already cost nothing):"]
     for row in paid:
-        basis = f"by {row.measured:,} measured replies" if row.measured else "at most; no reply is measured yet"
         budget = f"; the step's budget is ${row.budget_dollars:,.2f}" if row.budget_dollars else ""
         lines.append(
             f"  {row.label}, {row.endpoint} ({row.purpose}): {row.requests:,} requests, {row.tokens_in:,} tokens in, "
-            f"{row.tokens_out:,} out, {_dollars(row.dollars)} {basis}{budget}"
+            f"{row.tokens_out:,} out: {_cost([row])}{budget}"
         )
-    low, expected, high = (sum(row.dollars[index] for row in paid) for index in range(3))
-    return [*lines, f"  in all {_dollars((low, expected, high))}"]
+    return [*lines, f"  in all {_cost(paid)}"]
 
 
 def forecast_text(forecasts: Sequence[CallForecast]) -> str:
     """The expected dollars of a step and their basis in a few words; "" if it pays nobody."""
     paid = [forecast for forecast in forecasts if forecast.dollars[2] > 0]
-    if not paid:
-        return ""
+    return _cost(paid) if paid else ""
+
+
+def _cost(paid: Sequence[CallForecast]) -> str:
+    """The dollars of calls in one sentence, with what the figure rests on.
+
+    Without measured replies it is a range from the expected to the highest number of requests, of replies that are all
+    as long as they may be; with some, an expected sum and its spread.
+    """
     low, expected, high = (sum(row.dollars[index] for row in paid) for index in range(3))
     measured = sum(row.measured for row in paid)
-    basis = f"expected by {measured:,} measured replies" if measured else "if every reply is as long as it may be"
-    return f"{_dollars((low, expected, high))} {basis}"
-
-
-def _dollars(spread: tuple[float, float, float]) -> str:
-    low, expected, high = spread
-    return f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")
+    if not measured:
+        spread = f"${low:,.2f}" + ("" if low == high else f" to ${high:,.2f}")
+        return f"{spread} if every reply is as long as it may be; none is measured yet"
+    spread = f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")
+    longest = "" if all(row.measured for row in paid) else ", others as long as they may be"
+    return f"{spread} by {measured:,} measured replies{longest}"
 
 
 def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:

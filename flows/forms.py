@@ -66,11 +66,6 @@ def _configuration(argument: str) -> str:
         return Path(argument).name.removesuffix(".toml")
 
 
-def refused(error: Exception) -> State[Any]:
-    """The failed state of a run with invalid parameters: only the message (`failed_state`)."""
-    return failed_state(f"The form cannot be followed: {error}")
-
-
 def failed_state(message: str) -> State[Any]:
     """The state of a run that a flow returns instead of raising: only the message, without stack traces.
 

@@ -30,11 +30,11 @@ from configs.schema import RunConfig
 from flows.cli.terminal import config_words
 from flows.compile_ahead import compiling_ahead
 from flows.dag import Need, Step
-from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
-from flows.operate.notifications import notifying
-from flows.plans import recorded
+from flows.operate.notifications import finished_text, notifying
+from flows.plans import recorded, refused
 from flows.run_state import FIRST_UNFINISHED
 from flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
 from store.artifacts import Store
@@ -119,7 +119,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
             config, base = load_form(argument, overrides)
             store = open_store()
         except ConfigError as error:
-            return refused(error)
+            return refused(argument, error)
     else:
         config, run = prepared
         store = open_store()
@@ -139,7 +139,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
             except ConfigError as error:
                 # Without a command: a retry has the same form.
                 notifier.failed("", error, "")
-                return refused(error)
+                return refused(argument, error)
             for line in outdated_lines(store, run):
                 get_run_logger().warning(line)
         _link_dashboard(run_id)
@@ -152,9 +152,7 @@ def _run(argument: str, overrides: Sequence[str], selection: Selection) -> Outpu
             compiling_ahead(store, config, run.steps, run.selection.force),
         ):
             outputs = _StepRunner(store, config, run, run_id, resume, concurrency.declared_limits()).run()
-        notifier.send(
-            "finished", f"{config.name} finished, {len(outputs)} steps. `nautile status` lists what they made."
-        )
+        notifier.send("finished", finished_text(store, config.name, outputs))
     return outputs
 
 

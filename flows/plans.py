@@ -9,21 +9,25 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, PrefectException, TerminationSignal
+from prefect.runtime import flow_run
 
 from common.errors import ConfigError, Retryable
 from common.files import writing
 from configs.schema import RunConfig
+from flows.forms import failed_state
 from flows.selection import PreparedRun
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import code_commit, host, now
-from store.mirror import MirroredStore
+from store.mirror import MirroredStore, open_store
 from store.schema import PLANS
 from tasks.engine.attempt_log import AT_END, write_row
 
@@ -96,11 +100,37 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
 
 def record_interrupted(store: Store, run_id: str) -> None:
     """Record that the process of a run was killed, if its newest start is recorded as running."""
-    Catalog(store).ingest(patience=5.0)
-    newest = next(iter(Catalog(store).query(_NEWEST, [run_id], patience=5.0)), None)
+    newest = _newest(store, run_id)
     if newest is not None and newest["state"] == "running":
         with writing(store.root):
-            write_row(store, "plan", PLANS.fields_of(newest) | {"state": "interrupted", "ended": now()})
+            write_row(store, "plan", newest | {"state": "interrupted", "ended": now()})
+
+
+def refused(config: str, error: Exception) -> State[Any]:
+    """The failed state of the running flow's run, whose parameters are invalid: only the message (`failed_state`).
+
+    The run is recorded as well, so that commands and pages show more than runs that have a plan. `config`: as the form
+    names it.
+    """
+    run_id = str(flow_run.id)
+    try:
+        store = open_store()
+        store.prepare()
+        # A retry keeps the steps of the earlier start. It has the same form, so no command resumes it.
+        row = (_newest(store, run_id) or {}) | {"id": uuid.uuid4().hex, "run": run_id, "resume": "", "host": host()}
+        row |= {"config": Path(config).name.removesuffix(".toml"), "name": str(flow_run.name), "commit": code_commit()}
+        row |= {"started": now(), "state": "failed", "error": str(error)}
+        _close(store, row)
+    except (OSError, ConfigError, Retryable) as problem:
+        log.warning("that run %s was refused cannot be recorded: %s", run_id, problem)
+    return failed_state(f"The form cannot be followed: {error}")
+
+
+def _newest(store: Store, run_id: str) -> dict[str, Any] | None:
+    """The fields of the newest start of a run, as they are written; None before the first."""
+    Catalog(store).ingest(patience=5.0)
+    newest = next(iter(Catalog(store).query(_NEWEST, [run_id], patience=5.0)), None)
+    return newest and PLANS.fields_of(newest)
 
 
 def _was_cancelled(run_id: str, error: BaseException) -> bool:

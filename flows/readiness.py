@@ -33,7 +33,7 @@ _Address = tuple[str, str, str]  # configuration field, URL, the model to serve 
 def missing_settings(steps: Sequence[Step]) -> list[str]:
     """A line for each key, server or setting that the steps need and that is missing.
 
-    Opens connections to configured servers but sends no request, and does not access the Hub.
+    Opens connections to configured servers but sends no request, and does not access the Hub: `flows.online` does.
     """
     lines: list[str] = []
     addresses: list[_Address] = []
@@ -109,7 +109,7 @@ def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
         hub_error = None
         if any(prompt_set.source == "hub" for prompt_set in config.prompt_sets):
             hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-            hub_error = _connection_error(hub)  # checked first, because the Hub's client retries for two minutes
+            hub_error = connection_error(hub)  # checked first, because the Hub's client retries for two minutes
             lines += [f"rows of the prompt sets not counted: {hub} does not answer ({hub_error})"] if hub_error else []
         with tempfile.TemporaryDirectory() as folder:
             for prompt_set in config.prompt_sets:
@@ -160,7 +160,7 @@ def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
     addresses = list(addresses)
     # All at once: ten servers that do not answer take `ANSWER_S` and not ten times that.
     with ThreadPoolExecutor(8) as threads:
-        errors = threads.map(lambda address: _connection_error(address[1]), addresses)
+        errors = threads.map(lambda address: connection_error(address[1]), addresses)
     return [
         f"nothing answers at {url} ({error}): serve {model} there, or set {field}"
         for (field, url, model), error in zip(addresses, errors, strict=True)
@@ -168,7 +168,7 @@ def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
     ]
 
 
-def _connection_error(url: str) -> str | None:
+def connection_error(url: str) -> str | None:
     """The error of opening a connection to the server; None if it succeeds, or if a proxy would open it."""
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from common.errors import ConfigError, Retryable
 from common.processes import ExitCode, collector_paused, give_way
-from common.text import duration, visible
+from common.text import counted, duration, visible
 from configs.changes import describe_changes
 from configs.operation import TelemetryConfig
 from configs.schema import RunConfig
@@ -159,7 +159,7 @@ def run(
     out.print()
     out.print(summary_table(progress))
     out.print()
-    out.print(f"{len(prepared.steps)} stages in {duration(time.monotonic() - begun)}", highlight=False)
+    out.print(f"{counted(len(prepared.steps), 'stage')} in {duration(time.monotonic() - begun)}", highlight=False)
     if report := outputs.get("report", {}).get("report"):
         out.print(Text(f"report: {relative(store.get(report).path / 'report.html')}"), soft_wrap=True)
     return ExitCode.DONE

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from common.commands import program, shell_command
-from common.text import duration
+from common.text import counted, duration
 from configs.changes import Change, read_changes
 from data.tokens.losses import LOST
 from flows.operate.questions import waiting
@@ -57,7 +57,7 @@ plan AS (SELECT * FROM plans QUALIFY row_number() OVER (PARTITION BY run ORDER B
 first AS (SELECT run, min(started) AS begun
     FROM (SELECT run, started FROM runs UNION ALL SELECT run, started FROM plans) GROUP BY run)
 SELECT coalesce(p.run, b.run) AS run, coalesce(p.config, b.config) AS config, p.name, p.state, p.host, p.changes,
-    p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
+    p.error, p.resume, list_filter(json_extract_string(p.steps, '$[*].label'),
         lambda label: NOT list_contains(coalesce(b.finished_labels, []), label))[1] AS first_unfinished,
     f.begun,
     coalesce(p.ended, b.ended, p.time) AS ended, json_array_length(p.steps) AS planned,
@@ -212,15 +212,10 @@ class RunState:
 
 def time_left_text(seconds: float, unknown: int) -> str:
     """`RunState.time_left` as text."""
-    steps = unknown_text(unknown)
+    steps = f"{counted(unknown, 'step')} of unknown time"
     if not unknown:
         return f"about {duration(seconds)} left"
     return f"about {duration(seconds)} left, and {steps}" if seconds else f"{steps} left"
-
-
-def unknown_text(steps: int) -> str:
-    """The number of steps whose time is unknown, as text."""
-    return f"{steps} {'step' if steps == 1 else 'steps'} of unknown time"
 
 
 def state_of(row: CatalogRow, store: Store, questions: Mapping[str, Any]) -> str:
@@ -383,10 +378,19 @@ def _attempt_state(
 def live_run(summaries: Sequence[CatalogRow], store: Store, questions: Mapping[str, Any]) -> CatalogRow | None:
     """The live run that is meant where none is named: the newest pipeline, else the newest of a single step.
 
-    A scheduled evaluation may have begun after the pipeline that works beside it.
+    A scheduled evaluation may have begun after the pipeline that works beside it. A run of another machine counts if it
+    is known to live, or if no pipeline began after it: it may be lost, and is called running until `SILENT` has passed.
     """
-    live = [row for row in summaries if state_of(row, store, questions) in LIVE]
-    return next((row for row in live if (row["planned"] or row["stages"]) > 1), next(iter(live), None))
+    pipelines = [row for row in summaries if (row["planned"] or row["stages"]) > 1]
+    newest = [next(iter(rows), None) for rows in (summaries, pipelines)]
+
+    def is_known(row: CatalogRow) -> bool:
+        own = row["host"] in (None, host()) or row["run"] in questions
+        # The lock of a run of another machine is known on a shared disk.
+        return own or row in newest or bool(RUN.fullmatch(row["run"]) and store.run_lock(row["run"]).held_elsewhere())
+
+    live = [row for row in summaries if is_known(row) and state_of(row, store, questions) in LIVE]
+    return next((row for row in live if row in pipelines), next(iter(live), None))
 
 
 def newest_with_content(summaries: Sequence[CatalogRow]) -> CatalogRow | None:

@@ -257,8 +257,8 @@ class Catalog:
         """The artifact `artifact_id` and all artifacts that it was made from, directly or indirectly.
 
         Each row has the columns of `artifacts` and: `depth`, 0 for the artifact itself; `made`, the artifact that it is
-        an input of, and `name`, the input's name there; `calls`, the number of endpoint calls of its execution. Raises
-        `ConfigError` if there is no such artifact.
+        an input of, and `name`, the input's name there; `calls`, the number of endpoint calls of its execution;
+        `configuration`, the name of that of its run. Raises `ConfigError` if there is no such artifact.
         """
         artifact = self.store.get(artifact_id)
         self.catch_up()

@@ -315,6 +315,11 @@ def code_commit() -> str | None:
         return None
 
 
+def short_commit(commit: str) -> str:
+    """The beginning of a commit, and whether the working tree differed from it."""
+    return commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
 def _git(root: Path, *arguments: str) -> str:
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

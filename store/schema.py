@@ -321,13 +321,17 @@ SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(arti
 
 MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 
-# For `Catalog.lineage`: a row for each artifact and use, with the number of endpoint calls of its execution, and the
-# number of those that were answered from the reply cache.
+# For `Catalog.lineage`: a row for each artifact and use, with the number of endpoint calls of its execution, the number
+# of those that were answered from the reply cache, and the name of the configuration whose run made it.
 LINEAGE_WITH_CALLS = """
 WITH made AS (
-    SELECT execution, count(*) AS calls, count(*) FILTER (cached) AS cached_calls FROM calls GROUP BY execution)
-SELECT l.*, coalesce(m.calls, 0) AS calls, coalesce(m.cached_calls, 0) AS cached_calls
-FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l.id
+    SELECT execution, count(*) AS calls, count(*) FILTER (cached) AS cached_calls FROM calls GROUP BY execution),
+began AS (
+    SELECT execution, arg_max(config, started) AS configuration FROM runs WHERE NOT coalesce(reused, false)
+    GROUP BY execution)
+SELECT l.*, coalesce(m.calls, 0) AS calls, coalesce(m.cached_calls, 0) AS cached_calls, b.configuration
+FROM lineage(?) l LEFT JOIN made m USING (execution) LEFT JOIN began b USING (execution)
+ORDER BY l.depth, l.kind, l.id
 """
 
 

@@ -1,10 +1,8 @@
 """The `classify` stage: from a `checkpoint` and a table of texts to a label for each row."""
 
-from common.errors import ConfigError
 from common.files import write_json, write_text
 from configs.labelling import ClassifyConfig
-from data.labelled.table import Table, require_columns
-from data.labelled.texts import read_texts, write_rows
+from data.labelled.texts import gold_labels, read_texts, write_rows
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
@@ -25,7 +23,7 @@ def classify(job: Job) -> None:
     config = job.part("classify", ClassifyConfig)
     table, texts = read_texts(config.texts, job.file_digests[config.texts.path])
     classifier = TextClassifier(job.inputs["checkpoint"], config)
-    gold = _gold_labels(table, config, classifier.labels) if config.gold_column else None
+    gold = gold_labels(table, config.texts.path, config.gold_column, classifier.labels) if config.gold_column else None
     rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("labelled")
     write_rows(out / ROWS, rows)
@@ -42,16 +40,3 @@ def classify(job: Job) -> None:
         zero_shot=classifier.zero_shot,
         calibration=classifier.calibration,
     )
-
-
-def _gold_labels(table: Table, config: ClassifyConfig, labels: tuple[str, ...]) -> list[str]:
-    """The correct label of each row, from `gold_column`. Raises `ConfigError` for a label that is not in `labels`."""
-    require_columns(config.texts.path, table.columns, [config.gold_column])
-    gold = [str(row[config.gold_column]) for row in table.rows]
-    for number, label in enumerate(gold, 1):
-        if label not in labels:
-            raise ConfigError(
-                f"{config.texts.path}: row {number}: the label {label!r} in column {config.gold_column!r} is unknown; "
-                f"the labels are {', '.join(labels)}"
-            )
-    return gold

@@ -33,11 +33,7 @@ def label(job: Job) -> None:
     # Everything that can be wrong with the data is checked before the first request.
     config = job.part("label", LabelConfig)
     gold = _read(job, config.gold, "label")
-    if unknown := [row for row in gold if row.target not in config.labels]:
-        raise ConfigError(
-            f"{config.gold.label}: row {unknown[0].number} has the label {unknown[0].target!r}, which is not in "
-            "label.labels"
-        )
+    check_gold(config, gold)
     texts = _read(job, config.data, "text")
     # Leave out texts that are gold rows as well, and those that overlap a benchmark.
     gold_hashes = {text_hash(row.text) for row in gold}
@@ -75,6 +71,15 @@ def label(job: Job) -> None:
     job.describe("labels", **facts)
     for name, value in {"labelled": facts["labelled"], "dollars": facts["dollars"], **facts["rejected"]}.items():
         job.emit("metric", name=name if name in ("labelled", "dollars") else f"rejected_{name}", step=0, value=value)
+
+
+def check_gold(config: LabelConfig, gold: Sequence[LabelledRow]) -> None:
+    """Raise `ConfigError` if people gave a gold row a label that the teacher cannot give."""
+    if unknown := [row for row in gold if row.target not in config.labels]:
+        raise ConfigError(
+            f"{config.gold.label}: row {unknown[0].number} has the label {unknown[0].target!r}, which is not in "
+            "label.labels"
+        )
 
 
 def _read(job: Job, config: LabelledDataConfig, form: Any) -> list[LabelledRow]:

@@ -71,7 +71,7 @@ def distill_prompts(
     collected = collect_prompts(config, seed, work, screen, emit)
     run = _Run(Teachers(config, pool, index, seed), screen, out, work, emit)
     run.process(collected.files)
-    check_final_reject_share(config, run.stats)
+    check_final_reject_share(config, run.stats, out / REJECTED)
     if run.stats.unanswered:
         logger.warning("distill: %s", unanswered_message(run.stats))
     return DistillOutput(run.stats, collected)

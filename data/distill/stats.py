@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
@@ -244,11 +245,14 @@ def chance_of_rejects(rejected_count: int, judged_count: int, share: float) -> f
     return math.exp(-judged_count * divergence)
 
 
-def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None:
-    """Raise `ConfigError` if no document was accepted, or if more were rejected than `max_rejected_share` allows."""
+def check_final_reject_share(config: DistillConfig, stats: DistillStats, rejected: Path) -> None:
+    """Raise `ConfigError` if no document was accepted, or if more were rejected than `max_rejected_share` allows.
+
+    `rejected`: where the replies without a document are, for the message.
+    """
     if not stats.judged and stats.unanswered:
         raise ConfigError(
-            f"distill: {unanswered_message(stats)}. The endpoint answers other requests, so see rejected-*.jsonl"
+            f"distill: {unanswered_message(stats)}. The endpoint answers other requests, so see {rejected}"
         )
     if not stats.judged:
         raise ConfigError(
@@ -257,12 +261,12 @@ def check_final_reject_share(config: DistillConfig, stats: DistillStats) -> None
         )
     reasons = most_common_reasons(stats.rejected)
     if not stats.accepted:
-        raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see rejected-*.jsonl")
+        raise ConfigError(f"distill: none of {stats.judged} documents was accepted ({reasons}); see {rejected}")
     share = (stats.judged - stats.accepted) / stats.judged  # 1 - 7 / 10 would be above 0.3
     if share > config.max_rejected_share:
         raise ConfigError(
             f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.judged} "
-            f"documents were rejected ({reasons}); use another teacher or raise the limit"
+            f"documents were rejected ({reasons}; see {rejected}); use another teacher or raise the limit"
         )
 
 

@@ -58,6 +58,44 @@ def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Clien
     return OpenAIClient(config, url, on_headers)
 
 
+async def lists_model(name: str, config: EndpointConfig, client: Client) -> bool:
+    """Whether the server of an endpoint lists the endpoint's model; False if it does not list its models at all.
+
+    Raises `ConfigError` if it refuses the key or lists other models, `Retryable` naming the URL if it does not answer.
+    """
+    where = f"endpoint {name!r} at {client.url}"
+
+    async def list_models() -> list[str] | None:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                return await client.models()
+        except TimeoutError:
+            raise CallError("timeout", f"no answer within {CHECK_TIMEOUT_S:g} s") from None
+
+    try:
+        names = await retry_async(
+            list_models,
+            replace(
+                circuit_breaker.BACKOFF,
+                attempts=CHECK_ATTEMPTS,
+                longest_s=CHECK_PAUSE_S,
+                longest_retry_after_s=CHECK_PAUSE_S,
+            ),
+            should_retry=lambda e: isinstance(e, CallError) and e.retryable and e.reason != "invalid_reply",
+            retry_after_s=lambda e: e.retry_after if isinstance(e, CallError) else None,
+        )
+    except CallError as error:
+        if error.reason == "invalid_reply":
+            return False  # it is reachable, but does not support this request
+        if error.retryable:
+            raise Retryable(f"{where} does not answer: {error.message}") from None
+        raise ConfigError(f"{where}: {error.message}") from None
+    if names and config.model not in names:
+        models = redact_key(", ".join(sorted(names)[:12]), config)
+        raise ConfigError(f"endpoint {name!r}: no model {config.model!r} at {client.url}; there are {models}")
+    return bool(names)
+
+
 class Endpoint:
     """One endpoint with its clients, rate limiter, circuit breaker and budget. Used in the pool's event loop.
 
@@ -114,39 +152,7 @@ class Endpoint:
         if self._program is not None:
             await self._start_server()
             return
-        client = await self._client()
-        where = f"endpoint {self.name!r} at {client.url}"
-
-        async def list_models() -> list[str] | None:
-            try:
-                async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    return await client.models()
-            except TimeoutError:
-                raise CallError("timeout", f"no answer within {CHECK_TIMEOUT_S:g} s") from None
-
-        try:
-            names = await retry_async(
-                list_models,
-                replace(
-                    circuit_breaker.BACKOFF,
-                    attempts=CHECK_ATTEMPTS,
-                    longest_s=CHECK_PAUSE_S,
-                    longest_retry_after_s=CHECK_PAUSE_S,
-                ),
-                should_retry=lambda e: isinstance(e, CallError) and e.retryable and e.reason != "invalid_reply",
-                retry_after_s=lambda e: e.retry_after if isinstance(e, CallError) else None,
-            )
-        except CallError as error:
-            if error.reason == "invalid_reply":
-                return  # it is reachable, but does not support this request
-            if error.retryable:
-                raise Retryable(f"{where} does not answer: {error.message}") from None
-            raise ConfigError(f"{where}: {error.message}") from None
-        if names and self.config.model not in names:
-            models = redact_key(", ".join(sorted(names)[:12]), self.config)
-            raise ConfigError(
-                f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; there are {models}"
-            )
+        await lists_model(self.name, self.config, await self._client())
 
     async def complete(self, request: ChatRequest) -> RawReply:
         """Send a request once. Raises `CallError` or `OwnServerError`."""

@@ -49,6 +49,19 @@ def read_texts(config: TextsConfig, sha256: str = "") -> tuple[Table, list[str |
     return table, texts
 
 
+def gold_labels(table: Table, path: str, column: str, labels: Sequence[str]) -> list[str]:
+    """The correct label of each row of the table at `path`. Raises `ConfigError` for one that is not in `labels`."""
+    require_columns(path, table.columns, [column])
+    gold = [str(row[column]) for row in table.rows]
+    for number, label in enumerate(gold, 1):
+        if label not in labels:
+            raise ConfigError(
+                f"{path}: row {number}: the label {label!r} in column {column!r} is unknown; the labels are "
+                f"{', '.join(labels)}"
+            )
+    return gold
+
+
 def with_answers(table: Table, answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Add the answers to the rows of the table. A column with the name of an answer's field becomes `given_NAME`.
 

@@ -83,6 +83,18 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
     return files
 
 
+def check_hub_split(source: HubSplit) -> None:
+    """Check by a few small requests that a dataset's pinned files exist, and that this user may read the first.
+
+    Raises as `list_hub_files`, also for a gated dataset, whose files everybody may list.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    for file in list_hub_files(source)[:1]:
+        url = hf_hub_url(source.path, file.path, repo_type="dataset", revision=source.revision)
+        _retried(source, file.path, lambda url=url: get_hf_file_metadata(url))  # a HEAD request
+
+
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
     """Count the rows of one file of the Hub: from the Parquet footer, or by downloading a JSON-lines file.
 

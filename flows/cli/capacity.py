@@ -1,4 +1,4 @@
-"""`nautile plan`: run the stage `plan` outside of a pipeline run, or compare settings of the model (`--compare`)."""
+"""`nautile plan`: estimate pretraining by arithmetic, run the stage `plan`, or compare settings of the model."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -6,16 +6,76 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.text import amount, markdown_table
+from common.text import amount, dollars, markdown_table
 from configs.base import fingerprint
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
 from flows.starts import resolve_starts
+from model.capacity.estimate import TrainingEstimate, estimate_training
+from model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext
 from tasks.reporting.capacity import plan_capacity
+
+
+def estimate_pretraining(config: RunConfig, topology: str, mfu: float, fsdp: int | None) -> TrainingEstimate | None:
+    """Memory, time and cost of pretraining on named chips, without a compiler; None for this machine's own devices.
+
+    Raises `ConfigError` for an unknown topology, or a batch or mesh that does not divide among its chips.
+    """
+    if not 0 < mfu <= 1:
+        raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
+    if topology == "local":
+        return None
+    target, price = parse_topology(topology), config.launch.dollars_per_chip_hour
+    pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
+    return estimate_training(pretrain, config.model, config.ingest.row_length, target, mfu, price)
+
+
+def estimate_markdown(estimate: TrainingEstimate, compiled: bool) -> str:
+    """The estimate as Markdown; with the compiler's figures above it (`compiled`) only the cost of the chips."""
+    cost = f"Cost of the chips: {_chip_cost(estimate)}"
+    if compiled:
+        return cost
+    kinds = [estimate.state, estimate.gradients, estimate.activations, estimate.memory, estimate.memory_limit]
+    cells = [estimate.rows_per_chip, *(f"{count / GIB:.1f} GiB" for count in kinds), "yes" if estimate.fits else "no"]
+    time = "not known, because no peak of this chip in bfloat16 is published"
+    if estimate.days is not None:
+        time = f"{estimate.days:.1f} days at an assumed utilisation of {estimate.mfu_assumed:.0%}"
+    return "\n\n".join(
+        [
+            f"# {amount(estimate.parameters)} parameters on {estimate.topology}, estimated by arithmetic",
+            "Nothing was compiled or measured. Memory is that of the parameters, the optimizer's moments, the "
+            "gradients and the activations by formula; for the published model the compilers reported up to 20 % "
+            "more or less.",
+            markdown_table(_ESTIMATE_COLUMNS, [cells]),
+            f"Time: {time}; {_work(estimate)}.\n{cost}",
+        ]
+    )
+
+
+_ESTIMATE_COLUMNS = (
+    "rows at once a chip", "parameters and moments", "gradients", "activations", "in all", "a chip has", "fits"
+)  # fmt: skip
+
+
+def _work(estimate: TrainingEstimate) -> str:
+    return f"{amount(estimate.tokens)} tokens of {amount(estimate.flops_per_token)}FLOP each on {estimate.chips} chips"
+
+
+def _chip_cost(estimate: TrainingEstimate) -> str:
+    """The cost of the chips in one sentence, or why it is not known."""
+    if estimate.chip_hours is None:
+        return "not known, as the time is not."
+    hours = f"{estimate.chip_hours:,.0f} chip-hours"
+    if estimate.dollars is None or estimate.dollars_per_chip_hour is None:
+        return f"{hours}, of a chip without a list price: set launch.dollars_per_chip_hour to yours."
+    low, high = (dollars(value) for value in estimate.dollars)
+    low_rate, high_rate = (f"${rate:.2f}" for rate in estimate.dollars_per_chip_hour)
+    total, rate = (low, low_rate) if low_rate == high_rate else (f"{low} to {high}", f"{low_rate} to {high_rate}")
+    return f"{total} for {hours} at {rate} each, estimated with the time; your price: launch.dollars_per_chip_hour."
 
 
 def plan_pretraining(
@@ -28,8 +88,6 @@ def plan_pretraining(
     show: Callable[[str], object],
 ) -> Path:
     """Make the artifact of a plan, or reuse that of an equal earlier request; returns its folder. `show`: progress."""
-    if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
     store.refresh()
     # A stage that starts from a checkpoint of the store is planned with that checkpoint's full id, as a run would do
     # it.
@@ -47,11 +105,16 @@ def plan_pretraining(
         if update.note:
             show(update.note)
 
+    settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
+    # A plan also depends on operational fields such as the mesh, which keys leave out: add a hash of all fields.
+    settings["every_field"] = fingerprint(settings)
+    # The process of the stage would take ten seconds to say that there is no compiler.
+    target = None if topology == "local" else parse_topology(topology)
+    if target is not None and target.chip is not None and store.find("plan", plan_capacity.key(settings, {})) is None:
+        check_compiler(topology, target.chip)
     unsubscribe = subscribe(on_update)
     try:
-        settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-        # A plan also depends on operational fields such as the mesh, which keys leave out: add a hash of all fields.
-        outputs = run_stage(plan_capacity, {**settings, "every_field": fingerprint(settings)}, {}, context)
+        outputs = run_stage(plan_capacity, settings, {}, context)
     finally:
         unsubscribe()
     return store.get(outputs["plan"]).path
@@ -70,13 +133,11 @@ def compare_settings(
     `settings`: mixing/chunk/remat; if empty, `model.capacity.speed.compare` chooses them. Results are cached in the
     store, so an interrupted comparison resumes. Raises `ConfigError` for an unknown topology or setting.
     """
-    from model.capacity import topology
-
-    topology.enable_compilers()  # before JAX is imported
+    enable_compilers()  # before JAX is imported
     from model.capacity.speed import compare, parse_setting
 
     parsed_settings = [parse_setting(text) for text in settings]
-    targets = [topology.parse_topology(name) for name in topologies.split(",")]
+    targets = [parse_topology(name) for name in topologies.split(",")]
     # Beside the compilation cache: a comparison compiles dozens of programs, and each is a file here as soon as it is
     # done.
     folder, length = store.root / "compiled" / "blocks", config.ingest.row_length
@@ -136,8 +197,8 @@ def _setting_cells(row: Mapping[str, Any], configured: str) -> list[str]:
         milliseconds("bound"),
         milliseconds("estimate"),
         milliseconds("kernels") if total("kernels_counted") else "",
-        f"{max(program['temporaries'] for program in programs) / 2**30:.2f} GiB",
-        f"{row['kept_by_all_blocks'] / 2**30:.2f} GiB",
+        f"{max(program['temporaries'] for program in programs) / GIB:.2f} GiB",
+        f"{row['kept_by_all_blocks'] / GIB:.2f} GiB",
         amount(row["tokens_per_second_bound"]),
         "no figure" if rate is None else amount(rate),
         "unknown" if share is None else f"{share:.0%}",

@@ -150,9 +150,14 @@ def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
         "calls",
         "cached_calls",
         "key",
+        "execution",
+        "configuration",
     )
     store.refresh()
-    return [{name: row[name] for name in (*columns, "execution")} for row in Catalog(store).lineage(artifact_id)]
+    return [
+        {name: row[name] for name in columns} | {name: json.loads(row[name] or "{}") for name in ("config", "files")}
+        for row in Catalog(store).lineage(artifact_id)
+    ]
 
 
 def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -207,8 +207,11 @@ def chat(
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)
     session = Chat(folder, settings, runtime)
+    name = heading(folder, checkpoint_name(folder))
+    if checkpoint is None and not (prompt is None and sys.stdin.isatty()):  # a conversation begins with the name
+        console_for(stderr=True).print(name, markup=False, soft_wrap=True)
     if prompt is None:
-        converse(session, console_for(), not hide_thinking, heading(folder, checkpoint_name(folder)))
+        converse(session, console_for(), not hide_thinking, name)
     elif as_json:
         print(json_text(answer_as_json(session, prompt), ensure_ascii=False))
     else:
@@ -583,7 +586,7 @@ def _run_command() -> int:
     except BrokenPipeError:
         return 0  # the reader of the output has closed it (`nautile sql ... | head`)
     except Exception as error:
-        return _fail(unexpected(error), 1)
+        return _fail(*unexpected(error))
     return 0
 
 

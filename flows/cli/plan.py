@@ -1,12 +1,22 @@
-"""`nautile plan`: estimate memory, time and cost of a configuration, from the compiler and from earlier calls."""
+"""`nautile plan`: estimate memory, time and cost of a configuration, by arithmetic, the compiler and earlier calls."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from common.errors import ConfigError, Retryable
-from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, json_text, print_markdown, the_store
+from flows.cli.terminal import (
+    ConfigArgument,
+    Json,
+    SetOption,
+    config_words,
+    console_for,
+    json_text,
+    print_markdown,
+    the_store,
+)
 
 
 def plan(
@@ -15,7 +25,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="T",
-            help="Chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, spark:1, or local. "
+            help="Chips to plan for: v4:2x4x4, v5e:8x8, v6e:8x8, a100:8, h100:8, h200:8, rtx4090:1, spark:1, or local. "
             "Default: launch.topology of the configuration.",
         ),
     ] = None,
@@ -45,15 +55,25 @@ def plan(
             "are filled and how many documents are cropped. Repeatable.",
         ),
     ] = None,
+    online: Annotated[
+        bool,
+        typer.Option(
+            "--online",
+            help="Also ask, without paying, whether the Hub has every pinned dataset, and whether every endpoint takes "
+            "its key and serves its model. Exit code 2 if one refuses or does not answer.",
+        ),
+    ] = False,
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate memory and time of pretraining by compiling its step for other chips, what it reads, and API costs.
+    """Estimate memory, time and cost of pretraining on chips, what it reads, and API costs.
+
+    The memory is the compiler's, for chips that need not be here; without a compiler, it is estimated by arithmetic.
 
     By source: fill of the rows, share of cropped documents, share of targets trained on, epochs; of one that is not in
     the store yet only what is certain.
 
-    If the chips cannot be planned for, the other estimates are still printed, and the exit code is 2.
+    If nothing can be compiled for the chips, the estimates are still printed, and the exit code is 2.
     """
     if setting and not compare:
         raise ConfigError("--setting needs --compare")
@@ -64,9 +84,10 @@ def plan(
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from flows.cli.capacity import plan_pretraining
+    from flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
     from flows.dag import pipeline_steps
     from flows.forecast import forecast_calls, forecast_lines
+    from flows.online import ask_online
     from flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
     from flows.reading_forecast import forecast_reading, pack_anew, reading_markdown
 
@@ -77,9 +98,11 @@ def plan(
     # chips.
     missing = [*refuse_missing_rows(steps), *missing_settings(steps), *missing_webhook(run_config.operation)]
     prices = price_differences(steps)
-    plan_error = None
-    with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
+    plan_error = estimate = None
+    with console_for(stderr=True).status(f"planning for {topology}") as spinner:
+        answers = ask_online(steps, spinner.update) if online else None
         try:
+            estimate = estimate_pretraining(run_config, topology, mfu, fsdp)
             folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
         except (ConfigError, Retryable) as error:
             # Raised after the rest was printed: who plans for chips that the compiler does not know still wants the
@@ -90,20 +113,47 @@ def plan(
     if as_json:
         more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
         more |= {"sources": {name: asdict(row) for name, row in sources.items()}, "rows": [asdict(row) for row in anew]}
+        more |= {"estimate": estimate and asdict(estimate), "online": answers and asdict(answers)}
         text = "" if plan_error else (folder / "plan.json").read_text(encoding="utf-8")
         plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
         typer.echo(json_text({**plan, **more}, ensure_ascii=False))
     else:
         if plan_error is None:
             print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
+        if estimate is not None:
+            print_markdown(estimate_markdown(estimate, compiled=plan_error is None))
         if sources:
             print_markdown(reading_markdown(sources, anew))
-        lines = forecast_lines(calls)
-        for heading, fields in (("still to be set", missing), ("prices that differ from the vendor's list", prices)):
-            lines += [f"{heading}:" if fields else f"{heading}: nothing", *(f"  {line}" for line in fields)]
+        command = f"nautile plan {config_words(config, settings)} --online"
+        lines = [*forecast_lines(calls), *listed("still to be set", missing), *asking_lines(steps, answers, command)]
+        lines += listed("prices that differ from the vendor's list", prices)
         console_for().print("\n".join(lines), soft_wrap=True)
     if plan_error is not None:
         raise plan_error
+    if answers is not None and (answers.refused or answers.silent):
+        raise ConfigError(
+            f"of the datasets and endpoints {len(answers.refused)} were refused and {len(answers.silent)} could not be "
+            "asked: see the lines above"
+        )
+
+
+def listed(heading: str, lines: Sequence[str]) -> list[str]:
+    """A heading with its lines, or with the word "nothing"."""
+    return [f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]
+
+
+def asking_lines(steps: Sequence[Any], answers: Any, command: str) -> list[str]:
+    """What the Hub and the endpoints have answered; if they were not asked (None), what is therefore not known."""
+    if answers is not None:
+        lines = [*listed("refused", answers.refused), *listed("could not be asked", answers.silent)]
+        lines += listed("could not be checked", answers.unclear) if answers.unclear else []
+        return [*lines, *listed("confirmed", answers.confirmed)]
+    from flows.online import hub_datasets, remote_endpoints
+
+    datasets, endpoints = len(hub_datasets(steps)), len(remote_endpoints(steps))
+    unknown = [f"the Hub for pinned datasets ({datasets})"] if datasets else []
+    unknown += [f"endpoints about their keys and models ({endpoints})"] if endpoints else []
+    return [f"not asked: {', '.join(unknown)}; `{command}` asks"] if unknown else []
 
 
 def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:

@@ -1,7 +1,9 @@
 """The command `nautile publish`: write the folder, show the files to upload, ask for confirmation, upload."""
 
+import contextlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +18,11 @@ FOLDER = "published"  # in the working folder
 def publish(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")],
     repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face Hub.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder and stop before any request.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files; keep them only in --out, make no request.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write it. Default: published/OWNER--NAME.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write them. Default: published/OWNER--NAME.")
     ] = None,
     format_: Annotated[
         str,
@@ -73,21 +77,27 @@ def publish(
     uploader = HubUploader(token, os.environ.get("HF_ENDPOINT")) if token else None
     if uploader:
         uploader.user()  # detects an invalid token before minutes of work
-    main = out or Path(FOLDER) / repository.replace("/", "--")
-    # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that links
-    # to it.
-    folders = [
-        write_model(
-            store, artifact, folder, main, repository, format_, onnx_bits=onnx, license_=license_, dataset=dataset
-        )
-    ]
-    if documents and dataset:
-        second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")
-        folders.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
-    message = f"Nautile {artifact.id}" if artifact else "Nautile"
-    results = [
-        publish_folder(uploader, path, name, kind, private=not public, message=message, yes=yes, quiet=as_json)
-        for (kind, name), path in zip(repositories, folders, strict=True)
-    ]
+    # Without --out a dry run keeps nothing: the folder is removed after it has been listed.
+    kept = not dry_run or out is not None
+    place = contextlib.nullcontext(FOLDER) if kept else tempfile.TemporaryDirectory(prefix="nautile-publish-")
+    with place as parent:
+        main = out or Path(parent) / repository.replace("/", "--")
+        # Both folders exist before the first upload: a dataset that cannot be written leaves no model on the Hub that
+        # links to it.
+        folders = [
+            write_model(
+                store, artifact, folder, main, repository, format_, onnx_bits=onnx, license_=license_, dataset=dataset
+            )
+        ]
+        if documents and dataset:
+            second = main.with_name(f"{main.name}-documents") if out else Path(parent) / dataset.replace("/", "--")
+            folders.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
+        message = f"Nautile {artifact.id}" if artifact else "Nautile"
+        results = [
+            publish_folder(
+                uploader, path, name, kind, private=not public, message=message, yes=yes, quiet=as_json, kept=kept
+            )
+            for (kind, name), path in zip(repositories, folders, strict=True)
+        ]
     if as_json:
         show_as(results, True, str)

@@ -85,6 +85,20 @@ def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
     return rows
 
 
+def queued_rows(queued: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the runs that wait for a process (`queued_runs`), newest first, without those that are in `rows`."""
+    known = {row["id"] for row in rows}
+    nothing = dict.fromkeys(
+        ("ended", "share", "seconds_left", "steps_without_time", "question", "answer", "resume", "error")
+    )
+    return [
+        {"id": run["id"], "name": run["name"], "config": run["config"], "state": "queued", "begun": run["since"]}
+        | {"done": 0, "steps": 0, "changes": [], **nothing}
+        for run in reversed(queued)
+        if run["id"] not in known
+    ]
+
+
 def count_runs(store: Store) -> int:
     """The number of runs that `list_runs` could list."""
     with reading(store) as query:
@@ -108,7 +122,7 @@ def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
         **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
         "changes": [asdict(change) for change in read_changes(row["changes"])],
         "resume": resume_command(row) or None if state != "done" else None,
-        "error": None,
+        "error": row["error"] or None,
     }
 
 
@@ -178,11 +192,15 @@ def _step_row(step: StepState) -> dict[str, Any]:
     }
 
 
-def run_view(rows: list[dict[str, Any]]) -> RenderableType:
-    """The state and progress of a run, the table of its steps, and the command that answers or resumes it."""
-    if not rows:
+def run_view(rows: list[dict[str, Any]], run: dict[str, Any] | None = None) -> RenderableType:
+    """The state and progress of a run, the table of its steps, and the command that answers or resumes it.
+
+    `run`: the run's own row (`run_row`), for one that ended before it had a step.
+    """
+    if rows:
+        run = rows[0]["run"]
+    if run is None:
         return Text("the run has no steps")
-    run = rows[0]["run"]
     begun = datetime.fromisoformat(run["begun"])
     ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
     left = ""
@@ -194,6 +212,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
         f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
         f"{duration((ended - begun).total_seconds())}",
         f"{run['done']} of {run['steps']} steps ({100 * run['share']:.0f} %){left}",
+        *(visible(run["error"]).splitlines()[:1] if run["error"] and not any(row["error"] for row in rows) else []),
     ]
     table = text_table("stage", "state", "time", "")
     for row in rows:
@@ -204,7 +223,7 @@ def run_view(rows: list[dict[str, Any]]) -> RenderableType:
     if run["question"]:
         parts += [Text(), Text(visible(run["question"])), Text(f"Answer with: {run['answer']}")]
     elif run["state"] in ("failed", "cancelled", "interrupted", "silent"):
-        parts += [Text(), Text("Finished work is kept.")]
+        parts += [Text(), Text("Finished work is kept.")] if rows else []
         if run["resume"]:  # never wrapped, so that it can be copied
             parts.append(Text(f"Continue with: {visible(run['resume'])}", no_wrap=True, overflow="ignore"))
     return Group(*parts)
@@ -240,7 +259,7 @@ def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
     for row in rows:
         begun = datetime.fromisoformat(row["begun"])
         took = duration((datetime.fromisoformat(row["ended"]) - begun).total_seconds()) if row["ended"] else ""
-        steps = f"{row['done']} of {row['steps']}"
+        steps = f"{row['done']} of {row['steps']}" if row["state"] != "queued" else ""
         changes = describe_changes(_changes(row))
         table.add_row(
             row["id"][:8], row["name"], row["state"], steps, f"{begun.astimezone():%Y-%m-%d %H:%M}", took, changes

@@ -13,7 +13,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from common.commands import shell_command
-from common.text import amount, duration, size, visible
+from common.text import amount, counted, duration, size, visible
+from store.manifest import short_commit
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
 DEEPEST = 100  # levels of a printed lineage: drawing more takes a time that is quadratic in them
@@ -217,21 +218,27 @@ def manifest_view(manifest: dict[str, Any]) -> RenderableType:
 
 
 def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
-    """A tree of the artifact and its inputs. An input that several artifacts read is expanded only once."""
-    inputs: dict[str, list[dict[str, Any]]] = {}
+    """A tree of the artifact and its inputs. An input that several artifacts read is expanded only once.
+
+    Configuration and commit are shown where they differ from those of the artifact above.
+    """
+    inputs: dict[str, dict[str, dict[str, Any]]] = {}  # id of the reader -> id of the input -> its row
     for row in rows:
-        inputs.setdefault(row["made"] or "", []).append(row)
+        of_reader = inputs.setdefault(row["made"] or "", {})
+        # An artifact that one stage reads by two names is one line.
+        earlier = of_reader.get(row["id"])
+        of_reader[row["id"]] = row | {"name": f"{earlier['name']} and {row['name']}"} if earlier else row
     root = rows[0]
     expanded = {root["id"]}
 
     def inputs_of(artifact_id: str) -> Iterator[dict[str, Any]]:
-        return iter(sorted(inputs.get(artifact_id, ()), key=lambda row: row["id"]))
+        return iter(sorted(inputs.get(artifact_id, {}).values(), key=lambda row: row["id"]))
 
-    tree = Tree(_lineage_line(root, False))
+    tree = Tree(_lineage_line(root, False, {}))
     # Depth first, without recursion: a chain of artifacts may be longer than Python's stack.
-    branches = [(tree, inputs_of(root["id"]))]
+    branches = [(tree, root, inputs_of(root["id"]))]
     while branches:
-        branch, rest = branches[-1]
+        branch, above, rest = branches[-1]
         input_row = next(rest, None)
         if input_row is None:
             branches.pop()
@@ -239,11 +246,11 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
         # The tokens of a corpus are read by many stages; each time in full, the tree would be unreadable.
         repeated = input_row["id"] in expanded
         expanded.add(input_row["id"])
-        child = branch.add(_lineage_line(input_row, repeated))
+        child = branch.add(_lineage_line(input_row, repeated, above))
         if len(branches) >= DEEPEST and inputs.get(input_row["id"]):
             child.add(Text("… (`--json` has all of it)", style="dim"))
         elif not repeated:
-            branches.append((child, inputs_of(input_row["id"])))
+            branches.append((child, input_row, inputs_of(input_row["id"])))
     return tree
 
 
@@ -252,16 +259,20 @@ def calls_text(calls: int, cached: int) -> str:
     return f"{calls:,} calls" + (f", {cached:,} of them cached" if cached else "")
 
 
-def _lineage_line(row: dict[str, Any], repeated: bool) -> Text:
+def _lineage_line(row: dict[str, Any], repeated: bool, above: dict[str, Any]) -> Text:
     line = Text(row["id"], style="dim" if repeated else "bold")
     line.append(f"  {row['stage']}", style="dim")
     if row["name"]:
         line.append(f", read as {row['name']}", style="dim")
     if repeated:
-        line.append(", as above", style="dim")
-    elif row["calls"]:
-        line.append(f", {calls_text(row['calls'], row['cached_calls'])}", style="dim")
-    return line
+        return line.append(", as above", style="dim")
+    parts = [f"{counted(len(row['files']), 'file')}, {size(row['bytes'])}"]
+    parts += [calls_text(row["calls"], row["cached_calls"])] if row["calls"] else []
+    if row["configuration"] and row["configuration"] != above.get("configuration"):
+        parts.append(f"configuration {visible(row['configuration'])}")
+    if row["commit"] and row["commit"] != above.get("commit"):
+        parts.append(f"commit {visible(short_commit(row['commit']))}")
+    return line.append("".join(f", {part}" for part in parts), style="dim")
 
 
 def reconciled_view(lines: list[str]) -> Text:
@@ -281,11 +292,11 @@ def verify_table(result: dict[str, Any]) -> RenderableType:
     """The damaged artifacts, the remedy for each, and the number of checked artifacts."""
     left_out = [f"{visible(name)}: {left_out_text(count)}" for name, count in result["events_left_out"].items()]
     if not result["damaged"]:
-        return Text("\n".join([f"{result['artifacts']} artifacts, none damaged", *left_out]))
+        return Text("\n".join([f"{counted(result['artifacts'], 'artifact')}, none damaged", *left_out]))
     table = text_table("artifact", "damaged files", "what to do")
     for name, files in result["damaged"].items():
         table.add_row(name, Text("; ".join(files), style="bold red"), Text(result["remedies"][name]))
-    closing = f"{result['artifacts']} artifacts, {len(result['damaged'])} damaged"
+    closing = f"{counted(result['artifacts'], 'artifact')}, {len(result['damaged'])} damaged"
     return Group(table, Text("\n".join([closing, *left_out])))
 
 

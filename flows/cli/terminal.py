@@ -89,10 +89,16 @@ def the_store() -> Any:
     return open_store()
 
 
-def unexpected(error: Exception) -> str:
-    """The line about a fault of the program or of Prefect's server. The trace goes into the store: logs/errors.log."""
-    from flows.operate.prefect_faults import described
+def unexpected(error: Exception) -> tuple[str, int]:
+    """The line about an error that no command expects, and the exit code.
 
+    A setting that Prefect refuses as it is imported is the user's mistake. Else it is a fault of the program or of
+    Prefect's server, whose trace goes into the store: logs/errors.log.
+    """
+    from flows.operate.prefect_faults import described, setting_fault
+
+    if fault := setting_fault(str(error)):
+        return fault, 2
     path = the_store().root / "logs" / "errors.log"
     details = f" (details in {path})"
     try:
@@ -100,7 +106,7 @@ def unexpected(error: Exception) -> str:
             traceback.print_exception(error, file=file)
     except OSError:
         details = ""
-    return (described(error) or f"unexpected {type(error).__name__}: {error}") + details
+    return (described(error) or f"unexpected {type(error).__name__}: {error}") + details, 1
 
 
 def console_for(stderr: bool = False) -> Any:

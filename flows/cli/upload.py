@@ -24,23 +24,31 @@ def publish_folder(
     message: str,
     yes: bool,
     quiet: bool,
+    kept: bool = True,
 ) -> dict[str, Any]:
     """Show the upload plan, and upload after confirmation if files are missing there; returns the result as JSON data.
 
-    `uploader` None: make no request. `quiet`: print nothing.
+    `uploader` None: make no request. `quiet`: print nothing. `kept`: the folder stays after the command.
     """
     if uploader is None:
         # Compared with nothing, every file counts as new.
         plan = UploadPlan(repository, kind, folder, planned_files(folder, {}), (), None, private)
     else:
         plan = uploader.plan(folder, repository, kind, private)
-    result: dict[str, Any] = {"repository": repository, "kind": kind, "folder": str(folder), "private": plan.private}
+    result: dict[str, Any] = {
+        "repository": repository,
+        "kind": kind,
+        "folder": str(folder) if kept else None,
+        "private": plan.private,
+    }
     result |= {"files": [asdict(file) for file in plan.files], "uploaded": False, "address": None}
     console = console_for()
     if not quiet:
         console.print(upload_view(plan, compared=uploader is not None))
     if uploader is None:
         note = f"nothing was uploaded: {relative(folder)} holds what would be published"
+        if not kept:
+            note = "nothing was uploaded or kept: with --out FOLDER the files stay there"
     elif not plan.to_send:
         note = f"nothing was uploaded: {repository} already has all of these files"
     elif yes or typer.confirm(f"Upload {len(plan.to_send)} files to {repository}?"):

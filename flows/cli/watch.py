@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -60,7 +61,7 @@ def status(
 
             watch_status(read, runs.run_view)
         if run is not None:
-            show_as(runs.step_rows(run), as_json, runs.run_view)
+            show_as(runs.step_rows(run), as_json, partial(runs.run_view, run=runs.run_row(run)))
             _note_left_out(store)
             return
         # No default configuration here: its keys take seconds to compute, and a run that starts now is recorded sooner.
@@ -97,11 +98,16 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
-    from flows.cli.runs import count_runs, list_runs, runs_table
+    from flows.cli.runs import count_runs, list_runs, queued_rows, runs_table
+    from flows.operate.run_actions import queued_runs
 
     store = the_store()
     rows = list_runs(store, most)
-    show_as(rows, as_json, runs_table)
+    queued = queued_runs(store)
+    show_as([*queued_rows(queued or [], rows), *rows], as_json, runs_table)
+    if queued is None:
+        line = "the server of `nautile up` does not answer: runs that wait there for a process are not listed"
+        console_for(stderr=True).print(line, style="yellow", soft_wrap=True)
     if len(rows) == most and not as_json and (total := count_runs(store)) > most:
         command = shell_command("nautile", "runs", "--most", total)
         console_for().print(f"{most:,} of {total:,} runs: `{command}` lists all", style="dim", soft_wrap=True)

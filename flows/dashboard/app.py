@@ -12,7 +12,9 @@ EVERY_S = 5
 IDLE_S = 60  # interval while no run is live; a new run is still detected after EVERY_S
 # No empty band at the top, the run picker above the list of pages, and smaller headings and figures, so that content
 # fits on the first screen. On a narrow screen columns are stacked, and metrics are shown in pairs.
+# `light-dark()` in the styles of the pages follows the browser's preference, as Streamlit's themes do.
 STYLE = """<style>
+:root{color-scheme:light dark}
 [data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
 [data-testid=stHeader]{background:transparent;height:2.2rem;pointer-events:none}
 [data-testid=stHeader] *{pointer-events:auto}
@@ -27,9 +29,9 @@ STYLE = """<style>
 [data-testid=stMetric] *{text-overflow:clip}
 [data-testid=stMain] [class*=st-key-attention]{gap:.3rem;padding:.5rem 1rem}
 [class*=st-key-attention] pre{padding:.3rem .7rem}[class*=st-key-attention] code{font-size:.8rem;line-height:1.4}
-[class*=st-key-attention-error]{border-left:5px solid #a40e26}
-[class*=st-key-attention-warning]{border-left:5px solid #b26b00}
-[class*=st-key-attention-info]{border-left:5px solid #0b4fa8}
+[class*=st-key-attention-error]{border-left:5px solid light-dark(#a40e26,#ff8182)}
+[class*=st-key-attention-warning]{border-left:5px solid light-dark(#b26b00,#f0b458)}
+[class*=st-key-attention-info]{border-left:5px solid light-dark(#0b4fa8,#79b8ff)}
 @media (max-width:640px){[data-testid=stMainBlockContainer]{padding:2.8rem 1rem 3rem}
 [data-testid=stHorizontalBlock]:has([data-testid=stMetric]){gap:.4rem}
 [data-testid=stHorizontalBlock]:has([data-testid=stMetric])>[data-testid=stColumn]{min-width:45%;flex:1 1 45%}}

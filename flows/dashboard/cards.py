@@ -19,29 +19,33 @@ SIGNS = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "—")}
 _TOKEN = re.compile(r"<\|([A-Za-z0-9_]{1,40})\|>")
 _LAST_TOKEN = re.compile(r"\s+(<\|[A-Za-z0-9_]{1,40}\|>)\s*$")  # to put its badge on the line of the last word
 _STYLE = """<style>
-.group { border: 1px solid #c9ccd3; border-radius: .5rem; padding: .6rem .7rem; margin: 0 0 1rem; background: #fbfbfc; }
+.group { border: 1px solid light-dark(#c9ccd3, #444c56); border-radius: .5rem; padding: .6rem .7rem; margin: 0 0 1rem;
+  background: light-dark(#fbfbfc, #161a22); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .6rem; }
-.cards, .card-head { font-size: .875rem; color: #262730; }
-.cards article { border: 1px solid #d5d8de; border-left: .3rem solid #8a8f98; border-radius: .4rem;
-  padding: .4rem .6rem; min-width: 0; background: #fff; }
-.cards article.good { border-left-color: #1a7f37; } .cards article.bad { border-left-color: #c62828; }
-.cards .good .sign { color: #146c2e; } .cards .bad .sign { color: #b71c1c; }
+.cards, .card-head { font-size: .875rem; color: light-dark(#262730, #e6edf3); }
+.cards article { border: 1px solid light-dark(#d5d8de, #444c56); border-left: .3rem solid #8a8f98; border-radius: .4rem;
+  padding: .4rem .6rem; min-width: 0; background: light-dark(#fff, #0e1117); }
+.cards article.good { border-left-color: light-dark(#1a7f37, #3fb950); }
+.cards article.bad { border-left-color: light-dark(#c62828, #ff7b72); }
+.cards .good .sign { color: light-dark(#146c2e, #56d364); } .cards .bad .sign { color: light-dark(#b71c1c, #ff9b93); }
 .cards .sign { font-weight: 700; } .card-head { margin: 0 0 .4rem; }
 .cards p, .card-head p { margin: 0 0 .25rem; }
-.cards .facts, .card-head .facts { color: #565b66; }
-pre.literal { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; color: #262730; border-radius: .3rem;
-  padding: .4rem .5rem; margin: 0 0 .3rem; font-size: .82rem; }
-pre.literal.answer { font-weight: 600; background: #eef1f5; }
+.cards .facts, .card-head .facts { color: light-dark(#565b66, #a3abb6); }
+pre.literal { white-space: pre-wrap; overflow-wrap: anywhere; background: light-dark(#f4f5f7, #1d232d);
+  color: light-dark(#262730, #e6edf3); border-radius: .3rem; padding: .4rem .5rem; margin: 0 0 .3rem;
+  font-size: .82rem; }
+pre.literal.answer { font-weight: 600; background: light-dark(#eef1f5, #222b38); }
 pre.literal.command { user-select: all; margin: 0; }
-.token { display: inline-block; background: #e3e0f5; color: #41358c; border-radius: .6rem; padding: 0 .4rem;
-  font-size: .72rem; font-weight: 600; }
+.token { display: inline-block; background: light-dark(#e3e0f5, #41358c); color: light-dark(#41358c, #e3e0f5);
+  border-radius: .6rem; padding: 0 .4rem; font-size: .72rem; font-weight: 600; }
 .plain-table { overflow: auto; max-height: 40rem; }
-.plain-table table { border-collapse: collapse; font-size: .875rem; color: #262730; }
+.plain-table table { border-collapse: collapse; font-size: .875rem; color: light-dark(#262730, #e6edf3); }
 .plain-table caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 .plain-table th, .plain-table td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0;
-  border-bottom: 1px solid #e3e5e9; overflow-wrap: break-word; font-variant-numeric: tabular-nums; }
-.plain-table th { color: #565b66; font-weight: 600; }
-.plain-table thead th { position: sticky; top: 0; background: #fff; }
+  border-bottom: 1px solid light-dark(#e3e5e9, #30363d); overflow-wrap: break-word;
+  font-variant-numeric: tabular-nums; }
+.plain-table th { color: light-dark(#565b66, #a3abb6); font-weight: 600; }
+.plain-table thead th { position: sticky; top: 0; background: light-dark(#fff, #0e1117); }
 </style>"""
 
 

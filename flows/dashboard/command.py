@@ -16,11 +16,14 @@ _SETTINGS = {
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",  # stack traces only in the log
-    "theme.base": "light",
-    # Streamlit draws captions with 60 % of the text colour and tints selections: these colours keep a contrast of 4.5.
-    "theme.textColor": "#000000",
-    "theme.primaryColor": "#1f5fa8",
-    "theme.codeTextColor": "#000000",
+    # Two themes and no `theme.base`: the browser's preference (prefers-color-scheme) chooses. Streamlit draws captions
+    # with 60 % of the text colour and tints selections: these colours keep a contrast of 4.5.
+    "theme.light.primaryColor": "#1f5fa8",
+    "theme.light.textColor": "#000000",
+    "theme.light.codeTextColor": "#000000",
+    "theme.dark.primaryColor": "#1f5fa8",
+    "theme.dark.textColor": "#ffffff",
+    "theme.dark.codeTextColor": "#ffffff",
 }
 
 

@@ -19,6 +19,11 @@ LEGEND_ROW = 18  # height per row of a legend, in pixels
 ZOOM = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
 
 
+def shade(light: str, dark: str) -> str:
+    """A colour of a mark, by the page that it is drawn on; Streamlit itself colours texts, axes and grids of charts."""
+    return dark if st.context.theme.type == "dark" else light
+
+
 @dataclass(frozen=True)
 class Chart:
     """A chart: its specification, and the table with the columns that it uses."""

@@ -25,6 +25,7 @@ from common.files import read_json
 from common.text import visible
 from configs.changes import describe_changes, read_changes
 from flows.dashboard import queries
+from flows.operate import run_actions
 from flows.run_state import MOST_SEARCHED, RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
 from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
 from store.manifest import MANIFEST
@@ -35,7 +36,8 @@ CACHE_S = 3.0  # how long the result of a catalog query is reused
 PATIENCE_S = 5.0
 _ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
 THINK_END = "<|think_end|>"
-# State -> sign, words, text colour, background. Each pair of colours has a contrast of at least 4.5 to 1.
+# State -> sign, words, text colour, background. Each pair of colours has a contrast of at least 4.5 to 1; on a dark
+# page they change places (`coloured`).
 LOOKS = {
     "done": ("✓", "done", "#116329", "#e6f4ea"),
     "reused": ("=", "reused", "#3b4a5a", "#e8edf2"),
@@ -50,6 +52,7 @@ LOOKS = {
 }
 STATE_MARKS = {state: f"{sign} {words}" for state, (sign, words, _, _) in LOOKS.items()}
 
+OTHER_LOOK = ("#333333", "#ffffff")  # text colour and background of a state that has no entry in LOOKS
 MOST_ARTIFACTS = 200  # newest artifacts in the picker of a page
 
 
@@ -198,10 +201,21 @@ def _seconds_left(key: str, done: float, total: float) -> float | None:
     return meter.left_s(done, total)
 
 
+def coloured(text: str, ground: str) -> str:
+    """The CSS of a box with a text colour and a background, which change places on a dark page."""
+    return (
+        f"color:light-dark({text},{ground});background:light-dark({ground},{text});"
+        f"border-color:light-dark({text},{ground})"
+    )
+
+
 def prefect_link(run: str) -> str | None:
     """The address of a run in Prefect's UI, if PREFECT_UI_URL or PREFECT_API_URL is set."""
     base = os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
-    return f"{base.rstrip('/')}/runs/flow-run/{run}" if base else None
+    # Without `/v2` the server shows the page of its earlier UI, whatever the default (Prefect 3.8.8): it forwards only
+    # its root to the newer one. Prefect Cloud, for which the key is, has only one.
+    root = base.rstrip("/") if "PREFECT_API_KEY" in os.environ else f"{base.rstrip('/').removesuffix('/v2')}/v2"
+    return f"{root}/runs/flow-run/{run}" if base else None
 
 
 def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[str] = ()) -> CatalogRow | None:
@@ -242,6 +256,12 @@ def nested(value: Any, *names: str) -> Any:
 def questions() -> dict[str, dict[str, Any]]:
     """The notes of the runs that wait for an approval: run -> note."""
     return questions_by_run(open_store())
+
+
+@st.cache_data(ttl=CACHE_S, show_spinner=False)
+def queued_runs() -> list[dict[str, Any]] | None:
+    """The runs that wait in the server of `nautile up` for a process; None if it does not answer."""
+    return run_actions.queued_runs(open_store())
 
 
 def artifact_folder(artifact: str) -> str | None:

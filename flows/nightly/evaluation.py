@@ -24,7 +24,7 @@ from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
 from flows.dag import Need, Step, evaluate_section
-from flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, refused, run_name
+from flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, run_name
 from flows.nightly.alert import publish, raise_regression
 from flows.nightly.earlier import (
     EarlierComparison,
@@ -37,7 +37,7 @@ from flows.nightly.own_checkpoints import executions_of_others, newest_own
 from flows.operate import approval, concurrency
 from flows.operate.automations import sent_before_the_end
 from flows.operate.notifications import notifying
-from flows.plans import recorded
+from flows.plans import recorded, refused
 from flows.selection import PreparedRun, Selection, is_in_store
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
@@ -77,7 +77,7 @@ def evaluation(
         try:
             run_config, _ = load_form(config, overrides)
         except ConfigError as error:
-            return refused(error)
+            return refused(config, error)
         try:
             with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: retry_command(run_id)):
                 return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)

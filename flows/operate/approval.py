@@ -37,7 +37,7 @@ from prefect.states import Paused, State, Suspended
 
 from common.errors import ConfigError
 from common.files import write_json
-from common.text import amount, duration
+from common.text import amount, counted, duration
 from configs.schema import RunConfig
 from flows.dag import Step
 from flows.forecast import forecast_calls, forecast_text
@@ -267,7 +267,7 @@ def _limits(config: RunConfig, step: Step) -> list[str]:
         return [f"{until}{section['prompts']:,} prompts", _budget(section)]
     if step.stage.name in ("align", "reason"):
         rows = section["rollout"]["prompts"] * section["rollout"]["group"]
-        return [f"{section['policy']['steps']:,} steps of {rows:,} completions"]
+        return [f"{counted(section['policy']['steps'], 'step')} of {counted(rows, 'completion')}"]
     if step.stage.name == "self_distill":
         rows = section["problems"]["count"] * section["rollout"]["group"] * section["rounds"]
         return [f"{rows:,} completions to draw"]

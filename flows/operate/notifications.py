@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from queue import SimpleQueue
@@ -20,8 +20,12 @@ import httpx
 
 from common.commands import shell_command
 from common.retry import Backoff, retry
-from common.text import visible
+from common.text import counted, visible
+from configs.training import TRAINED
+from evals.scoring.scores import title_of
+from store.artifacts import Store
 from tasks.engine.failure import advice, reason
+from tasks.engine.prefect_page import run_page
 from tasks.engine.progress import StageUpdate, subscribe
 
 logger = logging.getLogger(__name__)
@@ -120,10 +124,31 @@ def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], s
 
 
 def message(event: Event, text: str, **fields: Any) -> dict[str, Any]:
-    """The body of a message. Chat markup and mentions of everybody in the text are escaped."""
+    """The body of a message. Chat markup and mentions of everybody in the text are escaped.
+
+    A message about a `run` has a link to its page, if the dashboard's address is known.
+    """
+    page = run_page(fields["run"]) if fields.get("run") else ""
+    text = visible(text, MOST_CHARACTERS) + (f"\nThe run in the dashboard: {page}" if page else "")
     # `&` before the brackets, or it would escape their escapes.
-    escaped = visible(text, MOST_CHARACTERS).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return {"text": _EVERYBODY.sub("@ ", f"Nautile: {escaped}"), "event": f"nautile.{event}", **fields}
+    escaped = _EVERYBODY.sub("@ ", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    more = {"page": page} if page else {}
+    return {"text": f"Nautile: {escaped}", "event": f"nautile.{event}", **fields, **more}
+
+
+def finished_text(store: Store, config: str, outputs: Mapping[str, Mapping[str, str]]) -> str:
+    """The text about a run that has finished: its number of steps, and the scores of the last model that it trained.
+
+    `outputs`: label -> kind -> artifact id.
+    """
+    lines = [f"{config} finished, {counted(len(outputs), 'step')}. `nautile status` lists what they made."]
+    for stage in reversed(TRAINED):
+        if evaluation := outputs.get(f"evaluate:{stage}", {}).get("evaluation"):
+            scores = store.get(evaluation).manifest["facts"].get("accuracy", {})
+            shown = [f"{title_of(name)} {100 * score:.1f} %" for name, score in scores.items() if score is not None]
+            lines += [f"After {stage}: {', '.join(shown)}."] if shown else []
+            break
+    return "\n".join(lines)
 
 
 def post_webhook(variable: str, body: dict[str, Any], sleep: Callable[[float], object] = time.sleep) -> str | None:

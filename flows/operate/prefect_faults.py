@@ -5,7 +5,7 @@ This module imports no Prefect, which may be what has failed.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +27,13 @@ _DAMAGED = re.compile(
 _NOT_WRITABLE = re.compile(r"readonly database|read-only|unable to open database file|Permission denied", re.IGNORECASE)
 _NEWER = re.compile(r"Can't locate revision", re.IGNORECASE)
 _FULL = re.compile(r"database or disk is full|No space left", re.IGNORECASE)
+# What Pydantic says about a setting of Prefect: its class, its name without those of the sections above, the reason.
+_REFUSED = re.compile(
+    r"validation errors? for (?P<section>\w*Settings)\n(?P<field>\S+)\n +(?P<reason>.*?)"
+    r"( \[type=\w+(, input_value=(?P<value>.*), input_type=\w+)?\])?$",
+    re.MULTILINE,
+)
+_UNREADABLE = re.compile(r'error parsing value for field "(?P<field>\w+)" from source "(?P<section>\w+)"')
 
 
 def api_fault(url: str) -> str | None:
@@ -83,6 +90,23 @@ def database_fault(lines: Sequence[str]) -> str:
 def database_is_elsewhere() -> bool:
     """Whether the environment names another database than the SQLite file in PREFECT_HOME."""
     return any(name.startswith(DATABASE) for name in os.environ)
+
+
+def setting_fault(text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """What is wrong with a setting of Prefect's, by its variable, from an error or a log; "" if nothing is.
+
+    Prefect reads its settings at import, and its error has the name of a field without that of the variable.
+    """
+    if not (match := _REFUSED.search(text) or _UNREADABLE.search(text)):
+        return ""
+    found = match.groupdict()
+    field = found["field"].rsplit(".", 1)[-1].upper()
+    names = [name for name in environment if name.upper().startswith("PREFECT_") and name.upper().endswith(f"_{field}")]
+    # Several settings may end alike; Pydantic says what the value was. A value may be a secret, and is not repeated.
+    names = [name for name in names if repr(environment[name]) == found.get("value")] or names
+    where = " or ".join(sorted(names)) or f"the setting {found['field']!r} of Prefect ({found['section']})"
+    reason = visible(found.get("reason") or "its value cannot be read, and should be JSON", LONGEST)
+    return f"{where}: {reason}; {'correct it, or unset it' if names else 'correct it in the profile of Prefect'}"
 
 
 def database_path() -> Path:

@@ -34,11 +34,19 @@ from common.processes import (
     url_host,
 )
 from flows.operate.own_page import OwnPageOnly
-from flows.operate.prefect_faults import DATABASE, api_fault, database_fault, database_is_elsewhere, last_error
+from flows.operate.prefect_faults import (
+    DATABASE,
+    api_fault,
+    database_fault,
+    database_is_elsewhere,
+    last_error,
+    setting_fault,
+)
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
 
+BROKER = "flows.operate.message_broker"
 STARTUP_S = 180.0
 RESTARTS = 10  # a server that dies more often has a reason that no restart removes
 _QUIET = {
@@ -168,7 +176,7 @@ def prefect_api() -> Iterator[str]:
             with collector_paused():
                 import prefect.main  # noqa: F401 - takes seconds, in parallel with the start of the server
 
-            _wait(process, url, Path(output.name), earlier)
+            _wait(process, url, Path(output.name), earlier, environment)
         except BaseException:
             # Also Ctrl-C: the server has no terminal of its own to receive it.
             _end(process)
@@ -231,8 +239,12 @@ class _Keeper:
         self._closed.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log_path: Path, earlier: int) -> None:
+def _wait(
+    process: subprocess.Popen[bytes], url: str, log_path: Path, earlier: int, environment: Mapping[str, str]
+) -> None:
     """Wait until the server answers. `earlier`: the size of its log before it was started, in bytes.
+
+    `environment`: its own, with the settings of its database.
 
     Raises `ConfigError` with what helps if it ends, or does not answer within `STARTUP_S`.
     """
@@ -241,6 +253,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log_path: Path, earlier: i
         if process.poll() is not None or time.monotonic() > deadline:
             problem = f"ended with {process.poll()}" if process.poll() is not None else "did not start in time"
             lines = log_path.read_bytes()[earlier:].decode(errors="replace").splitlines()
+            if fault := setting_fault("\n".join(lines), environment):
+                raise ConfigError(fault)
             help_ = (
                 database_fault(lines) or "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server of yours"
             )
@@ -288,6 +302,9 @@ def serve(port: int, parent: int | None = None) -> None:
         die_with_parent(parent)
     for name, value in _BATCHES.items():
         os.environ.setdefault(name, value)
+    # An operator's own broker may have the older name of the setting.
+    broker = os.environ.get("PREFECT_MESSAGING_BROKER", BROKER)
+    os.environ.setdefault("PREFECT_SERVER_EVENTS_MESSAGING_BROKER", broker)
     with collector_paused():
         import uvicorn
         from prefect.server.api.server import create_app

@@ -1,4 +1,4 @@
-"""Cancel and retry runs of deployments through the API of a Prefect server: from the dashboard, and `nautile retry`.
+"""Runs of deployments in a Prefect server: those that wait for a process; cancel and retry, for page and command.
 
 Of the dashboards only the one that `nautile up` started may do so: with its own server, on loopback, in the recorded
 process.
@@ -6,6 +6,7 @@ process.
 
 import os
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -17,6 +18,8 @@ from flows.operate.prefect_calls import ask_server, call, wants_login
 from store.artifacts import Store
 
 TIMEOUT_S = 10.0
+QUEUE_TIMEOUT_S = 3.0  # a list and a page wait for it
+MOST_QUEUED = 50
 
 
 def server_beside(store: Store) -> str | None:
@@ -29,6 +32,33 @@ def server_beside(store: Store) -> str | None:
         return None
     services.use_login(store)
     return server.url
+
+
+def queued_runs(store: Store) -> list[dict[str, Any]] | None:
+    """The due runs of the server of `nautile up` that no process has begun, oldest first: id, name, config, since.
+
+    They have no record in the store. None if the server does not answer.
+    """
+    server = next((service for service in services.services(store) if service.name == "server"), None)
+    if server is None or not server.alive():
+        return []
+    services.use_login(store)
+    waits = {"state": {"type": {"any_": ["SCHEDULED", "PENDING"]}}}
+    waits["expected_start_time"] = {"before_": datetime.now(UTC).isoformat()}  # without those of a schedule to come
+    body = {"flow_runs": waits, "sort": "EXPECTED_START_TIME_ASC", "limit": MOST_QUEUED}
+    try:
+        response = call("POST", server.url, "/flow_runs/filter", json=body, timeout=QUEUE_TIMEOUT_S)
+        return [
+            {
+                "id": str(run["id"]),
+                "name": str(run["name"]),
+                "config": str(run["parameters"].get("config") or ""),
+                "since": str(run["expected_start_time"]),
+            }
+            for run in response.raise_for_status().json()
+        ]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def has_deployment(api: str, run: str) -> bool:

@@ -26,7 +26,7 @@ from common.processes import is_loopback, listen, module_command, url_host
 from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
-from flows.operate.prefect_faults import database_fault, last_error
+from flows.operate.prefect_faults import database_fault, last_error, setting_fault
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
@@ -224,6 +224,8 @@ def _wait(service: Service, ready: Callable[[Service], bool], earlier: int) -> N
     while not ready(service):
         if not service.alive():
             new_lines = Path(service.log).read_bytes()[earlier:].decode(errors="replace").splitlines()
+            if fault := setting_fault("\n".join(new_lines)):
+                raise ConfigError(f"{service.name} did not start: {fault}")
             fault = database_fault(new_lines) if service.name == "server" else ""
             more = f"; {fault}" if fault else ""
             raise ConfigError(f"{service.name} did not start: {last_error(new_lines)}{more} (its log is {service.log})")

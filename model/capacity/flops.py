@@ -10,8 +10,11 @@ from typing import Literal, NamedTuple
 from configs.model import ModelConfig
 
 # Dense bfloat16 peaks of one chip, FLOP/s: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of
-# A100, H100 (SXM) and H200, without sparsity.
-PEAK_FLOPS = {"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12, "a100": 312e12, "h100": 989e12, "h200": 989e12}
+# A100, H100 (SXM), H200 and RTX 4090 (summed in float32), without sparsity.
+PEAK_FLOPS = {
+    **{"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12},
+    **{"a100": 312e12, "h100": 989e12, "h200": 989e12, "rtx4090": 165.2e12},
+}
 
 # JAX's names of these chips, matched as prefixes in this order: the longer of two alike comes first.
 _DEVICE_KINDS = {
@@ -22,6 +25,7 @@ _DEVICE_KINDS = {
     "NVIDIA A100": "a100",
     "NVIDIA H100": "h100",
     "NVIDIA H200": "h200",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
 }
 
 # FLOPs per element of the memory [K, H, M] and token: phase and encoding 6, both sums 4, normalisation 2, readout 8.

@@ -20,7 +20,8 @@ from model.capacity.flops import training_flops
 from model.capacity.topology import GIB, Topology, devices
 from model.nautile import parameter_counts
 from model.sharding import make_mesh
-from model.training.step import Program, check_rows, rows_at_once
+from model.training.micro_batches import check_rows, rows_at_once
+from model.training.step import Program
 
 Notify = Callable[[str], None]
 MAX_DOUBLINGS = 6  # the largest micro-batch to try is 64 times the configured one

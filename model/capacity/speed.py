@@ -19,7 +19,7 @@ from model.capacity.flops import Direction, kernel_work, training_flops
 from model.capacity.topology import Chip, Topology
 from model.layers.mixing.kernels import gpu, tpu
 from model.nautile import parameter_counts
-from model.training.step import check_rows, rows_at_once
+from model.training.micro_batches import check_rows, rows_at_once
 
 CHUNKS = (32, 128)
 # A float32 product at the highest precision is six bfloat16 ones on a TPU.

@@ -3,7 +3,7 @@
 Call `enable_compilers()` before JAX is first used in a process: libtpu reads its settings when it is loaded.
 """
 
-import importlib.util
+import importlib.machinery
 import math
 import os
 import re
@@ -66,7 +66,8 @@ class Chip:
     """A kind of chip.
 
     memory: bytes that a program may use. peak: dense bfloat16 FLOP/s; None: unknown. per_host: chips of one host.
-    bandwidth: bytes/s of the memory. core: None if the compiler estimates no cycles.
+    bandwidth: bytes/s of the memory. core: None if the compiler estimates no cycles. hourly: lowest and highest usual
+    price of an hour, in dollars; None: it is not rented out.
     """
 
     name: str
@@ -75,27 +76,35 @@ class Chip:
     per_host: int
     bandwidth: float
     core: Core | None = None
+    hourly: tuple[float, float] | None = None
 
 
 # TPU memory is what the compiler lets a program use; the runtime has the rest. Each chip is one JAX device.
-# Bandwidths: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of H100 (SXM) and DGX Spark.
+# Bandwidths: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of A100 (SXM, 80 GB),
+# H100 and H200 (SXM), RTX 4090 and DGX Spark.
 # Clocks: peak / (2 side² matrix units), with the units that those pages give (8 in v4 and v5p, 4 in v5e). They give two
 # for v6e in one place and four in another; with four, the compiler's cycles for a product of two 4096² matrices come to
 # 87 % of the peak, against 88 % for v4.
+# Prices: Google's on-demand list in the United States (cloud.google.com/tpu/pricing), and of GPUs what clouds large and
+# small asked in May 2026 (mercatus-ai.com/blog/cloud-gpu-pricing); both were recorded without access to those pages'
+# present state. One's own price is `launch.dollars_per_chip_hour`.
 # Lanes: 8 x 128 with 4 arithmetic units each in a core (the same book, of a v5p), two cores in v4 and v5p.
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4, 1.2e12, Core(1.05e9, 128, 8192)),
-        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4, 819e9, Core(1.5e9, 128, 4096)),
-        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4, 2765e9, Core(1.75e9, 128, 8192)),
-        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4, 1638e9, Core(1.75e9, 256, 4096)),
-        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8, 3.35e12),
+        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4, 1.2e12, Core(1.05e9, 128, 8192), (3.22, 3.22)),
+        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4, 819e9, Core(1.5e9, 128, 4096), (1.2, 1.2)),
+        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4, 2765e9, Core(1.75e9, 128, 8192), (4.2, 4.2)),
+        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4, 1638e9, Core(1.75e9, 256, 4096), (2.7, 2.7)),
+        Chip("a100", 80 * 10**9, PEAK_FLOPS["a100"], 8, 2.04e12, None, (0.8, 3.0)),
+        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8, 3.35e12, None, (2.0, 5.0)),
+        Chip("h200", 141 * 10**9, PEAK_FLOPS["h200"], 8, 4.8e12, None, (2.5, 7.0)),
+        Chip("rtx4090", 24 * 10**9, PEAK_FLOPS["rtx4090"], 8, 1.008e12),
         # Compiled as for an H100, in the memory that host and GPU share. NVIDIA gives its peak only for 4-bit numbers.
         Chip("spark", 128 * 10**9, None, 1, 273e9),
     )
 }
-_GPUS = ("h100", "spark")
+GPUS = ("a100", "h100", "h200", "rtx4090", "spark")  # the compiler compiles for an H100 in place of the others
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,19 @@ def enable_compilers() -> None:
 
 def compiler_of(chip: Chip) -> tuple[str, str]:
     """The package with the compiler for a chip, and the chip that the compiler targets."""
-    return ("jax-cuda12-plugin", "h100") if chip.name in _GPUS else ("libtpu", chip.name)
+    return ("jax-cuda12-plugin", "h100") if chip.name in GPUS else ("libtpu", chip.name)
+
+
+def compiler_installed(package: str) -> bool:
+    """Whether a process that calls `enable_compilers` can import a compiler's package."""
+    return importlib.machinery.PathFinder.find_spec(package, [*sys.path, str(AHEAD)]) is not None
+
+
+def check_compiler(name: str, chip: Chip) -> None:
+    """Raise ConfigError if the compiler for the chips of topology `name` is not installed; nothing is imported."""
+    package = "jax_plugins.xla_cuda12" if chip.name in GPUS else "libtpu"
+    if not compiler_installed(package.partition(".")[0]):
+        raise ConfigError(f"{name}: its compiler ({package}) is not installed: run `make ahead`")
 
 
 def devices(topology: Topology) -> list[Any]:
@@ -145,11 +166,8 @@ def devices(topology: Topology) -> list[Any]:
 
     if topology.chip is None:
         return jax.devices()
-    gpu = topology.chip.name in _GPUS
-    package = "jax_plugins.xla_cuda12" if gpu else "libtpu"
-    if importlib.util.find_spec(package.partition(".")[0]) is None:
-        raise ConfigError(f"{topology.name}: its compiler ({package}) is not installed: run `make ahead`")
-    if gpu:
+    check_compiler(topology.name, topology.chip)
+    if topology.chip.name in GPUS:
         settings = {"platform": "cuda", "topology": f"1x1x{topology.chips}", "target_config": _H100}
     else:
         settings = {"platform": "tpu", "topology_name": topology.name}

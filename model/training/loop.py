@@ -34,9 +34,10 @@ from model.sharding import make_mesh, put_rows, whole_on_hosts
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
 from model.training.gathered_checkpoint import open_checkpoints
 from model.training.metrics import MetricTotals, TrainMetrics
+from model.training.micro_batches import check_rows
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
-from model.training.step import BATCH, Program, StepMetrics, TrainState, check_rows
+from model.training.step import BATCH, Program, StepMetrics, TrainState
 from model.weights.files import WEIGHTS, load_weights, save_weights
 from model.weights.start import refuse_other_shape
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from common.errors import ConfigError
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
@@ -21,27 +20,11 @@ from model.layers.common import Params
 from model.loss import LossSums, weighted_loss
 from model.nautile import initialise, shapes
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from model.training.micro_batches import rows_at_once
 from model.training.optimizer import applied, build, finite_update, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
 OF_ROWS = ("source", "bytes")  # those with one number per row
-
-
-def rows_at_once(config: PretrainConfig, devices: int) -> int:
-    """Rows in a micro-batch: `pretrain.micro_rows` or the whole batch, but at least one per device if it has enough."""
-    return max(config.micro_rows or config.batch_rows, min(devices, config.batch_rows))
-
-
-def check_rows(config: PretrainConfig, devices: int) -> None:
-    """Raise ConfigError unless a batch divides into micro-batches, and a micro-batch among the devices."""
-    micro = rows_at_once(config, devices)
-    if config.batch_rows % micro:
-        raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
-    if micro % devices:
-        field = "micro_rows" if config.micro_rows else "batch_rows"
-        raise ConfigError(
-            f"pretrain.{field} {micro} does not divide among {devices} devices: make it a multiple of {devices}"
-        )
 
 
 class TrainState(NamedTuple):

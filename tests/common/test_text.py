@@ -8,6 +8,7 @@ from markdown_it import MarkdownIt
 from common.text import (
     amount,
     as_file_name,
+    counted,
     dollars,
     duration,
     first_line,
@@ -116,3 +117,7 @@ def test_names_of_files_are_as_different_as_their_texts():
     assert as_file_name("Qwen/Qwen3-8B") == "Qwen~2FQwen3-8B"
     assert as_file_name(".hidden") == "~2Ehidden"
     assert len({as_file_name(text) for text in ("a/b", "a~2Fb", "a%2Fb")}) == 3
+
+
+def test_a_count_has_its_noun_in_the_right_number():
+    assert [counted(count, "step") for count in (0, 1, 1200)] == ["0 steps", "1 step", "1,200 steps"]

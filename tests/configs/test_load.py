@@ -83,6 +83,7 @@ def write(tmp_path, text):
             r"`distill`: distill\.accepted is 33, and 32 prompts give at most as many documents",
         ),
         ("extends = 'local'\n[distill]\ntrain_on = 'prompts'", r"`distill\.train_on`"),
+        ("name = 'few'", r'Field required \(and \d+ more\)\. .* begin with `extends = "local"`$'),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
         ("extends = 'run.toml'", "is circular"),
         ("a = = 1", "is not TOML"),

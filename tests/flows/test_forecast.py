@@ -1,6 +1,7 @@
 """What paid endpoints will cost, before they are asked: by configured limits first, then by measured lengths."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -42,8 +43,12 @@ def test_without_a_measured_reply_it_is_the_most_that_the_configuration_allows(s
     assert {f"evaluate:{model.endpoint}" for model in CONFIG.evaluate.models} <= {label for label, _ in rows}
     lines = forecast_lines(forecast_calls(steps, store))
     assert f"{FIRST:,} requests" in lines[1]
-    assert "at most; no reply is measured yet; the step's budget is $5,000.00" in lines[1]
-    assert lines[-1].startswith("  in all $")
+    unmeasured = r"\$[\d,.]+( to \$[\d,.]+)? if every reply is as long as it may be; none is measured yet"
+    assert re.search(rf"out: {unmeasured}; the step's budget is \$5,000.00$", lines[1])
+    judged = next(line for line in lines if line.startswith("  align"))
+    assert re.search(rf"out: {unmeasured}$", judged), "refilled groups ask again"
+    assert " to $" in judged
+    assert re.fullmatch(rf"  in all {unmeasured}", lines[-1])
 
 
 def test_measured_lengths_give_the_cost_and_its_spread(steps, store):
@@ -60,6 +65,7 @@ def test_measured_lengths_give_the_cost_and_its_spread(steps, store):
     assert row.dollars == pytest.approx([FIRST * (1000 * 0.05 + out * 0.20) / 1e6 for out in (100, 500, 900)])
     text = "\n".join(forecast_lines(forecast_calls(steps, store)))
     assert "$103.80 ($48.44 to $159.16) by 11 measured replies" in text
+    assert text.endswith("by 11 measured replies, others as long as they may be"), "not all of the sum is measured"
 
 
 def test_a_run_that_pays_for_nothing_says_nothing(store):

@@ -129,7 +129,7 @@ def test_a_set_of_the_hub_that_is_too_small_is_refused(monkeypatch):
             raise Retryable("the Hub did not answer")
         return counts[source.name]
 
-    monkeypatch.setattr(readiness, "_connection_error", lambda url: None)
+    monkeypatch.setattr(readiness, "connection_error", lambda url: None)
     monkeypatch.setattr(readiness, "count_prompt_rows", count)
     steps = pipeline_steps(CONFIG)
     with pytest.raises(ConfigError, match="cannot be met: prompt set 'creative_writing' has 60,000 rows, 67,000 asked"):

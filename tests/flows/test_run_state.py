@@ -337,6 +337,17 @@ def test_the_run_that_is_meant_without_a_name_is_the_pipeline_at_work(store):
         return row and row["run"]
 
     assert meant() is None
+    # One of another machine, of which nobody knows whether it lives, hides no pipeline that began later.
+    plan(store, run="r0", id="r0", started=at(-9), time=now(), host="another-host")
+    catalog.ingest()
+    assert meant() is None
+    with store.run_lock("r0").for_life():  # on a shared disk
+        assert meant() == "r0"
+    plan(store, run="r4", id="r4", started=at(8), time=now(), host="another-host")
+    catalog.ingest()
+    assert meant() == "r4"
+    plan(store, run="r4", id="r4", started=at(8), host="another-host", state="done", ended=at(9))
+    catalog.ingest()
     with store.run_lock("r2").for_life():
         assert meant() == "r2"
         with store.run_lock("r1").for_life():

@@ -147,6 +147,10 @@ def test_unknown_labels_are_refused(tuned, untuned, table, tmp_path):
         (("--labels", "a,b,a"), "at least two different labels"),
         (("--labels", "a,b", "--text", "body"), "no column 'body'; there are text, label"),
         (("--labels", "a,b", "--out", "rows.txt"), "tables are written as"),
+        (
+            ("--labels", "a,b", "--gold", "label"),
+            "row 1: the label 'animal' in column 'label' is unknown;",
+        ),
     ],
 )
 def test_bad_input_is_one_message(nautile, untuned, table, arguments, message):  # noqa: F811

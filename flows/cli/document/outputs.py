@@ -37,8 +37,9 @@ class RunOutput(Output):
     name: str
     config: str
     # silent: it began on another machine, and nothing was heard of it for two days
-    state: Literal["running", "waiting", "done", "failed", "cancelled", "interrupted", "silent"]
-    begun: str
+    # queued: it waits in the server of `nautile up` for a process, and its steps are not known yet
+    state: Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted", "silent"]
+    begun: str  # of a queued run: when it was due
     ended: str | None
     done: int  # steps that are done or reused
     steps: int  # steps of the plan
@@ -126,6 +127,9 @@ class Ancestor(Output):
     cached_calls: int  # calls answered from the store
     key: str
     execution: str
+    configuration: str | None  # name of the configuration whose run made it
+    config: dict[str, JsonValue]  # the settings of its step
+    files: dict[str, JsonValue]  # path -> bytes and sha256
 
 
 class RecipeSeeds(Output):

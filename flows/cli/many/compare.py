@@ -29,7 +29,7 @@ from flows.cli.terminal import run_named
 from flows.run_state import MOST_SEARCHED, RUNS
 from flows.sweep.arms import EVALUATE
 from flows.sweep.report import WAYS
-from store.artifacts import Store
+from store.artifacts import Store, short_id
 from tasks.reporting.other_seeds import accuracies_by_seed, recipe_lines, spread
 
 SIDES = ("a", "b")
@@ -90,7 +90,7 @@ def _evaluated(store: Store) -> dict[str, str]:
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
-    """Compare two evaluations; the result includes the names of both models and `warnings`.
+    """Compare two evaluations; the result includes what is compared (`a` and `b`) and `warnings`.
 
     `warnings`: differences in machine or libraries between the two evaluations or their checkpoints. Raises
     `ConfigError` for a name that is not an evaluation.
@@ -99,14 +99,13 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
     store.refresh()
     labels = _evaluated(store)
     a, b = (name if Path(name).is_dir() else labels.get(name, name) for name in (a, b))
-    model_a, rows_a = _read_evaluation(store, a, way)
-    model_b, rows_b = _read_evaluation(store, b, way)
-    names = {"a": f"{Path(a).name} ({model_a})", "b": f"{Path(b).name} ({model_b})"}
+    title_a, rows_a = _read_evaluation(store, a, way)
+    title_b, rows_b = _read_evaluation(store, b, way)
     warnings = _environment_warnings(store, a, b)
     comparison = compare(rows_a, rows_b, verdict)
     measured = (*comparison["benchmarks"], *comparison["means"])
     spreads = _recipe_seeds(store, a, b, verdict, way, measured)
-    return {**names, "way": way, "warnings": warnings, **comparison, "recipe_seeds": spreads}
+    return {"a": title_a, "b": title_b, "way": way, "warnings": warnings, **comparison, "recipe_seeds": spreads}
 
 
 def _recipe_seeds(
@@ -247,12 +246,21 @@ def _environment_warnings(store: Store, a: str, b: str) -> list[str]:
 
 
 def _read_evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:
-    """The model and the rows of an evaluation, which `name` gives as an artifact id or a folder."""
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = named_or_newest(store, "evaluation", name).path
+    """The title and the rows of an evaluation, which `name` gives as an artifact id or a folder.
+
+    The title has the ids of the evaluation and of its checkpoint as other commands take them; the model's own name is a
+    digest of its weights, so it stands only where there is no checkpoint in the store.
+    """
+    artifact = None if Path(name).is_dir() else named_or_newest(store, "evaluation", name)
+    folder = Path(name) if artifact is None else artifact.path
     rows = folder / WAYS[way]
     if not rows.is_file():
         raise ConfigError(f"{name} has no {WAYS[way]}: it was not evaluated with --way {way}")
-    model = (read_json(folder / "scores.json") or {}).get("model", "unfinished")
-    return str(model), read_rows(rows)
+    model = str((read_json(folder / "scores.json") or {}).get("model", "unfinished"))
+    if artifact is None:
+        title = f"{folder.name} ({model})"
+    else:
+        checkpoint = artifact.manifest["inputs"].get("checkpoint")
+        of = short_id(*checkpoint.split("/")) if checkpoint else model
+        title = f"{artifact.manifest['label']}, {artifact.id} of {of}"
+    return title, read_rows(rows)

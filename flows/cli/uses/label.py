@@ -3,9 +3,10 @@
 from common.errors import ConfigError
 from configs.endpoint import with_fallbacks
 from configs.label import LabelRun
+from data.labelled.rows import read_rows
 from flows.cli.uses.step import run_step
 from store.artifacts import Artifact, Store
-from tasks.label import label
+from tasks.label import check_gold, label
 
 
 def label_texts(
@@ -15,6 +16,8 @@ def label_texts(
 
     `questions`: id of an artifact with benchmark questions; texts that overlap with them are left out.
     """
+    if run.label.gold.reader != "hub":  # what needs no network is checked before the step's process starts
+        check_gold(run.label, read_rows(run.label.gold, "label", store.root))
     # Only the endpoints that may be called are in the section: a change of another one is no reason to label again.
     names = with_fallbacks([run.label.teacher], run.endpoints)
     section = {

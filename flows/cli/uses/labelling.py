@@ -20,6 +20,7 @@ from flows.cli.terminal import Json, RuntimeOption, show_as, the_store
 if TYPE_CHECKING:
     from configs.base import Section
     from configs.labelling import TextsConfig
+    from data.labelled.table import Table
     from store.artifacts import Artifact, Store
     from tasks.engine.stage import Stage
 
@@ -94,7 +95,7 @@ def extract(
         if labels is None or labels.form != "entities":
             raise ConfigError("--schema: required, because this checkpoint was not tuned on entities")
         shape = entity_schema(labels.labels)
-    texts, digest = _texts(file, text, delimiter, out)
+    texts, table = _texts(file, text, delimiter, out)
     section = ExtractConfig(
         texts=texts, json_schema=json.dumps(shape, ensure_ascii=False),
         spans="all" if all_spans else "marked", instructions=instructions, max_tokens=max_tokens, thinking=thinking,
@@ -103,7 +104,7 @@ def extract(
     result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
         columns = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
-        _write_out(out, texts, digest, result.path / ROWS, columns)
+        _write_out(out, texts, table.sha256, result.path / ROWS, columns)
 
     def lines(facts: dict[str, Any]) -> list[str]:
         total = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
@@ -143,6 +144,7 @@ def classify(
     """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
     from configs.labelling import ClassifyConfig
     from data.labelled.label_set import read_label_set
+    from data.labelled.texts import gold_labels
     from evals.labelling.titles import recall_rows
     from tasks.classify import ROWS
     from tasks.classify import classify as stage
@@ -152,7 +154,7 @@ def classify(
     tuned = read_label_set(artifact.path)
     if not labels and (tuned is None or tuned.form != "label"):
         raise ConfigError("--labels: required, because this checkpoint was not tuned on labels")
-    texts, digest = _texts(file, text, delimiter, out)
+    texts, table = _texts(file, text, delimiter, out)
     try:
         section = ClassifyConfig(
             texts=texts, labels=tuple(label.strip() for label in labels.split(",")) if labels else (),
@@ -160,10 +162,12 @@ def classify(
         )  # fmt: skip
     except ValidationError as error:
         raise ConfigError(f"--labels: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    if gold:  # checked before the step's process starts and loads a model
+        gold_labels(table, texts.path, gold, section.labels or (tuned.labels if tuned else ()))
     result = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
         columns = {name: name for name in ("label", "probability", "abstained", "likeliest", "cut")}
-        _write_out(out, texts, digest, result.path / ROWS, {"number": "row", **columns, "reason": "refused"})
+        _write_out(out, texts, table.sha256, result.path / ROWS, {"number": "row", **columns, "reason": "refused"})
 
     def lines(facts: dict[str, Any]) -> list[str]:
         counts = [f"  {facts['labelled'][label]:,} {label}" for label in facts["labels"]]
@@ -208,8 +212,8 @@ def delimiter_of(option: str) -> str | None:
     return by_name.get(option)
 
 
-def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", str]:
-    """The table of texts, and its digest. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
+def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
+    """The table of texts, and its content. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
     from configs.labelling import TextsConfig
     from configs.tune import SUFFIXES
     from data.labelled.texts import check_writable, read_texts
@@ -229,7 +233,7 @@ def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["
         }
     )
     table, _ = read_texts(texts)  # raises for an invalid table before a process starts
-    return texts, table.sha256
+    return texts, table
 
 
 def _run(

@@ -106,7 +106,9 @@ def simulate(
         return
     store = the_store()
     # The newest checkpoint is resolved to its id, so that the resume command means the same one when there is a newer.
-    checkpoint = checkpoint or named_or_newest(store, "checkpoint", None).id
+    if checkpoint is None:
+        checkpoint = named_or_newest(store, "checkpoint", None).id
+        console_for(stderr=True).print(f"with the newest checkpoint, {checkpoint}", soft_wrap=True)
     section = {"survey": survey_config.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
     # The command that resumes this step, with every option that is not at its default.
     words = [survey, checkpoint]

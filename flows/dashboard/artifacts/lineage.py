@@ -8,9 +8,10 @@ import streamlit as st
 from common.errors import ConfigError
 from common.text import size
 from configs.changes import differences
-from flows.dashboard import cards, queries, shared
+from flows.dashboard import cards, figures, queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
+from store.manifest import short_commit
 from store.mirror import open_store
 from store.schema import LINEAGE_WITH_CALLS
 
@@ -34,11 +35,9 @@ def page(chosen: ChosenRun | None) -> None:
     distinct = sorted({row["id"]: row for row in rows}.values(), key=lambda row: (row["depth"], row["id"]))
     table = []
     for row in distinct:
-        commit = row["commit"] or ""  # marked `-dirty` where the working tree differed from it
-        short = commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
-        link = shared.lineage_link(row["id"])
-        table.append({**row, "bytes": size(row["bytes"] or 0), "commit": short, "lineage": link})
-    order = ("depth", "id", "stage", "created", "bytes", "calls", "commit", "lineage")
+        shown = {"bytes": size(row["bytes"] or 0), "commit": short_commit(row["commit"] or "")}
+        table.append({**row, **shown, "lineage": shared.lineage_link(row["id"])})
+    order = ("depth", "id", "stage", "created", "file_count", "bytes", "calls", "configuration", "commit", "lineage")
     st.dataframe(
         table, hide_index=True, width="stretch", column_order=order, column_config=_COLUMNS, alt="What it was made from"
     )
@@ -54,6 +53,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 _COLUMNS = {
     "depth": st.column_config.NumberColumn("steps back"),
+    "file_count": st.column_config.NumberColumn("files", format="localized"),
     "bytes": st.column_config.TextColumn("size"),
     "created": st.column_config.DatetimeColumn("made (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "calls": st.column_config.NumberColumn("calls", format="localized"),
@@ -106,6 +106,8 @@ def _choose_artifact(names: list[str]) -> str:
 def graph(rows: Sequence[CatalogRow], all_edges: bool = True) -> str:
     """The rows of a lineage as a graph in DOT. Without `all_edges`, edges that a longer path implies are left out."""
     lines = ["digraph {", "rankdir=TB", 'size="11,60"', "nodesep=0.25", "ranksep=0.4"]
+    ink = figures.shade("#333333", "#c9d1d9")
+    lines += ['bgcolor="transparent"', f'edge [color="{ink}", fontcolor="{ink}"]']
     lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=12]')
     for row in {row["id"]: row for row in rows}.values():
         calls = f"\n{row['calls']:,} calls" if row["calls"] else ""

@@ -30,6 +30,17 @@ class Concern:
     asks: bool = False  # whether the run waits for an approval
 
 
+def queue() -> Iterator[Concern]:
+    """The runs that wait in the server of `nautile up` for a process, as far as they have no record yet."""
+    known, runs = shared.run_titles(), shared.queued_runs()
+    if runs is None:
+        yield Concern("info", "Runs that wait for a process are not known: the server of `nautile up` does not answer")
+    if queued := [run for run in runs or () if run["id"] not in known]:
+        lines = [f"{run['name']}, due at {run['since'][:16].replace('T', ' ')} UTC" for run in queued]
+        title = f"{len(queued)} {'run waits' if len(queued) == 1 else 'runs wait'} in Prefect for a process"
+        yield Concern("info", title, visible("\n".join(lines)), shell_command("nautile", "runs"))
+
+
 def attention(chosen: ChosenRun) -> Iterator[Concern]:
     """The problems that need the operator, most urgent first: approvals of all runs, then those of the chosen run."""
     # Approvals of all runs, because a run that waits blocks until somebody answers, whichever run the reader has
@@ -44,6 +55,7 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
             run,
             asks=True,
         )
+    yield from queue()
     if state := chosen.state:
         yield from _ended_badly(state)
         yield from (
@@ -66,7 +78,8 @@ def attention(chosen: ChosenRun) -> Iterator[Concern]:
 
 def _ended_badly(state: RunState) -> Iterator[Concern]:
     """The failed, cancelled or interrupted steps of a run, or the run itself, with the command that resumes it."""
-    resume = state.resume or shell_command("nautile", "run", state.config or "CONFIG")
+    # A run that was refused at its start has no steps, and the same form would be refused again.
+    resume = state.resume or (shell_command("nautile", "run", state.config or "CONFIG") if state.steps else "")
     # While the run goes on, only a failure is news: cancelled and interrupted steps are those of an earlier start, to
     # be retried.
     if state.state == "running":
@@ -86,7 +99,8 @@ def _ended_badly(state: RunState) -> Iterator[Concern]:
     elif not failed and state.state in ("failed", "cancelled", "interrupted"):
         reason = visible(state.error) if state.error else "Finished work is kept. Continue with:"
         level = "error" if state.state == "failed" else "info"
-        yield Concern(level, f"The run was {state.state}", reason, resume, state.run)
+        title = "The run failed" if state.state == "failed" else f"The run was {state.state}"
+        yield Concern(level, title, reason, resume, state.run)
 
 
 def _poor_judges(chosen: ChosenRun) -> Iterator[Concern]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from common.text import amount, duration
-from flows.dashboard.shared import LOOKS
+from flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
 from flows.run_state import StepState
 
 PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
@@ -69,7 +69,7 @@ def drawing(steps: Sequence[StepState], run: str) -> str:
 
 
 def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
-    sign, words, colour, ground = LOOKS.get(step.state, ("?", step.state, "#333333", "#ffffff"))
+    sign, words, *colours = LOOKS.get(step.state, ("?", step.state, *OTHER_LOOK))
     stage, _, use = step.label.partition(":")
     more = ""
     if step.state == "running":
@@ -88,7 +88,7 @@ def _box(step: StepState, x: int, y: int, width: float, run: str) -> str:
     return (
         f'<li class="{html.escape(css)}" style="left:{x * width:.3f}%;top:{y * ROW}px;width:{width:.3f}%">'
         f'<a href="{html.escape(page)}" target="_self" title="{html.escape(description(step))}" '
-        f'style="color:{colour};background:{ground};border-color:{colour}"><b>{name}</b>'
+        f'style="{coloured(*colours)}"><b>{name}</b>'
         f"<span>{sign} {html.escape(words)}</span> <span>{more}</span></a></li>"
     )
 

@@ -14,7 +14,7 @@ from evals.running.rows import read_rows
 from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
 from evals.tables.paper_figures import TABLE_1
 from flows.dashboard import shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
+from flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
 from flows.dashboard.shared import ChosenRun
 from flows.run_state import output_of
 from store.mirror import open_store
@@ -124,7 +124,10 @@ def picture(run_ladder: Ladder) -> Chart:
     # A stage that was not evaluated has a place on the axis and no bar: a bar of height zero would be read as 0 %.
     measured = {"transform": [{"filter": "isValid(datum.accuracy)"}]}
     span = layer(
-        {"type": "rule", "strokeWidth": 2, "color": "#0b4fa8"}, **base, y=quantitative("low"), y2={"field": "high"}
+        {"type": "rule", "strokeWidth": 2, "color": shade("#0b4fa8", "#ffffff")},
+        **base,
+        y=quantitative("low"),
+        y2={"field": "high"},
     )
     labels = layer(
         {"type": "text", "dy": -7, "fontWeight": "bold", "fontSize": 12},
@@ -133,9 +136,17 @@ def picture(run_ladder: Ladder) -> Chart:
         text=nominal("text"),
     )
     layers = [
-        layer({"type": "bar", "color": "#9cc2f0", "size": 44}, **base, y=quantitative("accuracy", axis=share)),
+        layer(
+            {"type": "bar", "color": shade("#9cc2f0", "#2f6fb5"), "size": 44},
+            **base,
+            y=quantitative("accuracy", axis=share),
+        ),
         {**span, **measured},
-        layer({"type": "tick", "color": "#7a4b00", "thickness": 2, "width": 44}, **base, y=quantitative("paper")),
+        layer(
+            {"type": "tick", "color": shade("#7a4b00", "#f0b458"), "thickness": 2, "width": 44},
+            **base,
+            y=quantitative("paper"),
+        ),
         {**labels, **measured},
     ]
     return Chart(table, {"layer": layers, "height": 150})

@@ -8,13 +8,13 @@ import pandas as pd
 import streamlit as st
 
 from common.commands import shell_command
-from common.text import amount, dollars, duration, size, visible
+from common.text import amount, counted, dollars, duration, size, visible
 from evals.tables.ladder import Ladder
 from flows.dashboard import cards, queries, shared
 from flows.dashboard.runs import actions, graph, ladder, table
-from flows.dashboard.runs.attention import Concern, attention, budgets, spent, stand_ins
+from flows.dashboard.runs.attention import Concern, attention, budgets, queue, spent, stand_ins
 from flows.dashboard.shared import ChosenRun
-from flows.run_state import RunState, StepState, unknown_text
+from flows.run_state import RunState, StepState
 from store.catalog import CatalogRow
 from store.mirror import open_store
 
@@ -25,6 +25,8 @@ def page(chosen: ChosenRun | None) -> None:
     st.title("Overview")
     if chosen is None:
         st.caption(f"There is no run in {open_store().root} yet: `nautile run` starts one.")
+        for item in queue():
+            _show(item)
         _other_work()
         return
     # The order is that of an operator's questions: how does it stand, did it get better, what needs me, what does it
@@ -52,12 +54,12 @@ def page(chosen: ChosenRun | None) -> None:
 
 def _heading(state: RunState) -> str:
     """The heading of the run as HTML with escaped texts: its state, name and begin, and what its running steps do."""
-    sign, words, colour, ground = shared.LOOKS.get(state.state, ("?", state.state, "#333333", "#ffffff"))
+    sign, words, *colours = shared.LOOKS.get(state.state, ("?", state.state, *shared.OTHER_LOOK))
     facts = [f"run {state.run[:8]}", f"{state.finished} of {len(state.steps)} steps finished"]
     if state.begun:
         facts.append(f"begun {state.begun:%Y-%m-%d %H:%M} UTC")
     running = [_doing(step) for step in state.steps if step.state == "running"]
-    chip = f"color:{colour};background:{ground};border:1px solid {colour};border-radius:6px;padding:1px 8px"
+    chip = f"border:1px solid;border-radius:6px;padding:1px 8px;{shared.coloured(*colours)}"
     return (
         f'<div style="font-size:15px;line-height:26px"><span style="{chip}">{sign} {html.escape(words)}</span> '
         f"<b>{html.escape(visible(state.name or state.config, 120))}</b> · {html.escape(' · '.join(facts))}"
@@ -161,7 +163,7 @@ def _time(chosen: ChosenRun) -> tuple[str, str, str | None]:
         return "time in steps", took or "none yet", None
     seconds, unknown = left
     parts = [f"{took} in ended steps"] if took else []
-    parts += [unknown_text(unknown)] if unknown else []
+    parts += [f"{counted(unknown, 'step')} of unknown time"] if unknown else []
     value = f"{'over ' if unknown else ''}{duration(seconds)}" if seconds else "not known"
     return "time left", value, "; ".join(parts) or None
 
@@ -226,6 +228,9 @@ def _steps(chosen: ChosenRun) -> None:
         if chosen.state
         else [StepState(r["label"], r["stage"], r["state"], row=r) for r in chosen.stages]
     )
+    if not steps:
+        st.caption("It has none: it ended before it had a plan.")
+        return
     frame = pd.DataFrame([_step_row(step, chosen.run) for step in steps])
     # Nullable integers: with a missing value pandas would make floats of the column, and show 3.0 calls.
     frame = frame.astype({"attempts": "Int64", "calls": "Int64"})

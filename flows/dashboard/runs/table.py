@@ -13,7 +13,7 @@ from common.text import visible
 from configs.changes import describe_changes, read_changes
 from evals.tables.paper_figures import TABLE_1
 from evals.tables.results import TABLE_1_BENCHMARKS
-from flows.dashboard import queries, shared
+from flows.dashboard import figures, queries, shared
 from flows.run_state import LIVE, MOST_SEARCHED
 from store.catalog import CatalogRow
 
@@ -150,4 +150,6 @@ def scores_by_stage(rows: Sequence[CatalogRow]) -> dict[str, dict[str, float]]:
 def colour(state: str) -> str:
     """The CSS of a cell with a state in the form of `STATE_MARKS`."""
     _, _, text, ground = next((look for look in shared.LOOKS.values() if state == f"{look[0]} {look[1]}"), ("",) * 4)
+    # A table of Streamlit is a canvas, so that the server chooses.
+    text, ground = figures.shade(text, ground), figures.shade(ground, text)
     return f"color: {text}; background-color: {ground}" if text else ""

@@ -98,8 +98,9 @@ def cost_chart(rows: list[CatalogRow], budget: float | None) -> Chart:
     layers = [bars]
     if budget:  # marks without a value are unnamed groups for screen readers
         limit = {"data": {"values": [{"budget": budget, "label": "budget"}]}}
-        rule = layer({"type": "rule", "color": "#b00020", "strokeDash": [4, 3]}, x=quantitative("budget"))
-        mark = {"type": "text", "color": "#b00020", "align": "right", "dx": -4, "baseline": "top"}
+        red = figures.shade("#b00020", "#ff8182")
+        rule = layer({"type": "rule", "color": red, "strokeDash": [4, 3]}, x=quantitative("budget"))
+        mark = {"type": "text", "color": red, "align": "right", "dx": -4, "baseline": "top"}
         words = layer(mark, x=quantitative("budget"), y={"value": 0}, text=nominal("label"))
         layers += [{**limit, **rule}, {**limit, **words}]
     return Chart(pd.DataFrame(costs), {"layer": layers, "height": figures.ROW})

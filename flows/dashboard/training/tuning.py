@@ -122,7 +122,9 @@ def confusion_chart(report: dict[str, Any]) -> Chart:
         "rect",
         x=nominal("given", sort=names),
         y=nominal("right", sort=names),
-        color=quantitative("share", scale={"scheme": "blues", "domain": [0, 1]}, title="share"),
+        color=quantitative(
+            "share", scale={"scheme": figures.shade("blues", "darkblue"), "domain": [0, 1]}, title="share"
+        ),
         tooltip=[nominal("right"), nominal("given"), quantitative("rows"), quantitative("share", format=".0%")],
     )
     return Chart(pd.DataFrame(cells), cell)

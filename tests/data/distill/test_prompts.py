@@ -5,7 +5,6 @@ import json
 import pytest
 
 from common.errors import ConfigError
-from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from data.distill import collect_prompts as collect_module
 from data.distill import prompts
@@ -32,10 +31,15 @@ def article(extract, title="Title", topic="Arts"):
     return Article(title, extract, None, topic)
 
 
+def without_total(kind, **fields):
+    """All prompts may be collected, and none of them asked yet: no share of the stage is done."""
+    assert kind != "progress" or fields["total"] is None
+
+
 def collect(config, folder, seed=1, screen=None):
     """The prompts in order, and the `CollectedPrompts`."""
     folder.mkdir(exist_ok=True)
-    result = collect_prompts(config, seed, folder, screen, silent)
+    result = collect_prompts(config, seed, folder, screen, without_total)
     return [prompt for path in result.files for prompt in read_prompts(path)], result
 
 

@@ -124,7 +124,10 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
 
 def test_a_finished_search_is_not_repeated_but_lost_verdicts_are_written_again(tmp_path, monkeypatch):
     folders = write_all(tmp_path / "ours", [[(1, (1,)), (1, (2,))], [(3, (2,))]])
-    report = find_copies(folders, [], tmp_path / "work", silent)
+    events = []
+    report = find_copies(folders, [], tmp_path / "work", lambda _, **fields: events.append(fields))
+    assert [event["done"] for event in events] == [0, 1, 2]
+    assert events[-1]["total"] == 2  # a finished search is not shown as one of half its passes
     passes = []
     original = corpus_copies._CopySearch._pass
     monkeypatch.setattr(corpus_copies._CopySearch, "_pass", lambda *a: (passes.append(a), original(*a)))

@@ -2,14 +2,15 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
 
-from common.errors import ConfigError
 from configs.load import load
 from flows.cli import capacity
 from flows.cli import main as cli
+from model.capacity import topology
 from model.capacity.planner import CompiledStep, _largest
 from store.artifacts import Store
 
@@ -82,6 +83,8 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert code == 0
     assert "It fits" in out
     assert "Estimated, not measured: at a utilisation of 40%" in out
+    assert "Cost of the chips: $" in out
+    assert "by arithmetic" not in out, "the compiler's figures replace the estimate"
     assert len(Store(tmp_path / "store").list("plan")) == 1
 
 
@@ -110,25 +113,27 @@ def test_a_block_is_compiled_alone_in_a_setting(nautile):
 
 def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tmp_path, monkeypatch):
     message = "v4:2x4x4: its compiler (libtpu) is not installed: run `make ahead`"
-
-    asked = []
-
-    def refuse(store, config, topology, *arguments):
-        asked.append(topology)
-        raise ConfigError(message)
-
-    monkeypatch.setattr(capacity, "plan_pretraining", refuse)
+    monkeypatch.setattr(topology, "compiler_installed", lambda package: False)
+    monkeypatch.setattr(capacity, "run_stage", lambda *arguments: pytest.fail("a process was started to find that out"))
     monkeypatch.delenv("PAID_KEY", raising=False)
-    code, out, err = nautile(more=PAID_TEACHER)
+    wide = ("--set", "pretrain.batch_rows=32", "--set", "pretrain.micro_rows=32")
+    code, out, err = nautile(*wide, more=PAID_TEACHER)
     assert code == 2
     assert err.strip() == message
+    assert "estimated by arithmetic" in out
+    assert re.search(
+        r"Time: 0\.0 days at an assumed utilisation of 40%; 1\.60 M tokens of .+FLOP each on 32 chips", out
+    )
+    assert re.search(r"Cost of the chips: \$0\.\d+ for 0 chip-hours at \$3\.22 each, estimated", out)
+    assert re.search(r"not asked: endpoints about their keys and models \(1\); `nautile plan .*--online` asks", out)
     assert "distill, paid (teacher): 32 requests" in out
     assert "Targets trained on" in out
     assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
-    code, out, _ = nautile("--json", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')
-    assert asked == ["v4:2x4x4", "spark:1"]  # without the option, the configuration's
+    code, out, _ = nautile("--json", "--fsdp", "1", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')
     plan = json.loads(out)
-    assert (code, plan["refused"], plan["calls"][0]["endpoint"]) == (2, message, "paid")
+    assert (code, plan["calls"][0]["endpoint"]) == (2, "paid")
+    assert plan["refused"].startswith("spark:1: its compiler")  # without the option, the configuration's
+    assert (plan["estimate"]["fits"], plan["estimate"]["days"], plan["online"]) == (True, None, None)
     assert plan["sources"]["distilled"]["train_on"] == "replies"
     assert plan["sources"]["distilled"]["epochs"] is None
     assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
@@ -140,6 +145,7 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     [
         (["--topology", "v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
         (["--topology", "local"], "pretrain.fsdp 4 does not divide the 1 devices"),
+        (["--topology", "v4:2x2x2", "--fsdp", "3"], "pretrain.fsdp 3 does not divide the 8 devices of v4:2x2x2"),
         (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
         (["--setting", "fused/32/block"], "--setting needs --compare"),
         (["--compare", "--topology", "v4:2x2x1,v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),

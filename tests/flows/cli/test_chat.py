@@ -14,10 +14,12 @@ from common.text import visible
 from configs.model import TokenizerConfig
 from flows.cli import main as cli
 from flows.cli.chat import ChatAnswer, converse, heading
+from flows.cli.inspect import add
 from flows.cli.terminal import console_for
 from model.nautile import initialise
 from model.weights.author_layout import author_shapes
 from model.weights.files import load_weights, save_weights
+from store.artifacts import Store
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -84,10 +86,12 @@ def test_the_streamed_text_is_the_reply(nautile, checkpoint):
 
 
 @pytest.mark.slow
-def test_questions_are_read_until_standard_input_ends(nautile, checkpoint):
-    """A question that is too long is refused, and the next one is answered."""
-    code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
+def test_questions_are_read_until_standard_input_ends(nautile, checkpoint, tmp_path):
+    """A question that is too long is refused, and the next one answered, by the newest checkpoint, which is named."""
+    newest = add(Store(tmp_path / "store"), checkpoint, "checkpoint")["id"]
+    code, out, err = nautile("chat", "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
     assert code == 0
+    assert err.startswith(f"{newest}, made by ")
     assert out.count("tokens long in the chat template, and there is room for 56") == 1
     assert len([line for line in out.splitlines() if line.strip()]) >= 3
 

@@ -31,6 +31,7 @@ from store.artifacts import QUESTIONS, Store
 from store.events import EventWriter
 from store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
+from tests.support.samples.stage_store import published
 from tests.support.stages.toy_dag import toy_dag
 from tests.support.stages.toy_stages import TOY
 
@@ -170,6 +171,8 @@ def test_a7_a_step_shows_the_calls_that_the_catalog_counts(store):
         emit("call", endpoint="local", attempt=1, status="ok", cached=number < 2)
     emit.close()
     assert "5 calls, 2 of them cached" in shown(store)
+    artifact = published(store, "checkpoint", "align", execution="e-align")
+    assert [row["configuration"] for row in inspect.lineage(store, artifact.id)] == ["toy"]
 
 
 @pytest.mark.usefixtures("toy_stages")

@@ -133,6 +133,11 @@ def test_lineage_of_the_last_evaluation_reaches_shards_and_calls(made):
         assert outputs[label][kind] in reached
     assert reached[outputs["distill"]["tokens"]]["calls"] == 3
     assert rows[0]["depth"] == 0
+    shards = reached[outputs["ingest:synth"]["tokens"]]
+    assert {path: record["sha256"] for path, record in shards["files"].items()} == {
+        path: record["sha256"] for path, record in store.get(shards["id"]).manifest["files"].items()
+    }
+    assert shards["config"] == store.get(shards["id"]).manifest["config"]
 
 
 def test_sql_is_read_only(made):

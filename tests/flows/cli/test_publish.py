@@ -91,8 +91,13 @@ def publish(made, hub, monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_the_folders_and_asks_nobody(publish, hub, tmp_path):
-    code, out, err = publish("me/small", "--dry-run", "--dataset", "me/texts", token=None)
+def test_a_dry_run_asks_nobody_and_keeps_files_only_where_it_is_told(publish, hub, tmp_path):
+    options = ("--dry-run", "--dataset", "me/texts")
+    code, out, err = publish("me/small", *options, token=None)
+    assert (code, err) == (0, "")
+    assert out.count("nothing was uploaded or kept: with --out FOLDER the files stay there") == 2
+    assert list(tmp_path.iterdir()) == []
+    code, out, err = publish("me/small", *options, "--out", "published/me--small", token=None)
     assert (code, err) == (0, "")
     assert "model me/small: not compared with the Hub, private" in out
     assert "README.md" in out

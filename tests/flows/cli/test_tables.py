@@ -53,7 +53,8 @@ def test_paths_and_questions_are_not_broken():
 
 
 def lineage(edges, root):
-    row = {"stage": "toy", "calls": 0, "cached_calls": 0}
+    row = {"stage": "toy", "calls": 0, "cached_calls": 0, "files": {"a": {}}, "bytes": 8, "commit": None}
+    row["configuration"] = "toy"
     return [row | {"id": root, "name": None, "made": None}] + [
         row | {"id": source, "name": "x", "made": target} for source, target in edges
     ]
@@ -66,10 +67,24 @@ def test_a_lineage_longer_than_the_stack_or_in_a_circle_is_a_tree():
     assert lines[-1].endswith("… (`--json` has all of it)")
     lines = shown(lineage_tree(lineage([("b", "a"), ("c", "b"), ("a", "c"), ("c", "a")], "a")))
     assert [" ".join(line.split()[1:]).lstrip("─ ") for line in lines[1:]] == [
-        "b toy, read as x",
-        "└── c toy, read as x",
+        "b toy, read as x, 1 file, 8 B",
+        "└── c toy, read as x, 1 file, 8 B",
         "└── a toy, read as x, as above",
         "c toy, read as x, as above",
+    ]
+
+
+def test_a_lineage_has_files_configuration_and_commit_and_an_input_with_two_names_once():
+    commit = "0123456789abcdef0123-dirty"
+    rows = [row | {"commit": commit} for row in lineage([("t", "a"), ("t", "a"), ("u", "a"), ("v", "u")], "a")]
+    rows[2] |= {"name": "y"}
+    rows[3] |= {"files": {"one": {}, "two": {}}, "configuration": "base"}
+    rows[4] |= {"commit": "fedcba9876543210", "calls": 3}
+    assert [line.lstrip("│├└─ ") for line in shown(lineage_tree(rows), width=200)] == [
+        "a  toy, 1 file, 8 B, configuration toy, commit 0123456789ab-dirty",
+        "t  toy, read as x and y, 1 file, 8 B",
+        "u  toy, read as x, 2 files, 8 B, configuration base",
+        "v  toy, read as x, 1 file, 8 B, 3 calls, configuration toy, commit fedcba987654",
     ]
 
 

@@ -1,13 +1,16 @@
 """Approve, cancel, retry and note from the page: only beside the server that `nautile up` started with it."""
 
+import json
 import os
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 from streamlit.testing.v1 import AppTest
 
 from common.errors import ConfigError
 from common.files import write_json
+from flows.cli.document.outputs import OUTPUTS
 from flows.cli.notes import read_note
 from flows.operate import run_actions
 from store.artifacts import QUESTIONS
@@ -29,10 +32,13 @@ class FakePrefect(FakeServer):
 
     def __init__(self):
         self.asked = []
+        self.queued = []
 
     def respond(self, request):
         if request.method == "GET":
             return json_response({"deployment_id": "d1"}, 200 if request.path.endswith(RUN) else 404)
+        if request.path.endswith("/filter"):
+            return json_response(self.queued)
         state = request.json().get("state", {}).get("type", "")
         self.asked.append((request.path.rpartition("/")[2], state))
         return json_response({"status": "REJECT" if self.refuses else "ACCEPT", "details": {"reason": "not <now>"}})
@@ -123,6 +129,21 @@ def test_a_run_at_work_is_cancelled_and_a_refusal_is_shown_as_text(beside, prefe
         shown = press(page(), "Yes, cancel it")
     assert prefect.asked == [("set_state", "CANCELLING")]
     assert "not \\<now\\>" in shown.error[0].value
+
+
+def test_a_run_that_waits_for_a_process_is_in_the_list_and_on_the_page(beside, prefect, command_line):
+    planned(beside, "done")
+    waits_there = {"id": "a1", "name": "toy-run", "parameters": {"config": "toy"}}
+    due = "2026-11-25T08:00:00Z"
+    prefect.queued = [waits_there | {"expected_start_time": due}, waits_there | {"id": RUN, "expected_start_time": due}]
+    first, second = json.loads(command_line("runs", "--json")[1])
+    assert (first["id"], first["name"], first["state"], first["begun"]) == ("a1", "toy-run", "queued", due)
+    assert (second["id"], second["state"]) == (RUN, "done")  # what has a record is not listed twice
+    TypeAdapter(OUTPUTS["runs"]).validate_python([first, second])
+    assert "queued" in command_line("runs")[1]
+    assert "**i 1 run waits in Prefect for a process**" in [element.value for element in page().markdown]
+    prefect.queued = "a page of another server"
+    assert "are not listed" in command_line("runs")[2]
 
 
 @pytest.mark.slow

@@ -101,6 +101,14 @@ def test_the_first_page_names_what_waits_for_an_answer_with_its_cost_and_command
     assert shown.selectbox(key="run").options[0].startswith("… toy · ")
 
 
+def test_a_run_that_was_refused_at_its_start_has_its_reason_and_no_command(store, monkeypatch):
+    planned(store, [], state="failed", error="overrides: `seed`: is no number", resume="", ended=now())
+    shown = overview(store, monkeypatch)
+    assert cards(shown) == ["**✗ The run failed**"]
+    assert literals(shown)[-1:] == ["overrides: `seed`: is no number"]
+    assert "It has none: it ended before it had a plan." in [caption.value for caption in shown.caption]
+
+
 def test_a_cancelled_run_has_its_way_on_and_a_budget_nearly_spent_is_named(store, monkeypatch):
     planned(store, ["distill", "pretrain"], state="cancelled", settings={"distill": {"budget_dollars": 1.0}})
     attempted(store, "distill", "cancelled")

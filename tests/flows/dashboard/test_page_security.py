@@ -66,6 +66,11 @@ UNREACHED = """() => [...document.querySelectorAll('[data-testid=stMain] [data-t
   .filter(box => !box.hasAttribute('data-reached')).map(box => box.innerText.slice(0, 80))"""
 WIDTHS = """() => [document.documentElement, document.querySelector('[data-testid=stMain]')]
   .map(element => element.scrollWidth - element.clientWidth)"""
+BACKGROUND = """() => getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor
+  .match(/\\d+/g).slice(0, 3).map(Number)"""
+CHART_TEXTS = """() => [...document.querySelectorAll('[data-testid=stVegaLiteChart] svg text')]
+  .filter(text => text.textContent)
+  .flatMap(text => getComputedStyle(text).fill.match(/\\d+/g).slice(0, 3).map(Number))"""
 STRUCK = "window.struckBy = []; window.struck = () => window.struckBy.push('a script of the text ran');"
 
 
@@ -168,6 +173,18 @@ def test_every_page_serves_a_screen_reader_a_keyboard_and_a_phone(base, window):
         assert page.evaluate(WIDTHS) == [0, 0], title
         save_screenshot(page, f"phone {title}")
         page.set_viewport_size({"width": 1440, "height": 1100})
+
+
+def test_in_a_dark_browser_pages_are_dark_and_legible(base, window):
+    script, page = axe_source(), window.new_page()
+    page.emulate_media(color_scheme="dark")
+    for address in ("", "training", "rollouts", "lineage"):
+        open_page(page, base, address, TITLES[address])
+        save_screenshot(page, f"dark {TITLES[address]}")
+        assert serious_violations(page, script) == [], address  # the contrast of texts among them
+        assert max(page.evaluate(BACKGROUND)) < 64, address
+        if address == "training":  # nor are the charts' texts
+            assert min(page.evaluate(CHART_TEXTS)) > 128
 
 
 def test_written_pages_show_no_text_as_markup(hostile, window):

@@ -4,6 +4,7 @@ import json
 import socket
 
 import duckdb
+import prefect
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -15,7 +16,7 @@ from flows.dashboard.artifacts.lineage import graph
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluation.evaluations import history, measured_only
 from flows.dashboard.pages import PAGES
-from flows.dashboard.shared import split_thinking
+from flows.dashboard.shared import prefect_link, split_thinking
 from flows.dashboard.training import samples
 from flows.dashboard.training.charts import Display, Line, chart, last_values
 from flows.dashboard.training.curves import HEALTH
@@ -371,3 +372,16 @@ def test_it_listens_on_loopback_and_sends_no_telemetry():
     command = arguments("127.0.0.1", free_port())
     assert command[command.index("--server.address") + 1] == "127.0.0.1"
     assert command[command.index("--browser.gatherUsageStats") + 1] == "false"
+    # Two themes and none that is forced: the browser's preference for light or dark pages chooses.
+    assert {"--theme.light.textColor", "--theme.dark.textColor"} <= set(command)
+    assert "--theme.base" not in command
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:4200", "http://127.0.0.1:4200/", "http://127.0.0.1:4200/v2"])
+def test_a_link_leads_to_a_page_of_prefects_newer_interface(monkeypatch, base):
+    monkeypatch.setenv("PREFECT_UI_URL", base)
+    link = prefect_link("r1")
+    assert link == "http://127.0.0.1:4200/v2/runs/flow-run/r1"
+    # Its pages of runs have this route in the installed version.
+    assets = (prefect.__ui_v2_static_path__ / "assets").glob("*.js")
+    assert any("`/runs/flow-run/$id`" in script.read_text(encoding="utf-8") for script in assets)

@@ -14,7 +14,7 @@ from prefect.testing.cli import CycloptsCliRunner
 from common.errors import ConfigError
 from configs.load import load
 from flows.operate.automations import SILENT
-from flows.operate.deployments import POOL, deploy_settings, deployments, register
+from flows.operate.deployments import POOL, _Runner, deploy_settings, deployments, register
 from store.artifacts import Store
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
 from tests.support.stages.toy_cli import ROOT, environment
@@ -77,6 +77,12 @@ def prefect(url: str, *arguments: str) -> str:
         result = CycloptsCliRunner().invoke(list(arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def test_a_stop_of_the_deployments_leaves_no_coroutine_that_nobody_awaits():
+    with pytest.raises(SystemExit) as ending:
+        _Runner.handle_sigterm(object())
+    assert ending.value.code == 0
 
 
 def test_an_unknown_type_of_pool_is_refused(local):

@@ -10,10 +10,12 @@ import pytest
 
 from common.processes import free_port
 from configs.schema import RunConfig
+from evals.scoring.scores import title_of
 from flows.operate import notifications
-from flows.operate.notifications import OWN_BUDGETS, message, notifying, post_webhook
+from flows.operate.notifications import OWN_BUDGETS, finished_text, message, notifying, post_webhook
 from flows.pipeline import StageFailed
 from tasks.engine.progress import StageUpdate, notify
+from tests.support.samples.stage_store import published
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 
 RUN = "11112222-3333-4444-5555-666677778888"
@@ -149,6 +151,20 @@ def test_without_a_variable_nothing_is_sent_and_no_thread_is_started(webhook):
         notifier.send("finished", "toy finished")
         update(metrics={"budget_spent_share": 1.0})
     assert webhook.messages == []
+
+
+def test_a_finished_run_has_its_score_and_its_page(store, monkeypatch):
+    facts = {"accuracy": {"held_out": 0.2871, "piqa": None}}
+    evaluation = published(store, "evaluation", "e", facts=facts).full_id
+    outputs = {"evaluate:pretrain": {"evaluation": "gone"}, "evaluate:align": {"evaluation": evaluation}}
+    text = finished_text(store, "toy", outputs)
+    assert text.startswith("toy finished, 2 steps.")
+    assert text.endswith(f"\nAfter align: {title_of('held_out')} 28.7 %.")  # and nothing of what was not measured
+    assert finished_text(store, "toy", {"ingest": {}}) == "toy finished, 1 step. `nautile status` lists what they made."
+    monkeypatch.setenv("NAUTILE_DASHBOARD_URL", "http://127.0.0.1:8501")
+    page = f"http://127.0.0.1:8501/?run={RUN}"
+    assert message("finished", "x" * 5000, run=RUN)["text"].endswith(f"\nThe run in the dashboard: {page}")
+    assert message("finished", "", run=RUN)["page"] == page
 
 
 def test_a_text_is_no_markup_and_calls_nobody():

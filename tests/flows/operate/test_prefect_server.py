@@ -10,11 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError, create_model
 
 from common.errors import ConfigError
 from common.processes import free_port
+from flows.cli.terminal import unexpected
 from flows.operate import prefect_server as prefect_env
-from flows.operate.prefect_faults import api_fault, database_fault, described, last_error
+from flows.operate.prefect_faults import api_fault, database_fault, described, last_error, setting_fault
 from tests.support.servers.http_server import FakeServer, Response, json_response
 from tests.support.stages.toy_cli import nautile
 from tests.support.stages.toy_stages import TOY
@@ -248,3 +250,46 @@ def test_a_request_that_fails_in_the_middle_of_a_run_is_the_servers_fault(monkey
 )
 def test_an_error_of_another_kind_is_not(error):
     assert described(error) is None
+
+
+def refused_by_pydantic(section: str, **fields: str) -> str:
+    try:
+        create_model(section, **dict.fromkeys(fields, (float, ...)))(**fields)
+    except ValidationError as error:
+        return str(error)
+    raise AssertionError(fields)
+
+
+NUMBER = "Input should be a valid number, unable to parse string as a number"
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        (refused_by_pydantic("ServerDatabaseSettings", timeout="q"), f"PREFECT_SERVER_DATABASE_TIMEOUT: {NUMBER};"),
+        (
+            f"1 validation error for Settings\nserver.database.timeout\n  {NUMBER}\n",
+            f"PREFECT_CLIENT_TIMEOUT or PREFECT_SERVER_DATABASE_TIMEOUT: {NUMBER};",
+        ),
+        # As in a profile.
+        (refused_by_pydantic("APISettings", key="q"), f"the setting 'key' of Prefect (APISettings): {NUMBER};"),
+        (
+            'SettingsError: error parsing value for field "custom_headers" from source "EnvFilterSettingsSource"',
+            "PREFECT_CLIENT_CUSTOM_HEADERS: its value cannot be read, and should be JSON;",
+        ),
+        ("1 validation error for RunConfig\nalign\n  Field required", ""),
+        ("sqlite3.OperationalError: database is locked", ""),
+    ],
+    ids=["by its value", "by its name", "of a profile", "no JSON", "a configuration", "another error"],
+)
+def test_a_setting_that_prefect_refuses_is_named_by_its_variable(monkeypatch, text, begins):
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_TIMEOUT", "q")
+    monkeypatch.setenv("PREFECT_CLIENT_TIMEOUT", "10")
+    monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", "secret")
+    monkeypatch.delenv("PREFECT_API_KEY", raising=False)
+    fault = setting_fault(f"Traceback\n{text}")
+    assert fault.startswith(begins)
+    assert (fault == "") == (begins == "")
+    assert not any(word in fault for word in ("'q'", "secret", "\n"))
+    if fault:
+        assert unexpected(ValueError(text)) == (fault, 2)

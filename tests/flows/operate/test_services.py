@@ -154,7 +154,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     deployment = fetch(f"{api}/deployments/name/evaluation/evaluation-local")
     fetch(f"{api}/deployments/{deployment['id']}/pause_deployment", {})
     assert first["auto_scheduled"]
-    assert first["name"] == "evaluation of minutely"
+    assert first["name"] == "evaluation of local"  # the configuration, as in the name of the deployment
     assert first["state"]["type"] == "COMPLETED", first["state"]["message"]
     assert "has REGRESSED: " in first["state"]["message"]
     (comparison,) = store.list("comparison")

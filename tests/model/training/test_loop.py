@@ -21,7 +21,8 @@ from model.nautile import parameter_counts, shapes
 from model.sharding import make_mesh, put_rows
 from model.training import loop as training
 from model.training.metrics import TrainMetrics
-from model.training.step import BATCH, Program, check_rows, rows_at_once
+from model.training.micro_batches import check_rows, rows_at_once
+from model.training.step import BATCH, Program
 from model.weights.files import load_weights
 from tests.model.conftest import tiny_config
 from tests.support.processes.training import (

@@ -72,18 +72,23 @@ def test_a_folder_without_an_evaluation_is_refused_by_name(sides, store, tmp_pat
         compare_evaluations(store, str(tmp_path / first), sides[1], *options)
 
 
-def test_other_machines_and_libraries_are_a_warning(sides, store):
+def test_evaluations_of_the_store_have_their_ids_and_what_differs_around_them(sides, store):
     here = {"machine": "x86_64 A, 2 cores, Linux", "devices": "1 x cpu", "libraries": {"jax": "0.10.2", "numpy": "2.4"}}
     there = {**here, "machine": "x86_64 B, 2 cores, Linux", "libraries": {"jax": "0.10.3", "scipy": "1"}}
-    ids = []
+    ids, titles = [], []
     for folder, trained_in, evaluated_in in zip(sides, (here, there), (here, here), strict=True):
         files = {path.name: path.read_text() for path in Path(folder).iterdir()}
         checkpoint = published(store, "checkpoint", f"{folder} trained", facts={"environment": trained_in})
         fields = {"inputs": {"checkpoint": checkpoint.full_id}, "facts": {"environment": evaluated_in}}
-        ids.append(published(store, "evaluation", folder, files, **fields).id)
+        evaluated = published(store, "evaluation", folder, files, **fields)
+        ids.append(evaluated.id)
+        titles.append(f"toy, {evaluated.id} of {checkpoint.id}")
     comparison = compare_evaluations(store, *ids, "strict", "generate")
     (warning,) = comparison["warnings"]
     assert warning.startswith("trained in different environments")
     assert "machine: x86_64 A, 2 cores, Linux and x86_64 B, 2 cores, Linux; jax: 0.10.2 and 0.10.3" in warning
     assert f"warning: {warning[:60]}" in render(comparison, 0)
     assert compare_evaluations(store, ids[0], ids[0], "strict", "generate")["warnings"] == []
+    # The heading has ids that `nautile show` takes.
+    assert [comparison["a"], comparison["b"]] == titles
+    assert all(store.get(word).id == word for title in titles for word in title.split() if "/" in word)

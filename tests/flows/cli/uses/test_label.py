@@ -112,8 +112,9 @@ def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
 )
 def test_bad_input_is_a_message(nautile, tmp_path, words, message):
     (tmp_path / "label.toml").write_text(CONFIG.format(url="http://127.0.0.1:9/v1"))
-    code, _, err = nautile("distill", "label.toml", "--label", *words)
+    code, out, err = nautile("distill", "label.toml", "--label", *words)
     assert (code, message in err) == (2, True), err
+    assert out == ""  # no step has begun
 
 
 def test_without_label_the_command_names_the_other(nautile):
