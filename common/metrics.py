@@ -343,12 +343,12 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
             "3 to 5 on English text with a full vocabulary; lower with a small one.",
         ),
         "disk_bytes_per_token": Metric("Disk per token", "bytes", "Bytes on disk for each token.", "About 2."),
-        "files_set_aside": Metric("Files set aside", "files", "Input files that could not be read.", "0."),
+        "files_skipped": Metric("Files skipped", "files", "Input files that could not be read.", "0."),
         "rejected_<reason>": Metric(
             "Rejected: <reason>", "records", "What was left out for this reason.", "Few; many point to the source."
         ),
-        "<work>_units": Metric("Work items: <work>", "items", "Work items of this part of the stage.", ""),
-        "<work>_set_aside": Metric("Set aside: <work>", "items", "Work items given up after their attempts.", "0."),
+        "<work>_items": Metric("Work items: <work>", "items", "Work items of this part of the stage.", ""),
+        "<work>_skipped": Metric("Skipped: <work>", "items", "Work items given up after their attempts.", "0."),
         "questions": Metric(
             "Held-out questions", "questions", "Questions that training texts are checked against.", ""
         ),

@@ -26,13 +26,6 @@ class Section(BaseModel):
     )
 
 
-def refuse_removed(section: str, values: Any, removed: tuple[str, ...]) -> None:
-    """Raise `ValueError` if `values`, a section as written in a file, sets an option that was removed."""
-    for name in removed if isinstance(values, dict) else ():
-        if name in values:
-            raise ValueError(f"{section}.{name} was removed, and nothing replaces it: delete the key")
-
-
 class NotInKey:
     """Marks a field that changes how a stage works or what it costs, but not what it writes."""
 

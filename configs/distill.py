@@ -1,10 +1,10 @@
 """Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers and checks of replies."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, TrainOn, Worker, refuse_removed
+from configs.base import Operational, Section, Seed, Share, TrainOn, Worker
 from configs.endpoint import refuse_secrets
 
 
@@ -42,15 +42,6 @@ class IndexConfig(Section):
     lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
     code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; one byte per dimension refines it
     recall: Share = 0.95  # minimum recall@5 against exact search, on a sample: enough cells are probed to reach it
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_hnsw(cls, values: Any) -> Any:
-        """HNSW was removed: exact search serves small sets and IVF-PQ, with less memory, large ones."""
-        if isinstance(values, dict) and values.get("kind") == "hnsw":
-            raise ValueError("index.kind 'hnsw' was removed; use 'auto', 'exact' or 'ivf_pq'")
-        refuse_removed("index", values, ("links", "build_effort"))
-        return values
 
 
 class PromptSetConfig(Section):
@@ -144,12 +135,6 @@ class DistillConfig(Section):
     # Train on all targets of documents, or on those of the replies alone; in the key of `pretrain`, not of `distill`.
     train_on: TrainOn = "all"
     chunk: Operational[PositiveInt] = 1024  # prompts in a file; a resumed run repeats the checks of unfinished files
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_removed_keys(cls, fields: Any) -> Any:
-        refuse_removed("distill", fields, ("relevance", "candidates", "consistency", "quality"))
-        return fields
 
     @model_validator(mode="after")
     def _fits(self) -> "DistillConfig":

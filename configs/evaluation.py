@@ -1,10 +1,10 @@
 """The sections of evaluation and report: benchmarks, how models answer them, and other models to compare with."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from configs.base import Operational, Section, Share, Worker, refuse_removed
+from configs.base import Operational, Section, Share, Worker
 from configs.training import ProblemsConfig
 
 # Stand-ins that generate any number of items; the other benchmarks have a fixed number.
@@ -47,12 +47,6 @@ class EvaluateConfig(Section):
     batch: Operational[PositiveInt] = 32  # items that a checkpoint answers together
     temperature: NonNegativeFloat = 0.0  # 0: greedy decoding
     budget_dollars: Operational[Worker[NonNegativeFloat]] = 0.0  # a hard limit for each of `models`; 0: none
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_removed_keys(cls, fields: Any) -> Any:
-        refuse_removed("evaluate", fields, ("tables",))
-        return fields
 
 
 class ReportConfig(Section):

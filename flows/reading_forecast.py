@@ -28,7 +28,6 @@ def forecast_reading(config: RunConfig, store: Store) -> dict[str, SourceReading
     readings = {}
     for name, tokens in _tokens(config, store).items():
         facts, train_on = tokens.manifest["facts"] if tokens else {}, config.train_on[name]
-        # Tokens of an earlier version have no such facts: they are not known either.
         trained = facts.get("reply_share") if train_on == "replies" else 1.0
         epochs = drawn[name] / facts["rows"] if facts.get("rows") else None
         # A chat record is in one row, so that there are at most as many rows as records.

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
-from common.commands import program, retry_command, shell_command
+from common.commands import program, shell_command
 from common.text import counted, duration
 from configs.changes import Change, read_changes
 from data.tokens.losses import LOST
@@ -252,8 +252,6 @@ def resume_command(row: CatalogRow) -> str:
         words = shlex.split((row["resume"] or "").replace(FIRST_UNFINISHED, _STEP), comments=True)
     except ValueError:  # a quote that does not end
         return ""
-    if words[:3] == ["prefect", "flow-run", "retry"]:  # as earlier versions recorded it
-        words = shlex.split(retry_command(row["run"]))
     if len(words) < 3 or PurePath(words[0]).name != "nautile" or words[1] not in ("run", "retry"):
         return ""
     return shell_command(program(), *((row["first_unfinished"] or "") if word == _STEP else word for word in words[1:]))

@@ -164,9 +164,7 @@ class Guard:
     def best_params(self) -> Params:
         """The parameters of the best policy, in the host memory of every process."""
         if jax.process_index() == 0:
-            folder = self.folder / str(self.best.step)
-            # An earlier version kept a single policy, in the folder itself.
-            return arrays_of_first(load_weights(folder if folder.exists() else self.folder)[0])
+            return arrays_of_first(load_weights(self.folder / str(self.best.step))[0])
         # The other processes pass arrays of the same shapes and receive the values of the first.
         return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))
 

@@ -1,5 +1,6 @@
 """The artifact store: artifacts by content key, published by one rename, and the staging folders of unfinished work.
 
+    <root>/store.json                     {"layout": 1}
     <root>/artifacts/<kind>/<key>/        a live artifact: its files and manifest.json
     <root>/artifacts/<kind>/<key>.<n>/    one that a forced rerun replaced (superseded), kept for its lineage
     <root>/staging/<key>/                 work in progress; survives a crash, so that a retry resumes from it
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 
 from common.commands import shell_command
 from common.errors import ConfigError, Retryable
-from common.files import not_writable, sync_folder, write_json, writing
+from common.files import not_writable, read_json, sync_folder, write_json, writing
 from configs.base import fingerprint
 from store.locks import KeyLock
 from store.manifest import (
@@ -47,6 +48,8 @@ from store.manifest import (
 )
 from store.verify import damaged_files, trust_files
 
+DESCRIPTION = "store.json"  # of a store, and of its remote: the number of its layout
+LAYOUT = 1  # what folders and files are called, and what is in them; a store of another one is refused
 QUESTIONS = "waiting"  # folder of the store with a note for each run that waits for an answer
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")  # of a superseded version, as `_free_name` writes it and the catalog holds it
 REPLACED_S = 10.0  # how long to wait for an artifact that another process is replacing by two renames
@@ -144,7 +147,11 @@ class Store:
 
     def prepare(self) -> None:
         """Create the store's folders and check that it is writable; raises `ConfigError` if it is not."""
+        self.check_layout()
         try:
+            if not (self.root / DESCRIPTION).exists():
+                self.root.mkdir(parents=True, exist_ok=True)
+                write_json(self.root / DESCRIPTION, {"layout": LAYOUT})
             for name in ("artifacts", "staging", "events", "logs", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             # A file is written and removed, because permissions alone do not tell: a disk may be full or read-only.
@@ -153,6 +160,12 @@ class Store:
             probe.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(not_writable(self.root, error)) from error
+
+    def check_layout(self) -> None:
+        """Raise `ConfigError` if the folder has artifacts in another layout than this version's."""
+        # A folder with nothing but copied replies is a new store.
+        if (self.root / "artifacts").is_dir():
+            check_layout(str(self.root), read_json(self.root / DESCRIPTION))
 
     def refresh(self, *, events: bool = False, held: str | None = None) -> None:
         """Synchronise with the remote; without a remote this does nothing. See `MirroredStore.refresh`."""
@@ -309,6 +322,7 @@ class Store:
         folder = self._folder(kind, key)
         # Inputs are looked up before anything is written: a wrong id is refused while nothing has changed.
         artifacts = {name: self.get(a) if isinstance(a, str) else a for name, a in inputs.items()}
+        self.prepare()
         with writing(self.root):
             files = describe_files(source, digests)
             manifest = {
@@ -438,6 +452,18 @@ class Store:
         """The live artifacts with a readable manifest, oldest first; with `superseded` also the replaced versions."""
         artifacts = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
         return sorted((a for a in artifacts if a), key=lambda a: (a.manifest["created"], a.id))
+
+
+def check_layout(location: str, description: Any) -> None:
+    """Raise `ConfigError` unless `description`, the content of a store's `DESCRIPTION`, has this version's layout."""
+    layout = description.get("layout") if isinstance(description, dict) else None
+    if layout != LAYOUT:
+        found = "has no layout number in store.json" if layout is None else f"has layout {str(layout)[:20]}"
+        raise ConfigError(
+            f"{location}: this store {found}, and this version of nautile reads layout {LAYOUT}: use the version that "
+            "wrote it, or a new store (NAUTILE_STORE). A checkpoint of it can be added there with `nautile store add "
+            "FOLDER`; its paid replies are found there once its folder `replies` is copied into the new store"
+        )
 
 
 def short_id(kind: str, key: str, superseded: int = 0) -> str:

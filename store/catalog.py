@@ -45,12 +45,9 @@ from store.schema import (
     TABLE_OF_EVENT,
     TABLES,
     CatalogTable,
-    NewerCatalog,
     artifact_row,
     event_row,
     input_rows,
-    migrate,
-    refuse_newer,
     schema_of,
 )
 
@@ -62,6 +59,10 @@ FOREIGN_S = 5.0  # how long to wait for a program that does not take our lock, s
 _LEFT_OUT = "left out: "  # in `ingested`, in front of a file's name: the number of its events that were left out
 _ADD_POSITION = """
 INSERT INTO ingested VALUES (?, ?) ON CONFLICT (path) DO UPDATE SET position = position + excluded.position
+"""
+_FOUND = """
+SELECT 'VIEW', view_name FROM duckdb_views() WHERE NOT internal
+UNION ALL SELECT 'TABLE', table_name FROM duckdb_tables() WHERE NOT internal
 """
 SLICE = 2**20  # bytes of events between two checks of the time limit: about half a second
 # Extensions are not downloaded from the network. Two threads are enough for such small transactions.
@@ -178,15 +179,6 @@ class Catalog:
         In a file beside the catalog, which others read and write until the new one takes its place. A damaged catalog
         is replaced. Raises the errors of `ingest`.
         """
-        try:
-            if self.path.exists():
-                with self._open(patience, read_only=True, shared=True) as connection:
-                    refuse_newer(self.path, schema_of(connection))
-        except NewerCatalog:
-            raise
-        except (ConfigError, duckdb.Error) as error:
-            # DuckDB cannot read it. A new file loses nothing but the time to read everything again.
-            logger.warning("the catalog file is replaced by a new one: %s", first_line(error))
         new = Catalog(self.store)
         new.path = self.path.with_name(f"{self.path.stem}.rebuild{self.path.suffix}")
         new._lock_path = self._lock_path.with_name("catalog-rebuild.lock")
@@ -281,7 +273,7 @@ class Catalog:
             # A query with access to files takes the lock exclusively: connections of this process share their settings,
             # and one beside it would have locked them.
             connection = stack.enter_context(self._open(patience, read_only=True, shared=locked))
-            if schema_of(connection) != SCHEMA:  # an older one, or none: its first transaction did not finish
+            if schema_of(connection) != SCHEMA:  # another one, or none: its first transaction did not finish
                 stack.close()
                 self.ingest(patience=patience)
                 connection = stack.enter_context(self._open(patience, read_only=True, shared=locked))
@@ -371,17 +363,17 @@ class Catalog:
 
     @contextmanager
     def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Run the block in a write transaction on tables of the current schema, which are migrated or created first."""
+        """Run the block in a write transaction on tables of the current schema, which are created first."""
         with writing(self.store.root):
             (self.store.root / "locks").mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
             try:
                 # An error that leaves the block closes the connection without COMMIT, which undoes all of it.
-                version = schema_of(connection)
-                refuse_newer(self.path, version)
-                usable = version == SCHEMA or (version > 0 and migrate(connection, self.path, version))
+                schema = schema_of(connection)
                 connection.execute("BEGIN")
-                if not usable:
+                if schema != SCHEMA:
+                    if schema:
+                        logger.info("%s: schema %d is not that of this version; it is built anew", self.path, schema)
                     _create_empty(connection)
                 yield connection
                 connection.execute("COMMIT")
@@ -520,11 +512,11 @@ def _unusable(path: Path, error: duckdb.Error) -> ConfigError:
 
 
 def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
-    """Replace all tables by empty ones of the current schema."""
-    connection.execute("DROP TABLE IF EXISTS ingested")
+    """Replace everything by empty tables of the current schema: manifests and events, the truth, are read again."""
+    for kind, name in connection.execute(_FOUND).fetchall():
+        connection.execute(f'DROP {kind} "{name}"')
     connection.execute("CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
     for table in TABLES:
-        connection.execute(f"DROP TABLE IF EXISTS {table.name}")
         connection.execute(table.create())
     for macro in MACROS:
         connection.execute(macro)

@@ -3,8 +3,8 @@
 A superseded artifact is kept as long as a kept artifact was made from it, so lineage never breaks. Live artifacts are
 never garbage, even if damaged, except those that retention rules (configs/operation.py) retire, and folders without a
 manifest, which nothing can use. What a run that has not ended plans to make or to read is kept whatever the rules say.
-Unfinished work with checkpoints, paid replies or open batch jobs is kept whatever its age, until the operator names it;
-so are the paid replies of a model.
+Unfinished work with checkpoints is kept whatever its age, until the operator names it; so are the paid replies of a
+model.
 
 What is removed is removed from the remote too, under the lease of its key: a machine that works on the key loses
 nothing, and none begins meanwhile. Everything is asked again just before it is removed. The age of objects at the
@@ -79,7 +79,7 @@ def find_garbage(
 ) -> list[Garbage]:
     """Find everything that `collect` may remove.
 
-    Unfinished work is garbage if it has been untouched for `stale_days` and holds nothing `precious`. `unfinished`:
+    Unfinished work is garbage if it has been untouched for `stale_days` and holds no checkpoints. `unfinished`:
     prefixes of keys whose unfinished work is garbage in any case. `replies`: models whose paid replies are garbage.
 
     Raises `ConfigError` for a pin that matches no artifact, a prefix that matches no staging folder, or a model that
@@ -215,25 +215,22 @@ def _in_use(store: MirroredStore, key: str, server_time: float) -> bool:
     return store.lock(key).held_elsewhere() or not store.leases.look(key).is_free(server_time)
 
 
-def unfinished_work(store: Store) -> Iterator[tuple[Garbage, list[str]]]:
-    """The staging folders that have been untouched for `STALE_DAYS`, each with what is `precious` in it."""
+def unfinished_work(store: Store) -> Iterator[tuple[Garbage, bool]]:
+    """The staging folders that have been untouched for `STALE_DAYS`, each with whether it `has_checkpoints`."""
     for item in _staging(store, STALE_DAYS, None):
         if item.reason.startswith("unfinished"):
-            yield item, precious(item.path)
+            yield item, has_checkpoints(item.path)
 
 
-def precious(folder: Path) -> list[str]:
-    """Names of contents of a staging folder that took days or money to make, such as "checkpoints"; may be empty."""
-    patterns = {"checkpoints": "checkpoints/*", "replies": "replies*.jsonl", "open batch jobs": "*.batches/*"}
-    return [
-        name for name, pattern in patterns.items() if any(p.is_dir() or p.stat().st_size for p in folder.rglob(pattern))
-    ]
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a staging folder has checkpoints, which took days to make."""
+    return any(path.is_dir() or path.stat().st_size for path in folder.rglob("checkpoints/*"))
 
 
 def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> Iterator[Garbage]:
     """Staging folders that are published, untouched for `stale_days`, or named by a prefix of their key.
 
-    `named` None: include untouched folders with precious contents.
+    `named` None: include untouched folders with checkpoints.
     """
     for folder in sorted((store.root / "staging").glob("*")):
         if folder.name.startswith(".pull-"):
@@ -250,7 +247,7 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
                 yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
             elif named and folder.name.startswith(named):
                 yield Garbage(folder, _size(folder), NAMED, folder.name)
-            elif days > stale_days and (named is None or not precious(folder)):
+            elif days > stale_days and (named is None or not has_checkpoints(folder)):
                 reason = f"unfinished, untouched for {days:.0f} days"
                 yield Garbage(folder, _size(folder), reason, folder.name, changed=changed)
 

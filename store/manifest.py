@@ -144,7 +144,7 @@ class _Manifest(BaseModel):
     commit: _Text | None
     created: str
     execution: Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
-    fence: Annotated[int, Field(ge=0, lt=2**53)] = 0  # of the lease under which it was published; 0: no lease
+    fence: Annotated[int, Field(ge=0, lt=2**53)]  # of the lease under which it was published; 0: no lease
     run: _Text
     label: _Text
     host: _Text
@@ -271,7 +271,7 @@ def version_order(manifest: Mapping[str, Any]) -> tuple[int, datetime, str]:
 
     Clocks of machines differ, so the time counts only among versions that were published without a lease.
     """
-    fence = manifest.get("fence", 0)
+    fence = manifest["fence"]
     created = datetime.min.replace(tzinfo=UTC) if fence else datetime.fromisoformat(manifest["created"])
     return fence, created, manifest["execution"]
 

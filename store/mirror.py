@@ -1,6 +1,6 @@
 """A store with a remote: an object store for the artifacts and event files of all machines, with a local folder.
 
-    <url>/store.json                                    {"format": 1}
+    <url>/store.json                                    {"layout": 1}
     <url>/payload/<kind>/<key>/<execution>/<file>       written first
     <url>/manifests/<kind>/<key>/<execution>.json       written last: it publishes the artifact
     <url>/events/*.jsonl
@@ -37,7 +37,7 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.files import file_size, parse_json, read_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
-from store.artifacts import Artifact, KeyLease, Store, VersionId, damage_message, in_place
+from store.artifacts import DESCRIPTION, Artifact, KeyLease, Store, VersionId, check_layout, damage_message, in_place
 from store.lease import Lease, Leases, machine_id
 from store.manifest import (
     ABSENT,
@@ -58,7 +58,6 @@ from store.verify import trust_files
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
 REMOVED = b""  # the content of the manifest of a version that garbage collection has removed
 # Held while events are uploaded: of two uploads of a file that grows, the earlier and shorter must not end last.
 _sending_events = threading.Lock()
@@ -70,11 +69,13 @@ def open_store(location: str | Path | None = None) -> Store:
     """Open the store at a folder or URL; None means `$NAUTILE_STORE`, else `./.nautile`.
 
     A folder that is the local copy of a remote store is opened with its remote. Raises `ConfigError` for a location
-    that cannot be a store.
+    that cannot be a store, or that has another layout.
     """
     name = str(location if location is not None else os.environ.get("NAUTILE_STORE") or ".nautile")
     root, url = resolve_location(name)
-    return MirroredStore(root, url) if url else Store(root)
+    store = MirroredStore(root, url) if url else Store(root)
+    store.check_layout()
+    return store
 
 
 class MirroredStore(Store):
@@ -108,7 +109,7 @@ class MirroredStore(Store):
         holds.
         """
         self.prepare()
-        self._check_format()
+        self._check_remote_layout()
         # The local folder is read first: a version that another process adds between the two listings is then in the
         # second alone, and is not taken for one that was removed at the remote.
         local_versions = dict(self._local_versions())
@@ -144,7 +145,7 @@ class MirroredStore(Store):
     def _fence_of(self, key: str) -> int:
         """The greatest fence of the versions of a key that are known here; 0 if there is none."""
         manifests = [read_manifest(folder) for _, name, _, folder in self.folders() if name == key]
-        return max((manifest.get("fence", 0) for manifest in manifests if manifest), default=0)
+        return max((manifest["fence"] for manifest in manifests if manifest), default=0)
 
     @contextmanager
     def mirrored_staging(
@@ -445,22 +446,18 @@ class MirroredStore(Store):
             )
         return manifest is not None
 
-    def _check_format(self) -> None:
-        """Write `store.json` to a new remote; raise `ConfigError` if the remote has another format."""
-        content = json.dumps({"format": FORMAT}).encode()
-        raw = self.remote.read("store.json", 2**16)
-        description = parse_json(content if raw is None else raw)
-        if not isinstance(description, dict) or description.get("format") != FORMAT:
-            raise ConfigError(
-                f"{self.remote.url}/store.json: not a store of format {FORMAT}; was it written by a newer nautile?"
-            )
+    def _check_remote_layout(self) -> None:
+        """Write `store.json` to a new remote; raise `ConfigError` if the remote has another layout."""
+        content = (self.root / DESCRIPTION).read_bytes()
+        raw = self.remote.read(DESCRIPTION, 2**16)
+        check_layout(self.remote.url, parse_json(content if raw is None else raw))
         if raw is None:
-            self.remote.create("store.json", content)
+            self.remote.create(DESCRIPTION, content)
         record = read_json(self.root / RECORD)
         if isinstance(record, dict) and "conditional" in record:
             return
         # Once for each local folder: whether the remote refuses to create what exists, on which the leases rely.
-        is_conditional = not self.remote.create("store.json", content) and self.remote.is_conditional
+        is_conditional = not self.remote.create(DESCRIPTION, content) and self.remote.is_conditional
         if not is_conditional:
             logger.warning(
                 "%s does not refuse to create an object that exists: let only one machine at a time use this store",

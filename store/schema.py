@@ -1,4 +1,4 @@
-"""The catalog's schema: tables, conversion of manifests and events into rows, lineage macros, and migrations.
+"""The catalog's schema: tables, conversion of manifests and events into rows, and lineage macros.
 
 Times are UTC; unknown values are NULL. Rows are keyed by the ids in manifests and events, so that ingesting a file
 twice changes nothing; of two events with the same id the newer one becomes the row. A run that has ended stays ended
@@ -6,27 +6,21 @@ even if a "running" event has a later time, because a clock may have been set ba
 """
 
 import json
-import logging
 import math
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from common.errors import ConfigError
 from store.artifacts import Artifact
 from store.event_fields import MODELS, as_line, as_text, checked_fields
 from store.events import NAMED_BY_FIELD, with_finite
 from store.manifest import EARLIEST, LATEST, recorded_execution, utc_time
 
-logger = logging.getLogger(__name__)
-
-SCHEMA = 5  # a new version needs an entry in MIGRATIONS
+SCHEMA = 1  # a catalog with another number is built anew
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class CatalogTable:
     def create(self) -> str:
         """The CREATE TABLE statement."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+        return f"CREATE TABLE {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
     def upsert(self) -> str:
         """The statement that inserts or updates rows, with one list per column as parameters.
@@ -341,30 +335,6 @@ ORDER BY l.depth, l.kind, l.id
 """
 
 
-# Version -> the statements that migrate to the next one. If a table of manifests gains a column, the positions of all
-# manifests are deleted, so that they are read again.
-MIGRATIONS: dict[int, tuple[str, ...]] = {
-    1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
-    2: (PLANS.create(), NOTES.create()),
-    # Events are checked before they become rows: those that were rows already are read again.
-    3: (
-        "DELETE FROM runs",
-        "DELETE FROM plans",
-        "DELETE FROM notes",
-        "DELETE FROM ingested WHERE path LIKE 'events/%'",
-    ),
-    4: (
-        "ALTER TABLE artifacts ADD COLUMN published_as VARCHAR",
-        "ALTER TABLE inputs ADD COLUMN published_as VARCHAR",
-        "DELETE FROM ingested WHERE path LIKE 'artifacts/%'",
-    ),
-}
-
-
-class NewerCatalog(ConfigError):
-    """The catalog was written by a newer version of the code, with a schema that this one does not know."""
-
-
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
     """The schema version of the file; 0 if it has no tables."""
     try:
@@ -372,62 +342,3 @@ def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
     except duckdb.CatalogException:
         return 0  # no such table
     return row[0] if row else 0
-
-
-def refuse_newer(path: Path, version: int) -> None:
-    """Raise `NewerCatalog` if `version` is newer than `SCHEMA`."""
-    if version > SCHEMA:
-        raise NewerCatalog(
-            f"the catalog {path} has schema {version}, and this nautile knows {SCHEMA} at most: use the newer nautile "
-            "that wrote it, or move the file away, and it will be rebuilt from manifests and events"
-        )
-
-
-def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> bool:
-    """Migrate the catalog from `version` to `SCHEMA` in one transaction, after a backup of its tables.
-
-    False if that is not possible and the catalog must be rebuilt.
-    """
-    # Even if the catalog is then rebuilt: it may have rows whose files were deleted since.
-    _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
-    if not all(number in MIGRATIONS for number in range(version, SCHEMA)):
-        logger.warning("%s: schema %d cannot be migrated; the catalog is rebuilt", path, version)
-        return False
-    connection.execute("BEGIN")
-    try:
-        for number in range(version, SCHEMA):
-            for statement in MIGRATIONS[number]:
-                connection.execute(statement)
-        for macro in MACROS:
-            connection.execute(macro)
-        connection.execute("INSERT OR REPLACE INTO ingested VALUES ('schema', ?)", [SCHEMA])
-        connection.execute("COMMIT")
-    except duckdb.Error as error:
-        connection.execute("ROLLBACK")
-        logger.warning("%s: schema %d cannot be migrated (%s); the catalog is rebuilt", path, version, error)
-        return False
-    logger.info("%s: migrated from schema %d to %d", path, version, SCHEMA)
-    return True
-
-
-def _back_up(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
-    """Copy the tables to the DuckDB file `target`, by SQL.
-
-    Copying the bytes of the file would release DuckDB's lock on it: a process loses its POSIX locks on a file when it
-    closes any descriptor of that file.
-    """
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
-    try:
-        connection.execute(f"ATTACH '{str(temporary).replace(chr(39), chr(39) * 2)}' AS backup")
-        try:
-            for (table,) in connection.execute(
-                "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database()"
-            ).fetchall():
-                connection.execute(f'CREATE TABLE backup."{table}" AS FROM "{name}"."{table}"')
-        finally:
-            connection.execute("DETACH backup")
-        temporary.replace(target)
-    finally:
-        for path in (temporary, temporary.with_name(temporary.name + ".wal")):
-            path.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ work of its successor. Who has sent a snapshot removes the folders of earlier ho
 no disk write without a `<fence>`.
 
 A snapshot is sent whenever something is finished: a checkpoint (`checkpoints/steps/<n>/`) or a work item (its marker
-under `rounds/`). Other changes are sent every few minutes. A snapshot lists the files that existed at one moment, so a
-marker never lacks the results that it marks. Files that are appended to or rewritten may be newer than that moment;
+under `fan_outs/`). Other changes are sent every few minutes. A snapshot lists the files that existed at one moment, so
+a marker never lacks the results that it marks. Files that are appended to or rewritten may be newer than that moment;
 stages expect the same after a crash on one machine. The files of a checkpoint never change, and it has their digests.
 """
 
@@ -49,10 +49,10 @@ _SNAPSHOT = re.compile(rf"(?:[0-9]{{8,}}/)?{re.escape(SNAPSHOT)}")
 _OF_HOLDER = re.compile(r"([0-9]{8,})/.*")
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
-_MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", PUBLICATION, UPLOADS, SENT}
+_MARKER = re.compile(r"fan_outs/[^/]+/(?:done/[^/]+|list\.json|finished\.json)|done\.json")
+_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "fan_outs/attempt.json", PUBLICATION, UPLOADS, SENT}
 # What an item is working on: another machine runs it from the beginning.
-_OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
+_OF_RUNNING_ITEM = re.compile(r"fan_outs/[^/]+/work/.*")
 
 Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
 Progress = list[int]  # [finished steps and items, bytes]: of two states the greater one is more advanced

@@ -35,7 +35,7 @@ from tasks.engine.stage import stage
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
 PROGRESS_SECONDS = 0.5
-TOKENISED, FETCHING = "units", ".fetching"  # folders in scratch
+TOKENISED, FETCHING = "files", ".fetching"  # folders in scratch
 FILE_LIST = "files.jsonl"  # likewise a file
 SHOWN_SKIPPED = 20  # skipped files in the manifest of the artifact; `files.jsonl` has all of them
 
@@ -135,8 +135,8 @@ def ingest(job: Job) -> None:
         **origin,
         revision=source.revision or None,
         files=len(files),
-        files_set_aside=len(skipped),
-        set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
+        files_skipped=len(skipped),
+        skipped={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN_SKIPPED]},
         **corpus.facts(),
         **({LOST: lost} if lost else {}),
         slips=slips,
@@ -160,7 +160,7 @@ def _write_files(job: Job, files: Sequence[SourceFile], skipped: dict[str, str])
     for file in files:
         row: dict[str, Any] = asdict(file)
         if (reason := skipped.get(file.item)) is not None:
-            row["set_aside"] = reason
+            row["skipped"] = reason
         else:
             counts = read_counts(_folder(job, file.item))
             row |= {"rows_read": counts.rows, "documents": counts.documents, "tokens": counts.tokens}
@@ -172,7 +172,7 @@ def _emit_metrics(job: Job, corpus: PublishedTokens, skipped: int) -> None:
     facts = corpus.facts()
     counts = ("records", "documents", "tokens", "cropped", "padded", "bytes_per_token", "disk_bytes_per_token")
     metrics = {name: facts[name] for name in counts}
-    metrics |= {"tokens_per_second": corpus.tokens_per_second, "files_set_aside": skipped}
+    metrics |= {"tokens_per_second": corpus.tokens_per_second, "files_skipped": skipped}
     metrics |= {f"rejected_{reason}": count for reason, count in corpus.rejected.items()}
     for name, value in metrics.items():
         job.emit("metric", name=name, step=0, value=value)

@@ -5,7 +5,6 @@ from pathlib import Path
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
-from data.tokens.row_reader import OFFSETS
 from data.tokens.shards import read_index
 from store.manifest import read_manifest
 from tasks.engine.job import Job
@@ -20,7 +19,7 @@ START = "start.checkpoint"  # name of the input to start from; the dot keeps it 
     outputs=("checkpoint",),
     accelerator=True,
     multihost=True,
-    on_demand={"tokens": ("shards/", OFFSETS)},
+    on_demand={"tokens": "shards/"},
 )
 def pretrain(job: Job) -> None:
     """Train on the sources that the mixtures name. All of them must have been tokenised by one tokenizer."""

@@ -227,7 +227,7 @@ def measure(
             for state in ("COMPLETED", "FAILED", "CRASHED", "RUNNING", "PENDING", "CANCELLED")
         }
     # Items of unfinished runs are counted in staging, those of finished runs in the artifacts.
-    items_done = sum(1 for _ in (folder / "store").glob("staging/*/rounds/work/done/item-*"))
+    items_done = sum(1 for _ in (folder / "store").glob("staging/*/fan_outs/work/done/item-*"))
     published = [path for path in (folder / "store" / "artifacts" / "tokens").glob("*/items.txt")]
     return {
         "seconds": seconds,

@@ -40,8 +40,6 @@ from configs.training import PretrainConfig
 from data.sources.corpus_source import synth_record
 from data.sources.reasoning_gym import problems
 from data.tokens.exemplar_sample import write_exemplars
-from data.tokens.row_reader import write_row_offsets
-from data.tokens.shards import read_index
 from store import lease as leases
 from store import staging_mirror
 from store.artifacts import Artifact, Store
@@ -317,7 +315,6 @@ def tokens(store: Store) -> dict[str, Artifact]:
     artifacts = {}
     for seed, name in enumerate(("web", "synth")):
         folder = write_tokens(store.staging(key_of(name)) / "output" / "tokens", seed)
-        write_row_offsets(folder, read_index(folder))
         artifacts[name] = store.publish("tokens", key_of(name), folder, **PUBLISHED)
     return artifacts
 

@@ -28,7 +28,6 @@ from configs.training import PhaseConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
 from data.tokens.packing import ConcatPacker
-from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardIndex, write_index, write_shard
 
 HOSTS, BATCH_ROWS, LENGTH, NEEDED = 8, 512, 1024, 1.54e6 / 1024 / 8
@@ -50,7 +49,6 @@ def artifact(folder: Path, shards: int, rows: int) -> Path:
     for entry in entries[1:]:
         shutil.copyfile(folder / first.file, folder / entry.file)
     index = ShardIndex(TOKENIZER, tokenizer.fingerprint, LENGTH, "web", tuple(entries))
-    write_row_offsets(folder, index)
     write_index(folder, index)
     # Pages that are not written back cannot be dropped from the cache.
     os.sync()

@@ -146,8 +146,6 @@ class DistillStats:
     def from_json(cls, data: Mapping[str, Any]) -> "DistillStats":
         """The inverse of `to_json`."""
         values = {stat.name: data[stat.name] for stat in fields(cls) if stat.name in data}
-        if "unasked" not in data:  # an earlier version counted them as rejected
-            values["unasked"] = values["rejected"].pop(UNASKED, 0)
         for name, value in values.items():
             if isinstance(value, dict) and name != "samples":
                 values[name] = Counter(value)

@@ -291,6 +291,6 @@ def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
         latency_s=row["latency_s"],
         cached=True,
         digest=row["digest"],
-        endpoint=row.get("endpoint", ""),
+        endpoint=row["endpoint"],
         tokens_reasoning=row.get("tokens_reasoning"),
     )

@@ -10,14 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit
 from configs.endpoint import EndpointConfig
-from data.endpoints.batch.jobs import adopt_jobs, check_no_pending_jobs
+from data.endpoints.batch.jobs import check_no_pending_jobs
 from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import (
@@ -33,7 +32,7 @@ from data.endpoints.chat_types import (
     with_limits,
 )
 from data.endpoints.endpoint import Endpoint, send_request
-from data.endpoints.reply_cache import BATCHES, DiskState, ReplyCache, read_replies
+from data.endpoints.reply_cache import BATCHES, DiskState, ReplyCache
 from data.endpoints.reply_source import ReplySource
 from data.endpoints.session import AskResult, AskSession
 
@@ -43,7 +42,6 @@ OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
 SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others does not delay them
 WINDOW_PER_CONNECTION = 4  # requests for each of an endpoint's connections
-ADOPTED_AT_ONCE = 1000  # replies
 FIRST_POLL_S, LONGEST_POLL_S = 0.05, 2.0  # pause between checks of a request that another process has sent
 
 
@@ -69,8 +67,6 @@ class EndpointPool:
         self._caches = {
             model: ReplyCache(source, model, emit, disk) for model in dict.fromkeys(e.model for e in endpoints.values())
         }
-        if source.adopt is not None:
-            self._adopt(source.adopt)
         for name, config in endpoints.items():
             if config.mode != "batch":
                 check_no_pending_jobs(self._cache(name).folder / BATCHES, name)
@@ -260,21 +256,6 @@ class EndpointPool:
 
     def _cache(self, name: str) -> ReplyCache:
         return self._caches[self._configs[name].model]
-
-    def _adopt(self, path: Path) -> None:
-        """Migrate replies and batch jobs that an earlier version stored in a file of the execution alone."""
-        first_name = next(iter(self._configs))
-
-        def cache_of(name: str) -> ReplyCache:
-            return self._cache(name if name in self._configs else first_name)  # the oldest rows name no endpoint
-
-        adopt_jobs(path.with_name(f"{path.name}.batches"), lambda name: cache_of(name).folder / BATCHES)
-        if path.exists():
-            all_rows = read_replies(path)
-            while rows := list(islice(all_rows, ADOPTED_AT_ONCE)):
-                for cache in self._caches.values():
-                    cache.adopt(row for row in rows if cache_of(row.get("endpoint", "")) is cache)
-            path.unlink()
 
     async def _cached(self, request: ChatRequest, name: str, digest: str) -> ChatReply | None:
         """The cached reply, None if there is none; a hit is recorded in the ledger."""

@@ -21,7 +21,6 @@ import platform
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -117,11 +116,11 @@ class ReplyCache:
         line = self._log.get(bytes.fromhex(digest))
         if line is None:
             return None
-        row = json.loads(line)
+        row = _row_of(line)
         # Of two digests with the same end only one is indexed. An earlier version kept errors as empty replies.
         if row["digest"] != digest or row["finish"] == "error":
             return None
-        return replace(reply_from_row(row), reused=row.get("execution", "") != self._source.execution)
+        return replace(reply_from_row(row), reused=row["execution"] != self._source.execution)
 
     def check_writable(self) -> None:
         """Raise the `OSError` of the last write if it failed: what cannot be kept must not be paid for."""
@@ -178,14 +177,6 @@ class ReplyCache:
     async def claim(self, digest: str) -> bool:
         """Claim a request among the hosts that share the replies; False while another one has claimed it."""
         return self.claims is None or await asyncio.to_thread(self.claims.acquire, digest)
-
-    def adopt(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write rows of an earlier file of this execution, except those that are here already."""
-        by_digest = {row["digest"]: row for row in rows if self._log.get(bytes.fromhex(row["digest"])) is None}
-        new_rows = [
-            reply_to_row(reply_from_row(row), _usage(row), self._source.execution) for row in by_digest.values()
-        ]
-        self._add(new_rows, self._write(new_rows, []))
 
     def close(self) -> None:
         """Close the files; nothing may be recorded any more."""
@@ -272,20 +263,11 @@ class ReplyCache:
         return digest
 
 
-def read_replies(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a file of replies; damaged lines are skipped with a warning."""
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                _read_head(line)
-                yield json.loads(line)
-            except ValueError:
-                logger.warning("%s: skipping a damaged record of %d bytes", path, len(line))
-
-
-def _usage(row: dict[str, Any]) -> Usage:
-    tokens = row.get("tokens", (row.get("tokens_in") or 0) + (row.get("tokens_out") or 0))
-    return Usage(row["dollars"] or 0.0, tokens)
+def _row_of(line: bytes) -> dict[str, Any]:
+    """The row of a line. What is paid for stays readable: rows of earlier versions lack the fields set here."""
+    row = json.loads(line)
+    tokens = (row.get("tokens_in") or 0) + (row.get("tokens_out") or 0)
+    return {"endpoint": "", "tokens": tokens, "execution": "", "limits": ""} | row | {"dollars": row["dollars"] or 0.0}
 
 
 def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str, str]:
@@ -302,8 +284,8 @@ def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str, str]:
         limits = json.loads(f'"{limits}"') if "\\" in limits else limits
         return bytes.fromhex(digest), endpoint, Usage(float(dollars), int(tokens)), execution, limits
     try:
-        row = json.loads(line)
+        row = _row_of(line)
         row_digest = None if "unknown" in row else bytes.fromhex(row["digest"])
-        return row_digest, row.get("endpoint", ""), _usage(row), row.get("execution", ""), row.get("limits", "")
+        return row_digest, row["endpoint"], Usage(row["dollars"], row["tokens"]), row["execution"], row["limits"]
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a reply: {error}") from None

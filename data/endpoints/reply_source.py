@@ -22,13 +22,11 @@ class HostClaims(Protocol):
 class ReplySource:
     """The folder of cached replies, and the execution of a stage that new replies are charged to.
 
-    `ask_again`: use only this execution's own replies. `adopt`: a file of replies of this execution from an earlier
-    version, in which executions did not share them; its rows are moved into the folder. `claims`: model -> the claims
-    among hosts, if the replies are shared with other hosts.
+    `ask_again`: use only this execution's own replies. `claims`: model -> the claims among hosts, if the
+    replies are shared with other hosts.
     """
 
     folder: Path
     execution: str = ""
     ask_again: bool = False
-    adopt: Path | None = None
     claims: Callable[[str], HostClaims] | None = None

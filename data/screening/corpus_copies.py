@@ -96,7 +96,7 @@ def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, em
         )
     work.mkdir(parents=True, exist_ok=True)
     files = [[str(s.folder), s.documents, s.bands] for s in (*ours, *others)]
-    marker, name = work / "units", fingerprint({"units": files}).encode()
+    marker, name = work / "files", fingerprint({"files": files}).encode()
     if not marker.is_file() or marker.read_bytes() != name:  # the folder is empty, or of other signatures
         shutil.rmtree(work)
         work.mkdir(parents=True)
@@ -141,7 +141,7 @@ class _CopySearch:
     parents        union-find over near copies: the number of an earlier document of the same cluster, or its own
     pass-NN        an empty marker file for each finished pass
     ranges/        the values of the current pass, by range
-    settled.json   the report of a finished search
+    finished.json  the report of a finished search
     """
 
     ours: list[_Signatures]
@@ -152,8 +152,8 @@ class _CopySearch:
 
     def run(self) -> CopyReport:
         complete = all(file_size(s.folder / VERDICTS) == s.documents for s in self.ours)
-        if complete and (self.work / "settled.json").is_file():
-            return CopyReport(**json.loads((self.work / "settled.json").read_bytes()))
+        if complete and (self.work / "finished.json").is_file():
+            return CopyReport(**json.loads((self.work / "finished.json").read_bytes()))
         # Document n of ours is at index n of both files; index 0 is `ELSEWHERE`.
         verdicts = self._mapped("verdicts", np.dtype(np.uint8), np.zeros)
         parents = self._mapped("parents", self._number_type, np.arange) if self.bands else None
@@ -178,7 +178,7 @@ class _CopySearch:
         self.emit("progress", done=1 + self.bands, total=1 + self.bands, unit="passes", note="finding duplicates")
         dropped = self._write_verdicts(verdicts, parents)
         report = CopyReport(sum(s.documents for s in self.ours), dropped)
-        write_atomically(self.work / "settled.json", json.dumps(asdict(report)).encode())
+        write_atomically(self.work / "finished.json", json.dumps(asdict(report)).encode())
         for leftover in (*self.work.glob("pass-*"), self.work / "verdicts", self.work / "parents"):
             leftover.unlink(missing_ok=True)
         return report

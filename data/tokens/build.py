@@ -35,7 +35,6 @@ from data.screening.text_hash import HASH_RANGE
 from data.tokenizer import tokenizer_for
 from data.tokens.exemplar_sample import choose_exemplars
 from data.tokens.packing import ConcatPacker, FirstFitPacker
-from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardEntry, ShardIndex, Split, write_index, write_shard
 from data.tokens.tokenise_file import (
     CANDIDATES,
@@ -126,7 +125,7 @@ def write_tokens(
 
     Raises `ConfigError` if not one record is usable.
     """
-    folder, marker = work / "unit", work / "packed.json"
+    folder, marker = work / "file", work / "packed.json"
     start_time, last_event_time = time.monotonic(), 0.0
 
     def progress(rows: int, tokens: int, total: int | None) -> None:
@@ -258,7 +257,6 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
         if f"shards/{path.name}" not in names:  # written by a process that was believed dead and came back
             path.unlink()
     index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
-    write_row_offsets(out, index)
     write_index(out, index)
     candidates = ((folder / CANDIDATES, read_verdicts(folder) == KEPT) for folder in folders)
     return PublishedTokens(

@@ -1,4 +1,4 @@
-"""What a step lost of its input, in one line: files set aside, and rows or records left out, with reason and path.
+"""What a step lost of its input, in one line: files skipped, and rows or records left out, with reason and path.
 
 The step ends with this line, and the artifact has it as the fact `lost`, which `nautile status` shows.
 """
@@ -12,18 +12,18 @@ LOST = "lost"  # the name of the line among the facts of an artifact
 SHOWN_REASON = 160  # characters of the reason of the first file
 
 
-def losses_line(files: Mapping[str, int], set_aside: Mapping[str, str], rejected: Mapping[str, Counter[str]]) -> str:
+def losses_line(files: Mapping[str, int], skipped: Mapping[str, str], rejected: Mapping[str, Counter[str]]) -> str:
     """The line, empty if nothing was lost: `lost: 1 of 5 files (b.jsonl: is empty); 2 of 90 rows (2 not_json; ...)`.
 
-    `files`: rows that were read of each file, by path; `set_aside`: the reason of each file that was not read, by path;
+    `files`: rows that were read of each file, by path; `skipped`: the reason of each file that was not read, by path;
     `rejected`: rows by reason, of each file that was read. Rows that a filter dropped were asked for and are not lost.
     """
     parts = []
-    if set_aside:
-        path, reason = next(iter(sorted(set_aside.items())))
+    if skipped:
+        path, reason = next(iter(sorted(skipped.items())))
         reason = reason.partition("\n")[0].removeprefix(f"{path}: ")[:SHOWN_REASON]
-        listed = len(files) + len(set_aside)
-        parts.append(f"{len(set_aside):,} of {listed:,} files ({path}: {reason}{_more(set_aside)})")
+        listed = len(files) + len(skipped)
+        parts.append(f"{len(skipped):,} of {listed:,} files ({path}: {reason}{_more(skipped)})")
     lost = {path: Counter({r: n for r, n in rows.items() if r in READ_REASONS}) for path, rows in rejected.items()}
     lost = {path: counts for path, counts in sorted(lost.items()) if counts}
     if lost:

@@ -2,10 +2,9 @@
 
 A third one reads the lengths of the prompts, where a source is trained on its replies alone.
 
-The file `rows.u4`, which `write_row_offsets` adds to the artifact, says where each row begins: for every shard in the
+The file `rows.u4`, which `data.tokens.shards` writes, says where each row begins: for every shard in the
 order of the index, `rows + 1` pairs (first token, first piece) of uint32. It is memory-mapped, 8 bytes a row: 1.2 GB
-for 36,000 shards of 4,096 rows, which the page cache holds as far as there is room. For an older artifact without that
-file the pairs are computed once from the shards.
+for 36,000 shards of 4,096 rows, which the page cache holds as far as there is room.
 
 Shards stay open as far as the process's limit of open files allows. Before rows are read together, the kernel is
 advised of all of them (`posix_fadvise`), so that a disk or file server can work on them in parallel.
@@ -14,7 +13,7 @@ advised of all of them (`posix_fadvise`), so that a disk or file server can work
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,15 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import RemoteFiles, atomic_path, file_size
+from common.files import RemoteFiles, file_size
 from configs.base import TrainOn
-from data.tokens.shards import REBUILD, ShardEntry, ShardIndex, Split, count_type, token_type
+from data.tokens.shards import OFFSET_TYPE, OFFSETS, REBUILD, ShardIndex, Split, count_type, token_type
 
-OFFSETS = "rows.u4"
-OFFSET_TYPE = np.dtype("<u4")
 RESERVED_FILES = 512  # descriptors reserved for everything else in the process
 MOST_FILES = 65_536
-READERS = 8  # threads that read counts or open remote shards
+READERS = 8  # threads that open remote shards
 ROWS_PER_ADVICE = 64  # rows that the kernel is advised of before the first of them is read
 
 
@@ -44,30 +41,6 @@ class PackedRow(NamedTuple):
     lengths: np.ndarray
     prompts: np.ndarray | None
     following: int | None
-
-
-def write_row_offsets(folder: Path, index: ShardIndex) -> None:
-    """Write `rows.u4` beside the index, from the counts at the end of each shard."""
-    with atomic_path(folder / OFFSETS) as temporary, temporary.open("wb") as file:
-        for pairs in _read_offsets(folder, index):
-            file.write(pairs.data)
-
-
-def _read_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
-    """Compute the pairs of each shard from its counts, [rows + 1, 2]."""
-    token_size, counts = token_type(index.tokenizer.vocabulary).itemsize, count_type(index.row_length)
-
-    def read(entry: ShardEntry) -> np.ndarray:
-        values = np.fromfile(folder / entry.file, counts, entry.rows + entry.pieces, offset=entry.tokens * token_size)
-        first_piece = np.concatenate([[0], np.cumsum(values[: entry.rows], dtype=np.int64)])
-        first_token = np.concatenate([[0], np.cumsum(values[entry.rows :], dtype=np.int64)])
-        if first_piece[-1] != entry.pieces or first_token[-1] != entry.tokens:
-            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} is damaged (its counts differ); {REBUILD}")
-        return np.stack([first_token[first_piece], first_piece], axis=1).astype(OFFSET_TYPE)
-
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(index.shards), 16 * READERS):  # not all at once: the pairs would pile up in memory
-            yield from pool.map(read, index.shards[start : start + 16 * READERS])
 
 
 class OpenFiles:
@@ -144,10 +117,9 @@ class RowReader:
         self._ends = {split: np.cumsum(self._rows[shards]) for split, shards in self._shards.items()}
         self._first_pair = np.cumsum(self._rows + 1) - (self._rows + 1)
         pairs = int((self._rows + 1).sum())
-        if file_size(folder / OFFSETS) == pairs * 2 * OFFSET_TYPE.itemsize:
-            self._offsets: np.ndarray = np.memmap(folder / OFFSETS, OFFSET_TYPE, "r", 0, (pairs, 2))
-        else:
-            self._offsets = np.concatenate([np.empty((0, 2), OFFSET_TYPE), *_read_offsets(folder, index)])
+        if file_size(folder / OFFSETS) != pairs * 2 * OFFSET_TYPE.itemsize:
+            raise ConfigError(f"tokens artifact {folder}: {OFFSETS} is missing or damaged; {REBUILD}")
+        self._offsets = np.memmap(folder / OFFSETS, OFFSET_TYPE, "r", 0, (pairs, 2))
 
     def rows(self, split: Split) -> int:
         """Rows in `split`."""

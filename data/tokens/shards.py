@@ -13,6 +13,8 @@ a token takes at most 2.1 bytes.
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +22,16 @@ from typing import Any, Literal
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import INDEX_LIMIT, file_size, read_bounded_text, sha256_of, write_atomically
+from common.files import INDEX_LIMIT, atomic_path, file_size, read_bounded_text, sha256_of, write_atomically
 from configs.base import TrainOn
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import PackedRows
 
 FORMAT = "nautile-tokens-1"
+OFFSETS = "rows.u4"
+OFFSET_TYPE = np.dtype("<u4")
+READERS = 8  # threads that read counts
 _SHARD = re.compile(r"shards/(train|validation)-[0-9]{5,}-[0-9]{5,}\.bin")
 REBUILD = "build it again with `nautile run --force --only ingest`"
 Split = Literal["train", "validation"]
@@ -36,7 +41,7 @@ Split = Literal["train", "validation"]
 class ShardEntry:
     """One shard in the index. `tokens`, `cropped`, `padded` and `prompt_tokens` count tokens.
 
-    `prompt_tokens`: those before the assistant's part; None for web text, and in an index of an earlier version.
+    `prompt_tokens`: those before the assistant's part; None for web text.
     """
 
     file: str
@@ -50,7 +55,7 @@ class ShardEntry:
     padded: int
     bytes: int
     sha256: str
-    prompt_tokens: int | None = None
+    prompt_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,14 @@ class ShardIndex:
         """Share of the training documents that were cropped to a row."""
         return self.total("cropped_documents", "train") / max(1, self.total("documents", "train"))
 
-    def trained_share(self, train_on: TrainOn) -> float | None:
-        """Share of the targets of the training rows that have a weight; None if the shards' prompts were not counted.
+    def trained_share(self, train_on: TrainOn) -> float:
+        """Share of the targets of the training rows that have a weight.
 
         Every token but the first of its document is a target, and the replies' targets are all tokens after the
         prompts. Where a prompt fills its row, no target is left.
         """
         if train_on == "all" or self.form == "web":
             return 1.0
-        if any(entry.prompt_tokens is None for entry in self.shards if entry.split == "train"):
-            return None
         tokens = self.total("tokens", "train")
         targets = tokens - self.total("documents", "train")
         return (tokens - self.total("prompt_tokens", "train")) / max(1, targets)
@@ -124,7 +127,10 @@ def write_shard(
 
 
 def write_index(folder: Path, index: ShardIndex) -> None:
-    """Write `index.json`; it is the last file of the artifact to be written."""
+    """Write `rows.u4`, then `index.json`; it is the last file of the artifact to be written."""
+    with atomic_path(folder / OFFSETS) as temporary, temporary.open("wb") as file:
+        for pairs in _row_offsets(folder, index):
+            file.write(pairs.data)
     plain: dict[str, Any] = {
         "format": FORMAT,
         "tokenizer": index.tokenizer.model_dump(mode="json"),
@@ -136,6 +142,23 @@ def write_index(folder: Path, index: ShardIndex) -> None:
         "shards": [asdict(entry) for entry in index.shards],
     }
     write_atomically(folder / "index.json", (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _row_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
+    """Where the rows of each shard begin, by the counts at its end: uint32 [rows + 1, 2] (first token, first piece)."""
+    token_size, counts = token_type(index.tokenizer.vocabulary).itemsize, count_type(index.row_length)
+
+    def read(entry: ShardEntry) -> np.ndarray:
+        values = np.fromfile(folder / entry.file, counts, entry.rows + entry.pieces, offset=entry.tokens * token_size)
+        first_piece = np.concatenate([[0], np.cumsum(values[: entry.rows], dtype=np.int64)])
+        first_token = np.concatenate([[0], np.cumsum(values[entry.rows :], dtype=np.int64)])
+        if first_piece[-1] != entry.pieces or first_token[-1] != entry.tokens:
+            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} is damaged (its counts differ); {REBUILD}")
+        return np.stack([first_token[first_piece], first_piece], axis=1).astype(OFFSET_TYPE)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(index.shards), 16 * READERS):  # not all at once: the pairs would pile up in memory
+            yield from pool.map(read, index.shards[start : start + 16 * READERS])
 
 
 def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
@@ -187,7 +210,7 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
     if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
         return f"no shard is called {str(entry.file)[:80]!r}"
     counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
-    optional = () if entry.prompt_tokens is None else (entry.prompt_tokens,)
+    optional = () if entry.prompt_tokens is None and index.form == "web" else (entry.prompt_tokens,)
     if any(type(count) is not int or count < 0 for count in (*counts, *optional)):
         return f"{entry.file}: counts must be whole numbers of at least 0"
     # Per row its number of pieces; per piece its length, and in chat records also the length of its prompt.

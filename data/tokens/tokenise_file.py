@@ -9,7 +9,7 @@ The folder of a tokenised file (written by `tokenise_file`, read by `TokenisedFi
     band-NN.u8        [documents] one MinHash band, if near copies are searched for
     exemplars.jsonl   candidates for the sample of exemplars
     hits.jsonl        overlaps of rejected documents with held-out questions
-    unit.json         the counts (`FileCounts`), written last
+    counts.json       the counts (`FileCounts`), written last
 
 It is written under a temporary name of this process and renamed when complete, so it is either complete or absent, even
 if two processes tokenise the same file (a host that is believed dead may still be working).
@@ -40,7 +40,7 @@ from data.tokenizer import Tokenizer, tokenizer_for
 from data.tokens.exemplar_sample import ExemplarSample, write_candidates
 from data.tokens.shards import token_type
 
-LENGTHS, PROMPTS, COUNTS = "lengths.u4", "prompts.u4", "unit.json"
+LENGTHS, PROMPTS, COUNTS = "lengths.u4", "prompts.u4", "counts.json"
 CANDIDATES = "exemplars.jsonl"
 HITS = "hits.jsonl"
 LENGTH_TYPE = np.dtype("<u4")

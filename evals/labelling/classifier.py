@@ -67,8 +67,8 @@ class TextClassifier:
         """Return a row for every text: number (from 1), label, probability, abstained, likeliest, cut and reason.
 
         `label` is None if the model abstains; `cut`: the text is longer than what is read of it; a row without a text
-        has a `reason` and nothing else. Rows that the file at `rows_path` already has are not computed again; if an
-        earlier version wrote them, their `cut` is None. Emits `progress` and the metric `classify/rows_per_second`.
+        has a `reason` and nothing else. Rows that the file at `rows_path` already has are not computed again.
+        Emits `progress` and the metric `classify/rows_per_second`.
         """
         row_file = RowFile(rows_path)
         known_numbers = {row["number"] for row in row_file.rows}
@@ -90,9 +90,7 @@ class TextClassifier:
                 emit("progress", done=len(row_file.rows), total=len(texts), unit="rows")
         if answered:
             emit("metric", name="classify/rows_per_second", step=0, value=answered / (time.monotonic() - start))
-        return [
-            dict(sorted({"cut": None, **row}.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])
-        ]
+        return [dict(sorted(row.items())) for row in sorted(row_file.rows, key=lambda row: row["number"])]
 
     def _shares(self, numbered_texts: Sequence[tuple[int, str]]) -> np.ndarray:
         """Probabilities of `labels`, float64 [texts, labels], normalised if the checkpoint has more labels."""
@@ -120,20 +118,17 @@ def classification_summary(
 ) -> dict[str, Any]:
     """Counts as JSON data: rows, labelled (by label), abstained, without a text, cut; with `gold` labels also scores.
 
-    `cut` is None if it is not known of a row with a text, because an earlier version labelled it.
-
     `confidence` has histograms of the probability, for labelled rows and for those abstained from. The scores are
     `accuracy` and `macro_f1` of the most likely label, with 95 % intervals, its `recall` by label, and
     `accuracy_covered` of labelled rows.
     """
     label_counts = Counter(row["label"] for row in rows if row["label"] is not None)
-    cut = [row.get("cut") for row in rows if row["reason"] is None]
     summary: dict[str, Any] = {
         "rows": len(rows),
         "labelled": {label: label_counts[label] for label in labels},
         "abstained": sum(bool(row["abstained"]) for row in rows),
         "no_text": sum(row["reason"] is not None for row in rows),
-        "cut": None if None in cut else sum(cut),
+        "cut": sum(row["cut"] for row in rows if row["reason"] is None),
         "confidence": {
             name: np.histogram([row["probability"] for row in rows if row["abstained"] is abstained], BINS, (0, 1))[
                 0
@@ -187,8 +182,6 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
     rows = [(markdown_text(label), count) for label, count in summary["labelled"].items()]
     rows += [("(abstained)", summary["abstained"]), ("(no text)", summary["no_text"])]
     cut = f" Of {summary['cut']:,} texts only the beginning was read: they are too long." if summary["cut"] else ""
-    if summary["cut"] is None:
-        cut = " Of how many texts only the beginning was read is not known."
     parts = [
         "# Labels",
         f"{summary['rows']:,} rows labelled {how}. {below}{cut}",

@@ -78,11 +78,6 @@ def calibration_note(rows: int | None, errors: int | None, calibrated: bool | No
     return f"whether the probabilities are calibrated is not known: {fitted}, do not show it"
 
 
-def calibration_of(facts: Mapping[str, Any]) -> str:
-    """What the facts of a classification say of its probabilities; "" if an earlier version did not record it."""
-    return str(facts.get("calibration") or (UNTUNED if facts.get("zero_shot") else ""))
-
-
 def shots_shown(arm: Mapping[str, Any]) -> str:
     """The number of shots as text; 0 means all rows, or no examples for the likelihood of labels."""
     return str(arm["shots"] or ("none" if arm["arm"] == "verbalised" else "all"))

@@ -31,7 +31,7 @@ def counts_table(scores: Scores) -> ResultTable:
         left_out = sum(score["left_out"].values())
         counts = [f"{score[problem]:,}" for problem in names]
         verdicts = with_interval(score), with_interval(_lenient(score))
-        has_repeats = score.get("rows", score["n"]) != score["n"]  # earlier versions of scores.json have no `rows`
+        has_repeats = score["rows"] != score["n"]
         size = f"{score['n']:,} ({score['rows']:,} rows)" if has_repeats else f"{score['n']:,}"
         rows.append((score["title"], size, *verdicts, *counts, f"{left_out:,}"))
         fields = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)

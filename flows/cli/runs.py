@@ -107,7 +107,7 @@ def count_runs(store: Store) -> int:
 
 def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
     """The row of a run that has ended, from its row of `RUNS`."""
-    # A run of an earlier version has no record of its plan; the steps that it began are the best count.
+    # A run whose plan is not recorded, as of another program: the steps that it began are the best count.
     steps = row["planned"] or row["stages"]
     return {
         "id": row["run"],

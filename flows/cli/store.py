@@ -44,28 +44,6 @@ def rebuild(as_json: Json = False) -> None:
 
 
 @store_app.command()
-def migrate(
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Rename the folders. Default: only list what would be renamed.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Rename artifacts and unfinished work of an earlier version to the keys that this version computes for them."""
-    from flows.cli.tables import migration_table
-    from flows.operate import migrate_keys
-
-    store = the_store()
-    migrations = migrate_keys.plan(store)
-    if apply:
-        migrate_keys.apply(store, migrations)
-    rows = [
-        {"label": m.label, "kind": m.kind, "from": m.folder.name, "to": m.target.name, "obstacle": m.obstacle or None}
-        for m in migrations
-    ]
-    show_as({"applied": apply, "folders": rows}, as_json, migration_table)
-
-
-@store_app.command()
 def gc(
     days: Annotated[float, typer.Option(help="Remove unfinished work that is unchanged for this many days.")] = 7.0,
     config: Annotated[

@@ -62,23 +62,7 @@ def why_text(rows: list[dict[str, Any]]) -> Text:
         lines += [f"    input {difference}" for difference in first_inputs]
         if more := len(row["inputs"]) - len(first_inputs):
             lines.append(f"    and {more} more inputs")
-        # Nothing differs and yet the key does: only a change in how keys are computed does that.
-        if row["nearest"] and not (row["differences"] or row["inputs"]):
-            lines.append("    the same settings under an earlier version's key: `nautile store migrate` adopts it")
     return Text("\n".join(lines))
-
-
-def migration_table(result: dict[str, Any]) -> RenderableType:
-    """The folders of a migration of keys, a line each, and the next command."""
-    rows = result["folders"]
-    if not rows:
-        return Text("every artifact has the key that this version computes")
-    table = text_table("stage", "kind", "key", "new key", "")
-    for row in rows:
-        table.add_row(row["label"], row["kind"], row["from"][:12], row["to"][:12], Text(row["obstacle"] or ""))
-    ready = sum(row["obstacle"] is None for row in rows)
-    closing = f"{ready} renamed" if result["applied"] else f"{ready} to rename: `nautile store migrate --apply` does it"
-    return Group(table, Text(closing))
 
 
 class FittingTable:

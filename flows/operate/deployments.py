@@ -14,7 +14,6 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
@@ -189,22 +188,6 @@ def _served_text(config: RunConfig, argument: str) -> str:
     return ServedConfig(name=argument, table=table, base=base).model_dump_json()
 
 
-async def _remove_old_names(client: PrefectClient, config: str) -> list[str]:
-    """Delete the deployments that an earlier version named only after the configuration; returns a line for each.
-
-    Otherwise their schedules would continue to start runs, with parameters that the flows no longer have.
-    """
-    old_names = DeploymentFilter(
-        name=DeploymentFilterName(any_=[config]), tags=DeploymentFilterTags(all_=[TAG, config])
-    )
-    lines = []
-    for old in await client.read_deployments(deployment_filter=old_names, limit=100):
-        flow = (await client.read_flow(old.flow_id)).name
-        await client.delete_deployment(old.id)
-        lines.append(f"deployment {flow}/{old.name} is now called {flow}/{deployment_name(flow, config)}")
-    return lines
-
-
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
     return flow.to_deployment(  # type: ignore[return-value]  # a coroutine only in an event loop
         name=deployment_name(flow.name, config.name),
@@ -234,8 +217,6 @@ async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, 
     async with get_client() as client:
         declared = await serving.Declared(config).read(client)
         await prepare(limits, declared.limits)
-        for line in await _remove_old_names(client, config):
-            log.warning(line)
         times = await _keep_changes(client, served, declared)
     # `pause_on_shutdown=False`: Prefect would switch the schedules off when this process stops, and they would stay off
     # after a restart.
@@ -297,13 +278,12 @@ async def _register(
     async with get_client() as client:
         declared = await serving.Declared(config).read(client)
         await prepare(limits, declared.limits)
-        lines = await _remove_old_names(client, config)
         times = await _keep_changes(client, [entry for entry, _ in entries], declared)
         for entry, _ in entries:
             await entry.aapply()
         await declared.write(client, limits, times)
     counts = Counter(deploy.pool for _, deploy in entries)
-    lines += [
+    lines = [
         f"registered {count} deployments in work pool {name!r}; "
         f"`{shell_command('prefect', 'worker', 'start', '--pool', name)}` runs them"
         for name, count in counts.items()

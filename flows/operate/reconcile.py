@@ -238,12 +238,13 @@ def staging(store: Store) -> Iterator[Reconciled]:
 
 def unfinished(store: Store) -> Iterator[Reconciled]:
     """List unfinished work that has not changed for a week, with the command that removes it."""
-    for item, contents in unfinished_work(store):
+    for item, has_checkpoints in unfinished_work(store):
         request = read_json(item.path / "request.json") or {}
         stage = f" of {request['stage']}" if "stage" in request else ""
-        held = f" with {' and '.join(contents)}" if contents else ""
+        held = " with checkpoints" if has_checkpoints else ""
         outcome = f"{size(item.bytes)}{stage}{held}, {item.reason}; kept: the run it belongs to resumes from it"
-        command = shell_command("nautile", "store", "gc", *(("--unfinished", item.path.name[:12]) if contents else ()))
+        named = ("--unfinished", item.path.name[:12]) if has_checkpoints else ()
+        command = shell_command("nautile", "store", "gc", *named)
         yield Reconciled("staging", item.path.name[:12], f"{outcome}, `{command}` removes it")
 
 

@@ -105,10 +105,7 @@ async def keep_changes(client: PrefectClient, entry: RunnerDeployment, before: l
     times, existing = times_of(own), list(known.schedules)
     unchanged = times == before if before is not None else all(time in times_of(existing) for time in times)
     if not unchanged:
-        # By its times too: an older version gave it no slug.
-        replaced = [
-            old for old in existing if (old.slug or "").startswith(SCHEDULE) or times_of([old])[0] in (before or [])
-        ]
+        replaced = [old for old in existing if (old.slug or "").startswith(SCHEDULE)]
         for old in replaced:
             await client.delete_deployment_schedule(known.id, old.id)
         existing = [old for old in existing if old not in replaced]

@@ -198,7 +198,7 @@ class _Attempt:
             self.store.check(artifact)
             if not self.store.has_files(artifact):
                 self.log.notify("waiting", note=f"fetching {artifact.id} from {self.store.location}")
-                self.store.fetch(artifact, without=self.stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
+                self.store.fetch(artifact, without=self.stage.on_demand.get(artifact.kind))
         with writing(self.store.root):
             staging = open_staging(self.store, self.key, self.inputs, force=self.context.force, fence=lease.fence)
             self.log.started(staging)

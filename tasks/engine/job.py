@@ -69,9 +69,7 @@ class Job:
     @property
     def reply_source(self) -> ReplySource:
         """The cache of endpoint replies: in the store, shared by all runs and stages that send the same request."""
-        # Earlier versions wrote the replies of an unfinished execution to this file; they are taken over.
-        folder, legacy_file = self.replies or self.scratch / "replies", self.scratch / "replies.jsonl"
-        return ReplySource(folder, self.execution, self.ask_again, legacy_file, self.claims)
+        return ReplySource(self.replies or self.scratch / "replies", self.execution, self.ask_again, self.claims)
 
     @property
     def scratch(self) -> Path:

@@ -147,7 +147,7 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
     for name, artifact_id in request["inputs"].items():
         artifact = store.get(artifact_id)
         if not store.has_files(artifact):
-            store.fetch(artifact, without=stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
+            store.fetch(artifact, without=stage.on_demand.get(artifact.kind))
         inputs[name] = str(artifact.folder)
     events = str(store.root / "events" / request["events"])
     return request | {"inputs": inputs, "events": events, "store": str(store.root)}

@@ -9,7 +9,7 @@ DuckDB.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,13 +57,7 @@ class Stage:
     accelerator: bool = False
     multihost: bool = False  # several processes, one per host, can run it together
     fan_outs: tuple[FanOut, ...] = ()  # run item by item before `work`
-    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)  # by kind of input; see `stage`
-
-    def read_on_demand(self, kind: str, files: Collection[str]) -> str | None:
-        """Prefix of the names of files that need not be fetched before the work; None if all files must be."""
-        # Without the index nothing says where a row begins, so an artifact of an older version is fetched whole.
-        prefix, index = self.on_demand.get(kind, (None, ""))
-        return prefix if index in files else None
+    on_demand: Mapping[str, str] = field(default_factory=dict, hash=False)  # by kind of input; see `stage`
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
@@ -79,14 +73,14 @@ def stage(
     accelerator: bool = False,
     multihost: bool = False,
     fan_outs: tuple[FanOut, ...] = (),
-    on_demand: Mapping[str, tuple[str, str]] | None = None,
+    on_demand: Mapping[str, str] | None = None,
 ) -> Callable[[Work], Stage]:
     """Turn `work(job)` into a `Stage`. Increase `version` when the code writes something else for the same section.
 
     `optional`: outputs that may stay empty. `multihost`: the stage can run in several processes, one per host.
 
-    `on_demand`: kind of input -> (prefix, index). If an input of that kind lies only at the store's remote and has a
-    file named `index`, its files whose names start with `prefix` are fetched when `Job.remote_files` opens them.
+    `on_demand`: kind of input -> prefix. If an input of that kind lies only at the store's remote, its files whose
+    names start with the prefix are fetched when `Job.remote_files` opens them.
 
     `fan_outs` run first, each of their items in its own process; `work` then reads what they wrote
     (`tasks.engine.fanout.items`).

@@ -6,7 +6,7 @@ publishes after it has taken the work over from another one has an id of its own
 it as well.
 
     execution.json  request.json  live.json  error.json  retry.json  failure.json  done.json  log.txt  publication.json
-    rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
+    fan_outs/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
 import time
@@ -114,9 +114,8 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
     record = read_json(folder / "execution.json")
     # Continue only with the same inputs, and never reuse work that was not forced in a forced run.
     if isinstance(record, dict) and record["inputs"] == digests and (record["forced"] or not force):
-        began = record.get("began", time.time())  # earlier versions did not record it
-        attempt, forced, begun_under = record["attempt"] + 1, record["forced"], record.get("fence", 0)
-        staging = Staging(folder, record["execution"], attempt, forced, digests, began, begun_under, record["run"])
+        attempt, forced, began, fence = record["attempt"] + 1, record["forced"], record["began"], record["fence"]
+        staging = Staging(folder, record["execution"], attempt, forced, digests, began, fence, record["run"])
     else:
         if any(folder.iterdir()):
             store.discard(folder)

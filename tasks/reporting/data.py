@@ -166,7 +166,7 @@ def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> 
             result["hits"] += [
                 {"label": label, **evidence, "begins": row["query"]}
                 for row in rejected
-                if (evidence := row.get("evidence", row.get("said")))  # "said" in manifests of earlier versions
+                if (evidence := row.get("evidence"))
             ]
         elif isinstance(facts.get("contaminated"), Mapping):
             result["hits"] += [{"label": label, **hit} for hit in _shown_overlaps(folder, facts)]

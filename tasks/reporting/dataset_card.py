@@ -26,7 +26,7 @@ def dataset_card(
     store: Store, documents: Artifact, repository: str, snippets: Sequence[Snippet], license_: str | None
 ) -> str:
     """The text of README.md for the documents of an artifact. `license_`: an identifier of the Hub."""
-    # Manifests of earlier versions lack some facts, which the template then shows as not recorded.
+    # The template shows a fact that is missing as not recorded.
     facts = {name: None for name in _FACTS} | documents.manifest["facts"]
     data_card = store.find("data_card", documents.key)
     # The counts by prompt set are only in the data card, which the same execution wrote.

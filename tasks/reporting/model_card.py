@@ -90,8 +90,7 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 (
                     row["source"],
                     f"{row['tokens']:,}",
-                    # A checkpoint of an earlier version did not record how it read its sources.
-                    *(reading_rows({"": SourceReading(**row["reading"])})[0][1:] if row["reading"] else [None] * 5),
+                    *reading_rows({"": SourceReading(**row["reading"])})[0][1:],
                 )
                 for row in facts["read"]
             ],

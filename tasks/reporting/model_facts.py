@@ -163,12 +163,11 @@ def _phases(item: Input) -> list[Facts]:
 
 
 def _read(item: Input) -> list[Facts]:
-    """The tokens that a pretraining read, by source, with the figures of `SourceReading` if it recorded them."""
-    by_source = item.facts.get("tokens_by_source") if item.artifact.kind == "checkpoint" else None
-    readings = item.facts.get(READING, {})
+    """The tokens that a pretraining read, by source, with the figures of `SourceReading`."""
+    by_source = item.facts.get("tokens_by_source", {}) if item.artifact.kind == "checkpoint" else {}
     return [
-        {"label": item.label, "source": source, "tokens": tokens, "reading": readings.get(source)}
-        for source, tokens in (by_source or {}).items()
+        {"label": item.label, "source": source, "tokens": tokens, "reading": item.facts[READING][source]}
+        for source, tokens in by_source.items()
     ]
 
 

@@ -36,7 +36,7 @@ def test_every_metric_that_is_reported_by_name_is_in_the_glossary():
     ("name", "title"),
     [
         ("rejected_too_short", "Rejected: too short"),
-        ("tokenise_set_aside", "Set aside: tokenise"),
+        ("tokenise_skipped", "Skipped: tokenise"),
         ("evaluate/held_out/accuracy_lenient", "Lenient accuracy on held out"),
         ("made_up", "made up"),
     ],

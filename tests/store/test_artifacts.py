@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from common.errors import ConfigError
+from common.files import read_json, write_json
 from store import artifacts
 from store.artifacts import Store
 from store.manifest import code_commit
@@ -42,6 +43,29 @@ def test_find_returns_the_artifact_with_its_manifest(store):
     assert (result.path / "deep/b.txt").read_text() == "b"
     assert not (store.root / "staging" / key_of("two") / "output/checkpoint").exists()
     assert store.verify(result) == []
+
+
+@pytest.mark.parametrize("description", [None, {"layout": 2}, {"format": 1}, []])
+def test_a_store_of_another_layout_is_refused_and_unchanged(store, description):
+    published(store, "tokens", "one")
+    if description is None:
+        (store.root / "store.json").unlink()
+    else:
+        write_json(store.root / "store.json", description)
+    before = sorted((store.root / "artifacts").rglob("*"))
+    for use in (lambda: open_store(store.root), store.prepare, lambda: published(store, "tokens", "one")):
+        with pytest.raises(ConfigError, match=r"reads layout 1: use the version that .* or a new .*`nautile store add"):
+            use()
+    assert sorted((store.root / "artifacts").rglob("*")) == before
+    assert read_json(store.root / "store.json") == description
+
+
+def test_a_folder_with_nothing_but_copied_replies_is_a_new_store(tmp_path):
+    filled(tmp_path / "replies", {"model/old.jsonl": "{}"})
+    store = open_store(tmp_path)
+    store.prepare()
+    assert read_json(tmp_path / "store.json") == {"layout": 1}
+    assert open_store(tmp_path).list() == []
 
 
 def test_find_returns_none_for_an_unknown_key(store):

@@ -20,7 +20,7 @@ from store import catalog as catalogs
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, query_files
 from store.events import EventWriter
-from store.schema import TABLES
+from store.schema import SCHEMA, TABLES
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
@@ -456,14 +456,23 @@ def test_a_store_that_cannot_be_written_is_read_as_it_is(store, catalog, monkeyp
         catalog.catch_up()
 
 
-def test_a_catalog_of_an_unknown_older_schema_is_rebuilt(store, catalog):
+@pytest.mark.parametrize("schema", [0, SCHEMA + 1])
+@pytest.mark.parametrize("first", ["ingest", "query"])
+def test_a_catalog_of_another_schema_is_built_anew(store, catalog, schema, first):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
     with duckdb.connect(catalog.path) as connection:
-        connection.execute("UPDATE ingested SET position = 0 WHERE path = 'schema'")
+        connection.execute("UPDATE ingested SET position = ? WHERE path = 'schema'", [schema])
         connection.execute("ALTER TABLE runs DROP COLUMN host")
+        connection.execute("DROP TABLE notes")
+        connection.execute("CREATE VIEW notes AS SELECT 42 AS answer")
+        connection.execute("CREATE TABLE tomorrow AS SELECT 42 AS answer")
+    if first == "ingest":
+        assert Catalog(store).ingest() > 0
     assert everything(Catalog(store)) == before
+    with pytest.raises(ConfigError, match="tomorrow"):
+        catalog.query("SELECT * FROM tomorrow")
 
 
 LAST_WORDS = """

@@ -15,7 +15,6 @@ from configs.training import PhaseConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
 from data.tokens.packing import ConcatPacker
-from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from store import file_cache
 from store.file_cache import LOCK, FileCache
@@ -179,7 +178,6 @@ def test_a_corpus_larger_than_the_cache_gives_the_same_rows(pair, tmp_path):
             packer.add(np.array([*rng.integers(250, size=rng.integers(10, 60)), tokenizer.end_of_text], np.uint32))
         entries.append(write_shard(folder, number, "train", packer.finish(), tokenizer.vocabulary))
     index = ShardIndex(TOKENIZER, tokenizer.fingerprint, ROW, "web", tuple(entries))
-    write_row_offsets(folder, index)
     write_index(folder, index)
     artifact = absent(pair, {})
     b.fetch(artifact, without="shards/")

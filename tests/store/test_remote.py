@@ -186,7 +186,7 @@ def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     assert b.list() == []
     assert not list(tmp_path.rglob("*climbed*"))
     kept = {path.relative_to(b.root).as_posix() for path in b.root.rglob("*") if path.is_file()}
-    assert {name for name in kept if not name.startswith("locks/")} == {"remote.json"}
+    assert {name for name in kept if not name.startswith("locks/")} == {"remote.json", "store.json"}
     assert caplog.text.count("is damaged and not used") == 4
     assert caplog.text.count("is not an event file") == 2
 

@@ -116,49 +116,49 @@ def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_d
     folder = filled(
         a.root / "staging" / KEY,
         {
-            "rounds/cut/list.json": "{}",
-            "rounds/cut/done/1": "{}",
-            "rounds/cut/work/2/live.json": "{}",
-            "rounds/attempt.json": "{}",
-            "scratch/units/1/ids": "ids",
-            "scratch/units/.2.partial-x/ids": "half",
+            "fan_outs/cut/list.json": "{}",
+            "fan_outs/cut/done/1": "{}",
+            "fan_outs/cut/work/2/live.json": "{}",
+            "fan_outs/attempt.json": "{}",
+            "scratch/files/1/ids": "ids",
+            "scratch/files/.2.partial-x/ids": "half",
             "output/tokens/1.bin": "one",
         },
     )
     first = mirror(a)
     assert first.push()
     sent = a.remote.names(f"staging/{KEY}").keys() - {SNAPSHOT}
-    assert sent == {"rounds/cut/list.json", "rounds/cut/done/1", "scratch/units/1/ids", "output/tokens/1.bin"}
+    assert sent == {"fan_outs/cut/list.json", "fan_outs/cut/done/1", "scratch/files/1/ids", "output/tokens/1.bin"}
     filled(folder, {"output/tokens/1.bin": "one and two"})
     assert not first.push()  # nothing was finished
     assert first.push(changes=True)
     assert not first.push(changes=True)
     assert mirror(b).pull()
     assert contents(b)["output/tokens/1.bin"] == "one and two"
-    filled(folder, {"rounds/pack/done/1": "{}"})
-    (folder / "scratch/units/1/ids").unlink()
+    filled(folder, {"fan_outs/pack/done/1": "{}"})
+    (folder / "scratch/files/1/ids").unlink()
     assert mirror(a).push()  # another process of the machine
-    assert "scratch/units/1/ids" not in a.remote.names(f"staging/{KEY}")
+    assert "scratch/files/1/ids" not in a.remote.names(f"staging/{KEY}")
     assert mirror(b).pull()
-    assert "rounds/pack/done/1" in contents(b)
+    assert "fan_outs/pack/done/1" in contents(b)
 
 
 def test_a_file_that_is_used_up_while_it_is_sent_has_its_result_in_the_snapshot(pair, monkeypatch):
     a, b = pair
-    folder = filled(a.root / "staging" / KEY, {"rounds/cut/done/1": "{}", "scratch/units/1/ids": "ids"})
+    folder = filled(a.root / "staging" / KEY, {"fan_outs/cut/done/1": "{}", "scratch/files/1/ids": "ids"})
     put, calls = a.remote.put, []
 
     def use_up(source, name):
         calls.append(name)
         if len(calls) == 1:
-            filled(folder, {"output/1.bin": "one", "rounds/pack/done/1": "{}"})
-            (folder / "scratch/units/1/ids").unlink()
+            filled(folder, {"output/1.bin": "one", "fan_outs/pack/done/1": "{}"})
+            (folder / "scratch/files/1/ids").unlink()
         put(source, name)
 
     monkeypatch.setattr(a.remote, "put", use_up)
     assert mirror(a).push()
     assert mirror(b).pull()
-    assert sorted(contents(b)) == ["output/1.bin", "rounds/cut/done/1", "rounds/pack/done/1"]
+    assert sorted(contents(b)) == ["output/1.bin", "fan_outs/cut/done/1", "fan_outs/pack/done/1"]
 
 
 def test_a_file_that_is_moved_as_it_is_opened_for_the_upload_may_be_tried_again(pair, monkeypatch):

@@ -79,14 +79,12 @@ def test_the_card_shows_results_with_intervals_cost_stand_ins_and_commit(facts):
     assert facts["lineage"][0]["id"] in text
 
 
-def test_what_was_read_of_each_source_is_shown_and_what_was_not_recorded_is_said(facts):
+def test_what_was_read_of_each_source_is_shown_and_what_is_not_known_is_said(facts):
     read = [
         {"label": "pretrain", "source": "synth", "tokens": 1000, "reading": {"train_on": "replies", "fill": 0.89}},
-        {"label": "pretrain", "source": "old", "tokens": 500, "reading": None},
     ]
     page = words(model_card({**facts, "read": read}, PUBLICATION))
     assert "| synth | 1,000 | replies | 89% | not known | not known | not known |" in page
-    assert "| old | 500 | not recorded | not recorded | not recorded | not recorded | not recorded |" in page
 
 
 def test_the_front_matter_has_the_accuracies_with_their_intervals(facts):

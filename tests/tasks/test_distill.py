@@ -15,7 +15,6 @@ from data.tokens.loader import Loader
 from tasks.distill import distill
 from tasks.engine.job import Job
 from tests.support.samples.exemplar_index import index_exemplars
-from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 
 KEY = "sk-planted-fedcba9876543210"
@@ -214,25 +213,6 @@ def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path, mon
         distill.work(job(server, attempt="b", execution="again", ask_again=True, endpoint=prices))
         assert server.answered == 48, "only --ask-again pays again"
         assert facts(tmp_path, "documents", "b")["replies_reused"] == 0
-
-
-@pytest.mark.slow
-def test_replies_of_an_unfinished_attempt_of_an_earlier_version_are_moved_and_counted(job, tmp_path):
-    prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
-    with FakeOpenAI(per_million=(1.0, 2.0)) as server:
-        distill.work(job(server, endpoint=prices, execution="x"))
-        shutil.rmtree(tmp_path / "a")
-        rows = reply_rows(tmp_path / "replies")
-        shutil.rmtree(tmp_path / "replies")
-        old = tmp_path / "a" / "staging" / "scratch" / "replies.jsonl"
-        old.parent.mkdir(parents=True)
-        lines = [{name: value for name, value in row.items() if name != "execution"} for row in rows]
-        old.write_text("".join(json.dumps(row) + "\n" for row in lines) + '{"torn')
-        distill.work(job(server, endpoint=prices))
-        assert server.answered == 24
-        assert facts(tmp_path, "documents")["dollars"] == pytest.approx(server.dollars), "this execution paid for them"
-    assert not old.exists()
-    assert len(reply_rows(tmp_path / "replies")) == 24
 
 
 SHIPPED = load("nautile_370m")

@@ -55,7 +55,7 @@ def test_web_gives_tokens_alone(tmp_path):
     described = facts(tmp_path, "tokens")
     assert "CC BY-SA 4.0" in described["stand_in"]
     assert 2 < described["disk_bytes_per_token"] <= 2.1
-    assert (described["cropped"], described["files"], described["files_set_aside"]) == (0, 1, 0)
+    assert (described["cropped"], described["files"], described["files_skipped"]) == (0, 1, 0)
 
 
 def state(staging):
@@ -93,7 +93,7 @@ def test_any_order_of_units_gives_the_same_bytes(tmp_path, parquet):
     assert not list((tmp_path / "one" / "scratch").rglob("tokens.*"))  # nothing is kept twice
 
 
-def test_a_file_that_stays_bad_is_set_aside_up_to_the_share(tmp_path, parquet):
+def test_a_file_that_stays_bad_is_skipped_up_to_the_share(tmp_path, parquet):
     bad = tmp_path / "files" / "2.parquet"
     bad.write_bytes(bad.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=r"2\.parquet: is not a Parquet file"):
@@ -101,13 +101,13 @@ def test_a_file_that_stays_bad_is_set_aside_up_to_the_share(tmp_path, parquet):
     events = []
     work(job(tmp_path / "lenient", events, **parquet, bad_files_share=0.2))
     described = facts(tmp_path / "lenient", "tokens")
-    assert (described["files"], described["files_set_aside"], described["records"]) == (5, 1, 160)
-    assert list(described["set_aside"]) == [str(bad)]
-    assert "is not a Parquet file" in described["set_aside"][str(bad)]
+    assert (described["files"], described["files_skipped"], described["records"]) == (5, 1, 160)
+    assert list(described["skipped"]) == [str(bad)]
+    assert "is not a Parquet file" in described["skipped"][str(bad)]
     listed = [json.loads(line) for line in (tmp_path / "lenient/output/tokens/files.jsonl").read_text().splitlines()]
-    outcomes = [("set_aside" in row, "rows_read" in row) for row in listed]
+    outcomes = [("skipped" in row, "rows_read" in row) for row in listed]
     assert outcomes == [(n == 2, n != 2) for n in range(5)]
-    assert ("metric", {"name": "files_set_aside", "step": 0, "value": 1}) in events
+    assert ("metric", {"name": "files_skipped", "step": 0, "value": 1}) in events
 
 
 def test_what_is_lost_is_said_in_the_last_line_and_in_the_facts(tmp_path):

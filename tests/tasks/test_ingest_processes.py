@@ -81,6 +81,6 @@ def test_a_kill_midway_and_another_number_of_workers_lose_and_double_nothing(tmp
     wanted = {f"file {n} row {row}" for n in range(FILES) if n != BAD for row in range(ROWS)}
     assert documents(store, outputs) == Counter(dict.fromkeys(wanted, 1))
     facts = store.get(outputs["tokens"]).manifest["facts"]
-    assert (facts["files"], facts["files_set_aside"], facts["records"]) == (FILES, 1, 90)
-    assert list(facts["set_aside"]) == ["1.parquet"]
+    assert (facts["files"], facts["files_skipped"], facts["records"]) == (FILES, 1, 90)
+    assert list(facts["skipped"]) == ["1.parquet"]
     assert hub.met[503] == hub.met["cut"] == 1

@@ -410,7 +410,7 @@ def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
     problems = ("reason", "rollouts", tmp_path / "none", {"contaminated": {"arc": 1}, "hits": [hit]})
     clean = ("align", "rollouts", tmp_path / "none", {"contaminated": {}, "hits": []})
     evidence = {"benchmark": "arc", "example": "3", "words": "a b c d e"}
-    refused = [{"query": "why?", "evidence": evidence}, {"query": "how?"}, {"query": "old?", "said": evidence}]
+    refused = [{"query": "why?", "evidence": evidence}, {"query": "how?"}]
     distilled = ("distill", "documents", tmp_path / "none", {"samples": {"contaminated": refused}})
     result = screening([ingest, problems, clean, distilled])
     assert [(entry["label"], entry["benchmark"], entry["example"]) for entry in result["hits"]] == [

@@ -126,17 +126,6 @@ def check_no_pending_jobs(folder: Path, endpoint: str) -> None:
             )
 
 
-def adopt_jobs(old_folder: Path, folder_of: Callable[[str], Path]) -> None:
-    """Move the jobs of a folder to `folder_of(endpoint)`, the state file last."""
-    for path in sorted(old_folder.glob(f"*{STATE}")):
-        if (state := _read_state(path)) is not None:
-            requests = path.with_name(path.name.removesuffix(STATE) + REQUESTS)
-            # The requests first: they are harmless without a state, while a state without them cannot be resumed.
-            for file in (requests, path):
-                if file.exists():
-                    file.rename(folder_of(state["endpoint"]) / file.name)
-
-
 def _read_state(path: Path) -> dict[str, Any] | None:
     """Read the state of a job; None if the job has ended. Raises `ConfigError` if it is unreadable."""
     try:

@@ -145,7 +145,7 @@ def classify(
     from configs.labelling import ClassifyConfig
     from data.labelled.label_set import read_label_set
     from data.labelled.texts import gold_labels
-    from evals.labelling.titles import calibration_of, recall_rows
+    from evals.labelling.titles import recall_rows
     from tasks.classify import ROWS
     from tasks.classify import classify as stage
 
@@ -175,8 +175,8 @@ def classify(
             f"{facts['rows']:,} rows",
             *counts,
             f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
-            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts.get("cut") else []),
-            *([f"  {note}"] if (note := calibration_of(facts)) else []),
+            *([f"  of {facts['cut']:,} texts only the beginning was read (column `cut`)"] if facts["cut"] else []),
+            f"  {facts['calibration']}",
             *(
                 f"  of {rows} rows labelled {label} by people it gives {right} this label: {recall} %"
                 for label, rows, right, recall in recall_rows(facts)
@@ -270,7 +270,6 @@ def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns
     # With its digest, so that a file that was edited while the step ran is refused: answers would stand beside other
     # texts.
     table, _ = read_texts(texts, digest)
-    # An earlier version wrote no column `cut`.
     answers = [{new: row.get(old) for old, new in columns.items()} for row in read_table(rows).rows]
     if out.suffix.lower() == ".jsonl":
         for answer in answers:

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from common.text import visible
-from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, calibration_of, recall_rows
+from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
 from flows.dashboard import cards, figures, shared
 from flows.dashboard.figures import Chart, layer, nominal, quantitative
 from flows.dashboard.shared import ChosenRun
@@ -44,8 +44,8 @@ def _counts(facts: dict[str, Any]) -> None:
         accuracy = facts["accuracy"]
         interval = f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
         columns[4].metric("Accuracy", f"{accuracy['value']:.3f}", interval, delta_color="off", delta_arrow="off")
-    if note := calibration_of(facts):
-        st.caption(f"{note[0].upper()}{note[1:]}.")
+    note = facts["calibration"]
+    st.caption(f"{note[0].upper()}{note[1:]}.")
     if rows := recall_rows(facts):
         cards.show([cards.table(RECALL, rows)])
 

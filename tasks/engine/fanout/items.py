@@ -3,13 +3,10 @@
 A stage declares its fan-outs; they run in order before the stage's function. Marker files in the staging folder are the
 only record of what is done, so any process that holds the key's lock can continue, with any number of workers:
 
-    rounds/<fan-out>/list.json       the items, and the share of them that may be skipped; written once
-                     done/<item>     marks a finished item
-                     work/<item>/    a running item: live.json, log.txt, error.json
-                     settled.json    marks a finished fan-out: the skipped items and why
-
-The folder and its JSON fields (`rounds`, `units`, `set_aside`) keep the names of earlier versions, whose staging
-folders can so be resumed.
+    fan_outs/<fan-out>/list.json       the items, and the share of them that may be skipped; written once
+                       done/<item>     marks a finished item
+                       work/<item>/    a running item: live.json, log.txt, error.json
+                       finished.json   marks a finished fan-out: the skipped items and why
 
 An item can be restarted after a crash, and can even run twice at once (if its host counted as lost but still works). So
 an item must write only its own files, each atomically, and the same bytes every time.
@@ -25,6 +22,7 @@ from common.events import Emit
 from common.files import read_json, write_json
 from tasks.engine.job import Job
 
+FOLDER = "fan_outs"  # in the staging folder
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -54,13 +52,13 @@ class Markers:
 
     @classmethod
     def of(cls, staging: Path, fan_out: str) -> Self:
-        return cls(staging / "rounds" / fan_out)
+        return cls(staging / FOLDER / fan_out)
 
     @property
     def items(self) -> list[str] | None:
         """None until the items have been listed."""
         listing = read_json(self.folder / "list.json")
-        return listing["units"] if isinstance(listing, dict) else None
+        return listing["items"] if isinstance(listing, dict) else None
 
     @property
     def skippable(self) -> float:
@@ -68,13 +66,13 @@ class Markers:
         listing = read_json(self.folder / "list.json")
         if listing is None:
             raise RuntimeError(f"{self.folder / 'list.json'} is missing or damaged")
-        return listing["tolerated"]
+        return listing["skippable"]
 
     @property
     def skipped(self) -> dict[str, str] | None:
         """Item -> why it was skipped; None until the fan-out is finished."""
-        settled = read_json(self.folder / "settled.json")
-        return settled["set_aside"] if isinstance(settled, dict) else None
+        finished = read_json(self.folder / "finished.json")
+        return finished["skipped"] if isinstance(finished, dict) else None
 
     def done(self) -> set[str]:
         folder = self.folder / "done"
@@ -88,7 +86,7 @@ class Markers:
         return self.folder / "work" / item
 
     def write_finished(self, skipped: dict[str, str]) -> None:
-        write_json(self.folder / "settled.json", {"set_aside": skipped})
+        write_json(self.folder / "finished.json", {"skipped": skipped})
 
 
 def finished_items(job: Job, fan_out: str) -> list[str]:
@@ -117,7 +115,7 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
         raise RuntimeError(f"fan-out {fan_out.name}: the share that may be skipped is {skippable}, not within 0..1")
     folder = Markers.of(job.staging, fan_out.name).folder
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "list.json", {"units": items, "tolerated": skippable})
+    write_json(folder / "list.json", {"items": items, "skippable": skippable})
 
 
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
@@ -131,7 +129,7 @@ def process_item(fan_out: FanOut, job: Job, item: str) -> None:
 
 def item_logs(staging: Path) -> list[Path]:
     """The logs of the running items of all fan-outs in a staging folder."""
-    return sorted(staging.glob("rounds/*/work/*/log.txt"))
+    return sorted(staging.glob(f"{FOLDER}/*/work/*/log.txt"))
 
 
 def emit_with_source(emit: Emit, fan_out: str, item: str) -> Emit:

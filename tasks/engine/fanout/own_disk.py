@@ -30,7 +30,7 @@ from store.mirror import MirroredStore
 from store.staging_mirror import host_files
 from tasks.engine.errors import StageCancelled
 from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
-from tasks.engine.fanout.items import FanOut
+from tasks.engine.fanout.items import FOLDER, FanOut
 from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
 from tasks.engine.remote_child import open_remote, request_of, send_request
 
@@ -180,7 +180,7 @@ class _Items:
     def take(self, item: WorkItem, result: ItemResult) -> ItemResult:
         """Fetch the files that an item has written, its marker last: with the marker the item counts as done."""
         files = dict(result.files)
-        marker = {name: files.pop(name) for name in list(files) if name == f"rounds/{item.fan_out}/done/{item.item}"}
+        marker = {name: files.pop(name) for name in list(files) if name == f"{FOLDER}/{item.fan_out}/done/{item.item}"}
         # The marker last: a crash or a power cut in between leaves an item that is not done, and runs again.
         for group in (files, marker):
             _fetch(self.store, group, self.staging, durable=True)

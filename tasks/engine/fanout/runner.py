@@ -113,12 +113,11 @@ class FanOutRunner:
         events = Path(self.request["events"])
         path = events.with_name(f"{events.stem}-{fan_out.name}{events.suffix}")
         emit = EventWriter(path, self.request["execution"], stage=self.request["stage"])
-        # The names of these events cannot change: existing stores have them, and queries use them.
-        emit("metric", name=f"{fan_out.name}_units", step=0, value=len(item_pass.items))
-        emit("metric", name=f"{fan_out.name}_set_aside", step=0, value=len(item_pass.skipped))
+        emit("metric", name=f"{fan_out.name}_items", step=0, value=len(item_pass.items))
+        emit("metric", name=f"{fan_out.name}_skipped", step=0, value=len(item_pass.skipped))
         for item, message in item_pass.skipped.items():
             index = item_pass.items.index(item)
-            emit("sample", set=f"{fan_out.name}: set aside", index=index, unit=item, text=message)
+            emit("sample", set=f"{fan_out.name}: skipped", index=index, item=item, text=message)
         emit.close()
 
 

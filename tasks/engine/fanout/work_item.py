@@ -19,9 +19,9 @@ from common.files import read_json, write_json
 from store.manifest import code_commit, host
 from tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
 from tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
-from tasks.engine.fanout.items import Markers
+from tasks.engine.fanout.items import FOLDER, Markers
 
-LEASE = "rounds/attempt.json"  # in the staging folder
+LEASE = f"{FOLDER}/attempt.json"  # in the staging folder
 
 
 @dataclass(frozen=True)

@@ -213,10 +213,6 @@ def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
         ([{"name": "a", "source": "jsonl", "frame": "{query}{query}"}], {}, "must contain {query} exactly once"),
         ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
         ([], {"probe": {"endpoints": ["x"], "samples": 2}}, "temperature is 0"),
-        ([], {"relevance": 1.0}, "distill.relevance was removed"),
-        ([], {"candidates": 32}, "distill.candidates was removed"),
-        ([], {"consistency": {"asks": 3}}, "distill.consistency was removed"),
-        ([], {"quality": {"endpoint": "x", "least": 50}}, "distill.quality was removed"),
     ],
 )
 def test_an_inconsistent_section_is_refused(sets, fields, message):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from common.errors import ConfigError
 from configs.distill import IndexConfig
@@ -208,9 +207,3 @@ def test_brute_force_by_blocks_is_brute_force(count, wanted, seed):
     scores = queries @ vectors.T
     best = -np.sort(-scores, axis=1)[:, :wanted]
     np.testing.assert_allclose(np.take_along_axis(scores, positions, 1), best, rtol=1e-5)
-
-
-@pytest.mark.parametrize("section", [{"kind": "hnsw"}, {"links": 16}, {"build_effort": 40}])
-def test_the_options_of_hnsw_are_refused_as_removed(section):
-    with pytest.raises(ValidationError, match=r"index\..* was removed"):
-        IndexConfig.model_validate(section)

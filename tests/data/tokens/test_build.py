@@ -238,7 +238,7 @@ def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_p
         plan = CorpusPlan(small, "web", 64, 8, 0.0)
         checks = DocumentChecks(bands=bands)
         args = (plan, work, work / "out", silent)
-        return write_tokens(lambda skip: iter(records), *args, checks=checks, against=against), work / "unit"
+        return write_tokens(lambda skip: iter(records), *args, checks=checks, against=against), work / "file"
 
     def by_length(texts):  # documents of equal length are taken for near copies
         return np.array([[len(text), n] for n, text in enumerate(texts, 10_000)], np.uint64)
@@ -268,10 +268,10 @@ def peak(work):
 def peaks(batches, plan, folder):
     """Peak memory of tokenising a file (the least of three: threads of other tests allocate too) and packing it."""
     tokenising = min(
-        peak(partial(tokenise_file, batches(), plan, DocumentChecks(), folder / name)) for name in ("a", "b", "unit")
+        peak(partial(tokenise_file, batches(), plan, DocumentChecks(), folder / name)) for name in ("a", "b", "file")
     )
-    find_copies([folder / "unit"], (), folder / "settling", silent)
-    return tokenising, peak(lambda: pack_file(folder / "unit", 0, plan, folder / "marker", folder / "out"))
+    find_copies([folder / "file"], (), folder / "settling", silent)
+    return tokenising, peak(lambda: pack_file(folder / "file", 0, plan, folder / "marker", folder / "out"))
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def beside(store, prefect, monkeypatch):
 def planned(store, state):
     steps = [{"label": "align", "stage": "align", "key": key_of("align"), "after": []}]
     row = {"id": "p", "run": RUN, "config": "toy", "state": state, "steps": steps, "started": now(), "host": host()}
-    write_row(store, "plan", row | {"resume": f"prefect flow-run retry {RUN}"})
+    write_row(store, "plan", row | {"resume": f"nautile retry {RUN}"})
     Catalog(store).ingest()
 
 

@@ -5,6 +5,7 @@ from streamlit.testing.v1 import AppTest
 
 from data.labelled.texts import write_rows
 from evals.labelling.classifier import WITHOUT_TEXT, classification_examples, classification_summary
+from evals.labelling.titles import UNTUNED
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.classify import EXAMPLES
@@ -20,7 +21,7 @@ def answer(number, share):
     likeliest = LABELS[number % 2]
     label = None if abstained else likeliest
     row = {"number": number, "label": label, "probability": share, "abstained": abstained, "likeliest": likeliest}
-    return {**row, "reason": None}
+    return {**row, "cut": False, "reason": None}
 
 
 ROWS = [*(answer(number, share) for number, share in enumerate(SHARES, 1)), {"number": 6, **WITHOUT_TEXT}]
@@ -34,7 +35,7 @@ def shown(tmp_path, monkeypatch):
     folder = store.staging("a" * 64)
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / EXAMPLES, classification_examples(ROWS, TEXTS))
-    facts = {**classification_summary(ROWS, LABELS), "labels": list(LABELS), "zero_shot": True}
+    facts = {**classification_summary(ROWS, LABELS), "labels": list(LABELS), "calibration": UNTUNED}
     store.publish(
         "labelled", "a" * 64, folder, stage="classify", version=2, config={}, inputs={}, facts=facts, execution="e"
     )
@@ -74,5 +75,5 @@ def test_examples_of_an_outcome_are_the_surest_and_the_least_sure():
     assert {len(row["text"]) for row in examples} == {1000}
     summary = classification_summary(rows, LABELS)
     assert summary["confidence"] == {"labelled": [0] * 7 + [100, 0, 0], "abstained": [0] * 10}
-    assert summary["cut"] is None, "rows of an earlier version do not say"
+    assert summary["cut"] == 0
     assert classification_summary([row | {"cut": row["number"] < 10} for row in rows], LABELS)["cut"] == 4

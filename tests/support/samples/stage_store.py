@@ -53,4 +53,4 @@ def manifest_of(**fields: Any) -> dict[str, Any]:
     }
     plain |= {"input_executions": {}, "outputs": ["tokens"], "files": {}, "digest": key_of("y"), "facts": {"rows": 3}}
     plain |= {"commit": None, "created": "2026-01-02T03:04:05+00:00", "execution": "e1", "run": "", "label": "toy"}
-    return with_seal(plain | {"host": "here"} | fields)
+    return with_seal(plain | {"host": "here", "fence": 0} | fields)

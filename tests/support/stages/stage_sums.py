@@ -108,7 +108,7 @@ def _grandchild(job: Job) -> None:
     (job.scratch / "grandchild").write_text(str(sleeper.pid))
 
 
-@stage("reader", version=1, outputs=("numbers",), on_demand={"tokens": ("shards/", "index")})
+@stage("reader", version=1, outputs=("numbers",), on_demand={"tokens": "shards/"})
 def reader(job: Job) -> None:
     """Read the files of the input through `Job.remote_files`."""
     assert job.remote_files

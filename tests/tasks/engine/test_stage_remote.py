@@ -170,14 +170,14 @@ def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(
     often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.3"
     parent = start(a.root, given, 1, often)
     try:
-        while len([name for name in a.remote.names("staging") if "/rounds/cut/done/" in name]) < 3:
+        while len([name for name in a.remote.names("staging") if "/fan_outs/cut/done/" in name]) < 3:
             assert parent.poll() is None
             time.sleep(0.2)
         before = sorted(a.remote.names("staging"))
     finally:
         parent.kill()
         parent.communicate()
-    assert not any("/rounds/cut/work/" in name or name.endswith("/rounds/attempt.json") for name in before)
+    assert not any("/fan_outs/cut/work/" in name or name.endswith("/fan_outs/attempt.json") for name in before)
     (lease,) = a.remote.names("leases")  # which nobody has released
     (tmp_path / "open").touch()
     monkeypatch.setattr(leases, "POLL_S", 0.05)

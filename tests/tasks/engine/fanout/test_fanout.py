@@ -56,15 +56,15 @@ def test_fan_outs_run_in_order_skip_bad_items_and_their_events_reach_the_catalog
     Catalog(store).ingest()
     rows = Catalog(store).query("SELECT name, source, value FROM metrics ORDER BY name, source")
     assert [(row["name"], row["source"], row["value"]) for row in rows] == [
-        ("cut_set_aside", None, 1.0),
-        ("cut_units", None, 3.0),
-        ("double_set_aside", None, 0.0),
-        ("double_units", None, 2.0),
+        ("cut_items", None, 3.0),
+        ("cut_skipped", None, 1.0),
+        ("double_items", None, 2.0),
+        ("double_skipped", None, 0.0),
         ("joined", None, 2.0),
         *(("rows", f"cut/piece-{index}", 5.0) for index in (0, 2)),
     ]
     (row,) = Catalog(store).query("SELECT sample.* FROM (SELECT * FROM samples) AS sample")
-    assert (row["set"], row["index"]) == ("cut: set aside", 1)
+    assert (row["set"], row["index"]) == ("cut: skipped", 1)
     assert "piece-1: not a text" in str(row)
     (run,) = Catalog(store).query("SELECT state, peak_bytes FROM runs")
     assert run["state"] == "done"
@@ -105,7 +105,7 @@ def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(st
     crash = r"(?s)cut: 1 of 3 .*exit code 1: by zero.*its last lines:.*ZeroDivisionError: by zero"
     with pytest.raises(StageCrash, match=crash):
         run_stage(pieces, config, {}, context)
-    markers = sorted(path.name for path in store.root.glob("staging/*/rounds/cut/done/*"))
+    markers = sorted(path.name for path in store.root.glob("staging/*/fan_outs/cut/done/*"))
     assert markers == ["piece-1", "piece-2"]
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
     with pytest.raises(Retryable, match=r"^cut: 1 of 3 files left; piece-0: http://127.0.0.1:9 does not answer$"):
@@ -238,8 +238,8 @@ def test_results_of_a_fan_out_are_readable_only_when_it_is_finished(tmp_path):
     markers = Markers.of(tmp_path, "cut")
     markers.write_finished({"b": "bad"})
     # Staging folders of every version have these names and fields, so that an interrupted run resumes after an update.
-    assert read_json(tmp_path / "rounds" / "cut" / "list.json") == {"units": ["a", "b"], "tolerated": 0.0}
-    assert read_json(tmp_path / "rounds" / "cut" / "settled.json") == {"set_aside": {"b": "bad"}}
+    assert read_json(tmp_path / "fan_outs" / "cut" / "list.json") == {"items": ["a", "b"], "skippable": 0.0}
+    assert read_json(tmp_path / "fan_outs" / "cut" / "finished.json") == {"skipped": {"b": "bad"}}
     assert finished_items(job(tmp_path), "cut") == ["a"]
     assert skipped_items(job(tmp_path), "cut") == {"b": "bad"}
 

@@ -72,7 +72,7 @@ def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_re
 
 def test_what_an_item_has_written_is_on_disk_before_its_marker_is(machine, monkeypatch, tmp_path):
     store, staging = machine("a"), tmp_path / "staging"
-    names = ("output/rows", "rounds/cut/done/piece-0")
+    names = ("output/rows", "fan_outs/cut/done/piece-0")
     for name in names:
         store.remote.write(name, name.encode())
     fsync, synced, unsynced = os.fsync, set(), []
