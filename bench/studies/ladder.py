@@ -1,6 +1,6 @@
 """The default run over several seeds, beside three controls: what does each stage gain, and would something else?
 
-    python bench/rl/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
+    python bench/studies/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
         [--report]
 
 Runs the sweep (`nautile sweep`), which resumes after a stop, and writes `ladder.md`. A seed draws data, weights and
