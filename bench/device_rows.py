@@ -35,10 +35,6 @@ class Shapes:
     repeats: int
 
 
-_NARROW = {
-    "width": 64, "blocks": 8, "memory_heads": 4, "query_heads": 4, "attention_heads": 4, "kv_heads": 2,
-    "feed_forward": 170, "vocabulary": 512,
-}  # fmt: skip
 PUBLISHED = Shapes(
     layer=(4, 1024, 16, 64, 2),
     chunks=(32, 128),
@@ -48,7 +44,6 @@ PUBLISHED = Shapes(
             "feed_forward": 1280, "vocabulary": 16_384,
         },
         "train_370m": {"vocabulary": 100_300},
-        "narrow_gap": _NARROW,
     },
     rows={"train_100m": {"layer": 32, "none": 16}, "train_370m": {"layer": 16, "none": 8}},
     steps={"train_100m": 50, "train_370m": 10},
@@ -63,7 +58,7 @@ _TINY = {
 SMALL = Shapes(
     layer=(2, 48, 2, 16, 2),
     chunks=(),  # on a CPU the fused form is the chunked one
-    models={"train_100m": _TINY, "train_370m": {**_TINY, "blocks": 2}, "narrow_gap": _TINY},
+    models={"train_100m": _TINY, "train_370m": {**_TINY, "blocks": 2}},
     rows={name: {"layer": 4, "none": 4} for name in ("train_100m", "train_370m")},
     steps={"train_100m": 12, "train_370m": 6},
     rates={"train_100m": 1e-3, "train_370m": 1e-3},
@@ -561,6 +556,3 @@ def tasks(shapes: Shapes, sections: list[str]) -> Iterator[Task]:
         for rows in (1, 64 if shapes is PUBLISHED else 4):
             yield f"decode: sampler, batch {rows}", partial(decode_row, shapes, "train_370m", rows)
         yield f"decode: engine, {rows} slots", partial(engine_row, shapes, "train_370m", rows)
-    if "narrow_gap" in sections:
-        for spread in (1.0, 5.0):
-            yield f"narrow_gap: table x {spread:g}", partial(gap_row, shapes, "narrow_gap", "chunked", spread)

@@ -217,7 +217,7 @@ def main() -> None:
             "-m",
             "flows.cli.main",
             "sweep",
-            str(arguments.sweep.absolute()),
+            arguments.sweep.absolute(),
             "--yes",
             "--parallel",
             "1",
