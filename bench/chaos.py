@@ -37,10 +37,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "support" / "stages" / "toy.toml"
 MODULE = "flows.cli.main"
 MOST_COMMANDS = 10  # of a round beyond its kills: more, and the run does not recover
-# What differs between any two runs: kinds of artifacts, metrics and fields of a sample that contain times.
+# What differs between any two runs: kinds of artifacts and metrics that contain times.
 TIMED_KINDS = ("report", "data_card", "evaluation")
 TIMED_METRICS = r"dollars_unknown|second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
-TIMED_FIELDS = ("latency_s",)
 TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
 # The rows of live artifacts. An execution with several artifacts would give each row once per artifact, so that only
 # the first by id is joined.
@@ -126,14 +125,13 @@ def targets(run: Run) -> dict[str, list[psutil.Process]]:
 
 def snapshot(run: Run) -> dict[str, Counter[str]]:
     """What must be equal: the digest of each file of a live artifact, and each row, with its number."""
-    parts: dict[str, Counter[str]] = {"files": Counter(files(run.store)), "metrics": Counter(), "samples": Counter()}
-    parts["calls"] = Counter()
+    parts = {"files": Counter(files(run.store))} | {name: Counter[str]() for name in ("metrics", "samples", "calls")}
     for item in run.nautile("sql", ROWS):
         row = json.loads(item["row"])
         if item["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
             row["value"] = None
         if item["of"] == "samples":
-            row["fields"] = {name: value for name, value in row["fields"].items() if name not in TIMED_FIELDS}
+            row["fields"].pop("latency_s", None)
         parts[item["of"]][json.dumps(row, sort_keys=True, default=str)] += 1
     return parts
 
@@ -191,8 +189,7 @@ def problems_of(run: Run, plain: dict[str, Counter[str]]) -> list[str]:
 
 def disturbed(run: Run, seconds: float, kills: int, rng: random.Random, until: float) -> list[str]:
     """Kill `kills` processes of the run, repeat its command until it succeeds, and return what was killed."""
-    killed: list[str] = []
-    commands = 1
+    killed, commands = list[str](), 1
     moments = sorted(rng.uniform(0.0, 1.3 * seconds) for _ in range(kills))
     start = time.monotonic()
     while True:
@@ -203,19 +200,15 @@ def disturbed(run: Run, seconds: float, kills: int, rng: random.Random, until: f
                 return killed
             commands += 1
             if commands > kills + MOST_COMMANDS:
-                raise SystemExit(
-                    f"no recovery after {commands} commands, the last killed: {killed[-1:]}; see {run.log}"
-                )
+                raise SystemExit(f"no recovery after {commands} commands, killed: {killed}; see {run.log}")
             run.flow = run.start()
-        if moments and time.monotonic() - start >= moments[0]:
-            by_kind = targets(run)
-            if by_kind:
-                # First the kind, or a fan-out's many work items would be all that is ever killed.
-                kind = rng.choice(sorted(by_kind))
-                with suppress(psutil.Error):
-                    rng.choice(by_kind[kind]).kill()
-                    killed.append(kind)
-                del moments[0]
+        if moments and time.monotonic() - start >= moments[0] and (by_kind := targets(run)):
+            # First the kind, or a fan-out's many work items would be all that is ever killed.
+            kind = rng.choice(sorted(by_kind))
+            with suppress(psutil.Error):
+                rng.choice(by_kind[kind]).kill()
+                killed.append(kind)
+            del moments[0]
         time.sleep(0.05)
 
 

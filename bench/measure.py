@@ -33,7 +33,7 @@ def argument_parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
 
 
 def write_results(results: Any, file: Path | None) -> None:
-    """Write the results of a bench as JSON, if `--json` names a file."""
+    """Write results as JSON, if `--json` names a file."""
     if file:
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -10,8 +10,6 @@ wall time and by processor time (which other work disturbs less). The questions 
 in the text.
 """
 
-import os
-import platform
 import re
 import shutil
 import statistics
@@ -26,7 +24,7 @@ import tiktoken
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser, medians, time_interleaved, write_results
+from bench.measure import argument_parser, medians, print_rows, time_interleaved, write_results
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
@@ -134,14 +132,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             result = measure(ranks, texts, held_out, arguments.repeats, Path(folder))
         results.append(result)
-        print(f"{ranks} ranks, {result['tokens']:,} ids, {result['disk_bytes_per_token']} bytes an id on disk")
-        for name, speed in result["tokens_per_second"].items():
-            clock, processor = result["of_bare_by_clock"][name], result["of_bare_by_processor"][name]
-            print(
-                f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
-            )
-    where = {"cores": os.cpu_count(), "machine": platform.platform()}
-    write_results({"where": where, "results": results}, arguments.json)
+        print_rows({f"{ranks} ranks": [f"{name}: {value}" for name, value in result.items()]})
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from store.events import EventWriter
 from store.manifest import host
 from tasks.engine.attempt_log import write_attempt_row, write_row
 
+Outputs = dict[str, Artifact]  # label of a step -> what it published
 STEPS = ("ingest", "distill", "pretrain", "align", "reason", "self_distill")
 PRETRAINING = ("loss", "bits_per_byte", "learning_rate", "gradient_norm", "step_seconds", "validation_loss")
 REINFORCING = ("reward", "norm_positive", "norm_negative", "balance_factor", "entropy", "solve_rate", "length")
@@ -49,7 +50,7 @@ def fill_store(store: Store, rows: int, runs: int) -> None:
 
 
 def _run(store: Store, rng: random.Random, rows: int, when: datetime, settings: dict[str, Any]) -> None:
-    run, outputs = str(uuid.UUID(int=rng.getrandbits(128))), dict[str, Artifact]()
+    run, outputs = str(uuid.UUID(int=rng.getrandbits(128))), Outputs()
     steps = [
         {"label": label, "stage": label, "key": f"{rng.getrandbits(256):064x}", "after": list(STEPS[:place][-1:])}
         for place, label in enumerate(STEPS)
@@ -64,13 +65,7 @@ def _run(store: Store, rng: random.Random, rows: int, when: datetime, settings: 
 
 
 def _step(
-    store: Store,
-    rng: random.Random,
-    run: str,
-    step: dict[str, Any],
-    when: datetime,
-    rows: int,
-    outputs: dict[str, Artifact],
+    store: Store, rng: random.Random, run: str, step: dict[str, Any], when: datetime, rows: int, outputs: Outputs
 ) -> Artifact:
     """Write a step's metrics, samples and calls, record its attempt and publish its artifact."""
     execution, stage, key = f"{rng.getrandbits(128):032x}", step["stage"], step["key"]
@@ -86,9 +81,6 @@ def _step(
         count = range(int(rows * CALLS))
         emit.many("call", [{**call, "endpoint": f"teacher{i % 3}", "latency_s": rng.random()} for i in count])
     emit.close()
-    log = store.root / "logs" / f"{stage}-{execution}.txt"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("".join(f"{when:%H:%M:%S} INFO {stage}: step {line}, {TEXT}\n" for line in range(2000)))
     folder, kind = store.staging(key) / "output" / stage, KINDS.get(stage, "checkpoint")
     folder.mkdir(parents=True)
     (folder / "payload.txt").write_text(key)

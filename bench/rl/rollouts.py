@@ -1,7 +1,7 @@
 """Rollouts and a whole reason step, of this checkout and of another one, interleaved.
 
     git worktree add /tmp/before COMMIT
-    python bench/rl/rollouts.py /tmp/before [--settings table1 long] [--prompts 0] [--repeats 3] [--json FILE]
+    python bench/rl/rollouts.py /tmp/before [--settings table1 long] [--repeats 3] [--json FILE]
 
 `table1` is the reason stage of bench/studies/table1.toml: 32 prompts by 8, prompts and completions of up to 48 tokens.
 `long` is the same with 16 prompts and completions of up to 768. The model is untrained and would never stop, so each
@@ -58,7 +58,7 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
             module.draw, module.uniforms = draw_or_stop, uniforms_with_stop
 
 
-def serve(setting: str, prompts: int) -> None:
+def serve(setting: str) -> None:
     """The worker: one step for each line of standard input; writes its times as JSON to standard output."""
     import jax
     import numpy as np
@@ -75,6 +75,7 @@ def serve(setting: str, prompts: int) -> None:
 
     config = load(ROOT / "bench" / "studies" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
+    prompts = PROMPTS[setting]
     rollout = rollout.model_copy(update={"prompts": prompts})
     problem_list = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
     # The lengths at which samples are stopped.
@@ -111,21 +112,16 @@ def serve(setting: str, prompts: int) -> None:
         clocks.append((time.perf_counter(), time.process_time()))
         tokens = [len(completion.ids) for group in groups for completion in group.rollouts]
         row: dict[str, float] = {"tokens": sum(tokens), "longest": max(tokens)}
-        for index, clock in enumerate(("clock", "cpu")):
-            begin, after_rollout, end = (moment[index] for moment in clocks)
-            row |= {
-                f"rollout_{clock}": after_rollout - begin,
-                f"update_{clock}": end - after_rollout,
-                f"step_{clock}": end - begin,
-            }
+        for clock, (begin, middle, end) in zip(("clock", "cpu"), zip(*clocks, strict=True), strict=True):
+            row |= {f"rollout_{clock}": middle - begin, f"update_{clock}": end - middle, f"step_{clock}": end - begin}
         print(json.dumps(row), flush=True)
 
 
-def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, Any]:
+def compare(other: Path, setting: str, repeats: int) -> dict[str, Any]:
     """Seconds of both checkouts, and the speed-up of this one by wall time and by CPU time."""
     from tasks.engine.child_process import ALLOCATOR
 
-    command = [sys.executable, __file__, str(other), "--serve", setting, "--prompts", str(prompts)]
+    command = [sys.executable, __file__, str(other), "--serve", setting]
     places = {
         name: ({**ALLOCATOR, **os.environ, "PYTHONPATH": str(tree)}, tree)
         for name, tree in (("before", other), ("now", ROOT))
@@ -143,26 +139,24 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
         name: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
         for name, rows in timings.items()
     }
-    # Speed-up of every measured time, and tokens/s of the rollouts.
-    before, now = medians["before"], medians["now"]
+    before, now = medians.values()
     speed_up = {key: round(before[key] / now[key], 2) for key in before if key.endswith(("clock", "cpu"))}
     rate = {name: round(part["tokens"] / part["rollout_clock"]) for name, part in medians.items()}
     return {**medians, "rollout_tokens_per_second": rate, "times_faster": speed_up, "rows": timings}
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, settings=["table1", "long"], prompts=0, repeats=3)
+    parser = argument_parser(__doc__, settings=["table1", "long"], repeats=3)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve, arguments.prompts)
+        serve(arguments.serve)
         return
     results = json.loads(arguments.json.read_text("utf-8")) if arguments.json and arguments.json.exists() else {}
     for setting in arguments.settings:
-        prompts = arguments.prompts or PROMPTS[setting]
-        results[setting] = compare(arguments.other.resolve(), setting, prompts, arguments.repeats)
-        print(f"{setting}: {prompts} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        results[setting] = compare(arguments.other.resolve(), setting, arguments.repeats)
+        print(f"{setting}: {PROMPTS[setting]} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for name in ("before", "now", "rollout_tokens_per_second", "times_faster"):
             print("  ", name, results[setting][name], flush=True)
         write_results(results, arguments.json)

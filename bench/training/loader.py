@@ -88,7 +88,6 @@ def main() -> None:
                     rates.setdefault((shards, cold), []).append(rows_per_second(folder, arguments.steps, cold=cold))
     results = [
         {"shards": shards, "cache": "cold" if cold else "warm", "rows_per_s": round(median(entry))}
-        | {"of_the_fewest": round(median(entry) / median(rates[arguments.shards[0], cold]), 2)}
         | {"times_what_a_v4_host_needs": round(median(entry) / NEEDED, 1)}
         for (shards, cold), entry in rates.items()
     ]

@@ -1,4 +1,4 @@
-"""Mixing operator: time and memory of every form, forward and with all gradients.
+"""Mixing operator: time and memory of every form with all gradients.
 
     python bench/training/mixing.py [--repeats 15] [--json FILE]
 
@@ -8,7 +8,6 @@ of the row, so that it is a plain prefix sum; correct only while λ·L is small)
 `model.layers.mixing.operator`.
 """
 
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,42 +84,26 @@ def with_gradients(form: Callable) -> Callable:
     return both
 
 
-def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, float]]:
-    """Compile a form; returns name of the pass -> (call, MiB of temporaries)."""
-    forward = jax.jit(lambda operands: form(*operands)).lower(operands).compile()
-    backward = jax.jit(with_gradients(form)).lower(operands, cotangents).compile()
-    return {
-        "forward": (lambda: forward(operands), forward.memory_analysis().temp_size_in_bytes / 2**20),
-        "gradients": (lambda: backward(operands, cotangents), backward.memory_analysis().temp_size_in_bytes / 2**20),
-    }
-
-
 def compare(repeats: int) -> list[dict]:
     """Every alternative at the published layer's size."""
-    passes = {name: compiled(form, *inputs()) for name, form in FORMS.items()}
-    calls = {
-        (name, kind): lambda call=call: jax.block_until_ready(call())
-        for name, kinds in passes.items()
-        for kind, (call, _) in kinds.items()
-    }
+    arguments = inputs()
+    steps = {name: jax.jit(with_gradients(form)).lower(*arguments).compile() for name, form in FORMS.items()}
+    calls = {name: lambda step=step: jax.block_until_ready(step(*arguments)) for name, step in steps.items()}
     seconds = medians(time_interleaved(calls, repeats))
     return [
         {
             "form": name,
-            **{f"{kind}_ms": round(1e3 * seconds[name, kind], 1) for kind in kinds},
-            **{f"{kind}_mib": round(mib, 1) for kind, (_, mib) in kinds.items()},
-            "ours_is_times_faster": round(seconds[name, "gradients"] / seconds["chunked", "gradients"], 1),
+            "gradients_ms": round(1e3 * seconds[name], 1),
+            "temporaries_mib": round(step.memory_analysis().temp_size_in_bytes / 2**20, 1),
+            "ours_is_times_faster": round(seconds[name] / seconds["chunked"], 1),
         }
-        for name, kinds in passes.items()
+        for name, step in steps.items()
     ]
 
 
 def main() -> None:
     arguments = argument_parser(__doc__, repeats=15).parse_args()
-    results = {
-        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "comparison": compare(arguments.repeats),
-    }
+    results = {jax.devices()[0].device_kind: compare(arguments.repeats)}
     print_rows(results)
     write_results(results, arguments.json)
 

@@ -1,4 +1,4 @@
-"""Saving and resuming beside a pretraining step: seconds of a step, of the stall and the whole of a save, of a resume.
+"""Saving beside a pretraining step: seconds of a step, of the stall, and of a whole save.
 
     python bench/training/pretraining.py [--repeats 5] [--json FILE]
 
@@ -17,7 +17,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser, median_seconds, print_rows, write_results
+from bench.measure import argument_parser, print_rows, write_results
 from bench.training.loader import TOKENIZER, artifact
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
@@ -58,9 +58,6 @@ def time_saving(root: Path, repeats: int) -> dict[str, Any]:
     for number in range(1, repeats + 1):
         stalls.append(seconds(lambda number=number: checkpoints.save(number, state, {})))
         waits.append(seconds(checkpoints.wait))
-    resume = median_seconds(
-        lambda: jax.block_until_ready(checkpoints.restore(checkpoints.latest(), program.state_shapes())[0]), repeats
-    )
     checkpoints.close()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return {
@@ -70,7 +67,6 @@ def time_saving(root: Path, repeats: int) -> dict[str, Any]:
         "save_keeps_the_loop_seconds": round(median(stalls), 3),
         "save_until_on_disk_seconds": round(median(map(sum, zip(stalls, waits, strict=True))), 3),
         "stall_share_at_one_save_a_1000_steps": round(median(stalls) / (1000 * step_seconds), 6),
-        "verify_and_restore_seconds": round(resume, 3),
     }
 
 

@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, workers, write_results
 from configs.model import ModelConfig
-from model.capacity.flops import peak_of, training_flops
 from model.layers.common import Params
 from model.loss import masked_logits, weighted_loss
 from model.nautile import forward, initialise, parameter_counts
@@ -117,9 +116,8 @@ def main() -> None:
     names = [name for name in alternatives(config) if not arguments.only or name in ("ours", *arguments.only)]
     plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     figures: dict[str, list[list[float]]] = {name: [] for name in names}
-    with workers(
-        [sys.executable, __file__, "--serve", *sys.argv[1:]], {True: (plain, ROOT), False: (plain | ALLOCATOR, ROOT)}
-    ) as ask:
+    command = [sys.executable, __file__, "--serve", *sys.argv[1:]]
+    with workers(command, {True: (plain, ROOT), False: (plain | ALLOCATOR, ROOT)}) as ask:
         for _ in range(arguments.repeats):
             for name in names:
                 figures[name].append([float(value) for value in ask(name.endswith(DEFAULT), name).split()])
@@ -132,8 +130,6 @@ def main() -> None:
         # By wall time and by processor time: on a shared machine only the second is comparable.
         for kind, value, ours_value in zip(("", "_processor"), (seconds, processor), medians["ours"], strict=False):
             row[f"times_ours{kind}"] = round(value / ours_value, 3)
-        if peak := peak_of(device):
-            row["mfu"] = round(training_flops(config, LENGTH) * BATCH * LENGTH / seconds / peak, 3)
         results.append(row)
         print("  ", row)
     write_results(results, arguments.json)

@@ -23,7 +23,7 @@ def options_of(tree: ast.Module) -> set[str]:
             names.add(first.value.lstrip("-").replace("-", "_"))
     # Defaults that are in a dict of their own (`**defaults`).
     for entry in (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)):
-        if ast.unparse(entry.targets[0]) == "defaults":
+        if ast.unparse(entry.targets[0]) in ("defaults", "paths"):
             names |= {key.value for key in entry.value.keys if isinstance(key, ast.Constant)}
     return names
 
