@@ -13,6 +13,7 @@ unfinished work may be left. Exit code 1 if anything differs. The store of such 
 
 import argparse
 import json
+import os
 import random
 import re
 import shutil
@@ -28,13 +29,9 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from tests.support.stages.toy_cli import environment
-from tests.support.stages.toy_dag import TOY_DAG
-
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "support" / "stages" / "toy.toml"
+TOY_DAG = "tests.support.stages.toy_dag:toy_dag"
 MODULE = "flows.cli.main"
 MOST_COMMANDS = 10  # of a round beyond its kills: more, and the run does not recover
 # What differs between any two runs: kinds of artifacts and metrics that contain times.
@@ -59,8 +56,10 @@ class Run:
 
     def __init__(self, store: Path, config: str) -> None:
         self.store, self.config, self.log = store, config, store.parent / f"{store.name}.log"
-        more = TOY_DAG | {"NAUTILE_TOY_STEP_S": "0.15"} if config == str(TOY) else {}
-        self.environment = environment(store, **more)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("NAUTILE_", "PREFECT_"))}
+        self.environment = own | {"NAUTILE_STORE": str(store), "PYTHONPATH": str(ROOT)}
+        if config == str(TOY):
+            self.environment |= {"NAUTILE_DAG": TOY_DAG, "NAUTILE_TOY_STEP_S": "0.15"}
         store.mkdir(parents=True)
         self.flow = self.start()
 
