@@ -2,7 +2,7 @@
 
     python bench/device.py [--small] [--minutes 5] [--row-seconds 150] [--sections kernels rl] [--out FILE]
 
-Sections, in this order (`--sections` selects some; `narrow_gap` runs only if named):
+Sections, in this order (`--sections` selects some):
 
 - `chip`: what it reaches on a large product and on a copy.
 - `kernels`: the mixing operator at the published layer's shape (B4 L1024 K16 H64 M2, packed documents), fused (Pallas),
@@ -12,7 +12,6 @@ Sections, in this order (`--sections` selects some; `narrow_gap` runs only if na
 - `rl`: log p at sampling less that of the learner, of the same tokens, bfloat16, 24 layers, completions of 768 tokens,
   with random weights and with a table whose logits are as far apart as a trained model's; then a balanced update.
 - `decode`: tokens/s of the sampler at batch 1 and 64, and of the engine of `nautile serve`.
-- `narrow_gap`: the gap of `rl` for 24 layers of a small width, which a CPU can compute.
 
 Each row is printed, and FILE written again, as soon as it is measured; a row that fails is a row with its error. One
 child process measures them. It is started again without the row that ended it or took over `--row-seconds`. `--minutes`

@@ -3,8 +3,10 @@
 import argparse
 import json
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +33,7 @@ def argument_parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
 
 
 def write_results(results: Any, file: Path | None) -> None:
-    """Write the results of a bench as JSON, if `--json` names a file."""
+    """Write results as JSON, if `--json` names a file."""
     if file:
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -68,3 +70,32 @@ def medians(timings: Mapping[Name, list[tuple[float, float]]]) -> dict[Name, flo
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:
     """The median wall time of a call in seconds, after one call that is not counted."""
     return medians(time_interleaved({"": call}, repeats))[""]
+
+
+@contextmanager
+def workers(
+    command: Sequence[str], places: Mapping[Name, tuple[Mapping[str, str], Path]]
+) -> Iterator[Callable[[Name, str], str]]:
+    """A process of `command` for each name, in its environment and folder; yields `ask(name, line)`, its reply.
+
+    A worker answers each line of its standard input with one line. While one works, the others wait for theirs.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = {name: subprocess.Popen(command, env=env, cwd=cwd, **pipes) for name, (env, cwd) in places.items()}
+
+    def ask(name: Name, line: str) -> str:
+        process = processes[name]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        if not (reply := process.stdout.readline()):
+            raise SystemExit(f"the worker {name} ended with exit code {process.wait()}")
+        return reply
+
+    try:
+        yield ask
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()

@@ -4,8 +4,7 @@ While a process has a DuckDB file open for writing, no other process can open it
 keeps it open: each transaction opens the file, works and closes it (about 50 ms); a `CatalogReader` keeps it open for a
 few queries. Before opening the file a process takes a lock of our own, because DuckDB's lock does not protect a process
 that opens the file while another one closes it: eight processes that committed at the same time damaged the file in one
-of three trials (bench/operation/commits.py). Programs that do not take our lock, such as DuckDB's shell, are waited for
-by polling.
+of three trials. Programs that do not take our lock, such as DuckDB's shell, are waited for by polling.
 
 The table `ingested` records how far each file has been read, and how many of its events were left out because they do
 not have the form of this version. A position and the rows up to it are written in the same transaction, so every event

@@ -1,19 +1,15 @@
 """Ingest of one file on one core, from Parquet to a published index, against bare tiktoken on the same text.
 
-    python bench/corpus/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000]
-        [--json FILE]
+    python bench/corpus/ingest.py [--documents 1200] [--join 8] [--repeats 5] [--questions 20000] [--json FILE]
 
 The text is Wikipedia's vital articles, `--join` of them per document (8: some 850 ids, the average of FineWeb-Edu),
-written as a Parquet file with FineWeb-Edu's columns. With `--form synth` the columns are SYNTH's: a question from the
-title, the text as the reasoning, its first sentence as the answer. "bare" is
-`tiktoken.Encoding.encode_ordinary_batch` on one thread, on texts in memory. "ours" reads the file, checks each row,
-hashes, tokenises, finds copies, packs, writes, digests and indexes; then again with decontamination, and with MinHash
-too. The forms are interleaved. Ratios are of medians, by wall time and by processor time (which other work disturbs
-less). The questions are sentences of articles that are not in the text.
+written as a Parquet file with FineWeb-Edu's columns. "bare" is `tiktoken.Encoding.encode_ordinary_batch` on one thread,
+on texts in memory. "ours" reads the file, checks each row, hashes, tokenises, finds copies, packs, writes, digests and
+indexes; then again with decontamination, and with MinHash too. The forms are interleaved. Ratios are of medians, by
+wall time and by processor time (which other work disturbs less). The questions are sentences of articles that are not
+in the text.
 """
 
-import os
-import platform
 import re
 import shutil
 import statistics
@@ -28,10 +24,9 @@ import tiktoken
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.measure import argument_parser, medians, time_interleaved, write_results
+from bench.measure import argument_parser, medians, print_rows, time_interleaved, write_results
 from common.events import silent
 from configs.model import TokenizerConfig
-from data.records import RecordForm
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.screening.corpus_copies import find_copies
 from data.screening.minhash import minhash_bands
@@ -61,22 +56,6 @@ def questions(count: int, after: int) -> list[HeldOutQuestion]:
     return [HeldOutQuestion("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
 
 
-def exercises(texts: list[str]) -> list[tuple[str, str, str]]:
-    """Query, reasoning and answer of each document."""
-    return [(f"What is {text.partition(chr(10))[0]}?", text, text.partition(". ")[0]) for text in texts]
-
-
-def write_synth(path: Path, texts: list[str]) -> None:
-    """Write a Parquet file with the columns of SYNTH that ingest reads, and some others."""
-    names = ("query", "synthetic_reasoning", "synthetic_answer")
-    rows = [
-        {**dict(zip(names, exercise, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
-         "synth_id": str(n), "language": "en", "model": "teacher", "query_seed_url": f"https://example.org/{n}"}
-        for n, exercise in enumerate(exercises(texts))
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
-
-
 def write_web(path: Path, texts: list[str]) -> None:
     """Write a Parquet file with the columns of FineWeb-Edu, in row groups of 1,000 like the original."""
     rows = [
@@ -99,9 +78,7 @@ def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -
     return tokens, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / tokens
 
 
-def measure(
-    ranks: int, form: RecordForm, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
-) -> dict:
+def measure(ranks: int, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path) -> dict:
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)
     ours = tokenizer_for(config)
@@ -109,11 +86,8 @@ def measure(
     ranks_by_token = {token: rank for rank, token in ours._bytes.items()}
     bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=ranks_by_token, special_tokens=ours.specials)
     file = folder / "documents.parquet"
-    (write_web if form == "web" else write_synth)(file, texts)
-    if form == "synth":
-        # The baseline tokenises the same texts: of an exercise all three fields.
-        texts = [text for exercise in exercises(texts) for text in exercise]
-    plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
+    write_web(file, texts)
+    plan = CorpusPlan(config, "web", ROW_LENGTH, 4096, 0.01)
     contamination = ContaminationIndex(held_out)
     by_name: dict[str, tuple[int, float]] = {}
 
@@ -147,9 +121,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, documents=1200, join=8, repeats=5, questions=20_000)
-    parser.add_argument("--form", choices=("web", "synth"), default="web")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, documents=1200, join=8, repeats=5, questions=20_000).parse_args()
     texts = documents(arguments.documents, arguments.join)
     held_out = questions(arguments.questions, arguments.documents * arguments.join)
     results = []
@@ -158,16 +130,10 @@ def main() -> None:
     )
     for ranks in (100_256, 2048):
         with tempfile.TemporaryDirectory() as folder:
-            result = measure(ranks, arguments.form, texts, held_out, arguments.repeats, Path(folder))
+            result = measure(ranks, texts, held_out, arguments.repeats, Path(folder))
         results.append(result)
-        print(f"{ranks} ranks, {result['tokens']:,} ids, {result['disk_bytes_per_token']} bytes an id on disk")
-        for name, speed in result["tokens_per_second"].items():
-            clock, processor = result["of_bare_by_clock"][name], result["of_bare_by_processor"][name]
-            print(
-                f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
-            )
-    where = {"cores": os.cpu_count(), "machine": platform.platform()}
-    write_results({"where": where, "results": results}, arguments.json)
+        print_rows({f"{ranks} ranks": [f"{name}: {value}" for name, value in result.items()]})
+    write_results(results, arguments.json)
 
 
 if __name__ == "__main__":

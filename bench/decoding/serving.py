@@ -1,6 +1,7 @@
 """`nautile serve` under 1, 8 and 32 clients: tokens/s, time to the first token and to the last, on this machine.
 
     python bench/decoding/serving.py [CHECKPOINT] [--requests 64] [--tokens 128] [--slots 32] [--repeats 3]
+    python bench/decoding/serving.py FOLDER --shape nautile_370m      only writes a checkpoint, for `nautile bench`
 
 A real server process on loopback and real streams of the `openai` client, greedy, over one set of questions. The
 baseline is one client that asks one question after another. The rounds of 1, 8 and 32 clients are interleaved; medians
@@ -24,7 +25,7 @@ from openai import AsyncOpenAI
 from bench.measure import argument_parser
 from configs.load import load
 from model.nautile import initialise
-from model.weights.files import load_weights, save_weights
+from model.weights.files import save_weights
 from tests.support.processes.serving import NAME, serving
 
 CLIENTS = (1, 8, 32)
@@ -66,6 +67,13 @@ async def round_of(url, clients, questions, tokens):
         return figures, sum(count for *_, count in figures) / (time.perf_counter() - start)
 
 
+def write_random(checkpoint, name):
+    """A checkpoint of a configuration's shape with random weights: speed does not depend on their values."""
+    shape = load(name)
+    save_weights(checkpoint, jax.jit(initialise, static_argnums=0)(shape.model, 0), shape.model, shape.tokenizer)
+    return checkpoint
+
+
 def quantile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -73,14 +81,13 @@ def quantile(values, share):
 def main():
     parser = argument_parser(__doc__, requests=64, tokens=128, slots=32, repeats=3)
     parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--shape", help="only write a checkpoint of this configuration's shape, with random weights")
     arguments = parser.parse_args()
+    if arguments.shape:
+        write_random(arguments.checkpoint, arguments.shape)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = arguments.checkpoint
-        if checkpoint is None:
-            shape, checkpoint = load("local"), Path(folder) / "checkpoint"
-            params = jax.jit(initialise, static_argnums=0)(shape.model, 0)
-            save_weights(checkpoint, params, shape.model, shape.tokenizer)
-        _, model, _ = load_weights(checkpoint)
+        checkpoint = arguments.checkpoint or write_random(Path(folder) / "checkpoint", "local")
         questions = [f"State the final answer: {i} + {3 * i + 1} - {i % 7} =" for i in range(arguments.requests)]
         rounds = {clients: [] for clients in CLIENTS}
         with serving(checkpoint, Path(folder) / "store", slots=arguments.slots, queue=256) as server:
@@ -91,10 +98,8 @@ def main():
                     rounds[clients].append(asyncio.run(round_of(server.root, clients, questions, arguments.tokens)))
             total_tokens = httpx.get(f"{server.root}/health").json()["tokens"]
     lengths = [count for figures, _ in rounds[1] for *_, count in figures]
-    print(f"width {model.width}, {model.blocks} blocks, context {model.context}; {arguments.slots} slots")
     print(
-        f"{arguments.requests} requests a round; a reply has {min(lengths)} to {max(lengths)} tokens; "
-        f"{total_tokens} in all"
+        f"{arguments.requests} requests a round; {min(lengths)} to {max(lengths)} tokens a reply; {total_tokens} in all"
     )
     print("clients  tokens/s  times one client  first token p50, p95 ms  whole p50, p95 ms")
     for clients, client_rounds in rounds.items():

@@ -101,10 +101,7 @@ def main(out: Path, pip_audit: str | None) -> int:
     (out / "sbom.json").write_text(
         json.dumps(bill_of_materials(pinned_packages, moment), indent=1) + "\n", encoding="utf-8"
     )
-    print(
-        f"{out / 'sbom.json'}: {len(pinned_packages)} packages of "
-        f"{len({package.lock for package in pinned_packages})} locks"
-    )
+    print(f"{out / 'sbom.json'}: {len(pinned_packages)} packages of {len({p.lock for p in pinned_packages})} locks")
     if pip_audit is None:
         return 0
     answers = advisories(pinned_packages, pip_audit)

@@ -1,9 +1,9 @@
 """Rollouts and a whole reason step, of this checkout and of another one, interleaved.
 
     git worktree add /tmp/before COMMIT
-    python bench/rl/rollouts.py /tmp/before [--settings table1 long] [--prompts 0] [--repeats 3] [--json FILE]
+    python bench/rl/rollouts.py /tmp/before [--settings table1 long] [--repeats 3] [--json FILE]
 
-`table1` is the reason stage of `bench/rl/table1.toml`: 32 prompts by 8, prompts and completions of up to 48 tokens.
+`table1` is the reason stage of bench/studies/table1.toml: 32 prompts by 8, prompts and completions of up to 48 tokens.
 `long` is the same with 16 prompts and completions of up to 768. The model is untrained and would never stop, so each
 sample is stopped at a certain length, the same in both checkouts: its first random number selects the length from those
 of the problems' own solutions (`table1`), or from a lognormal distribution with a median of 64 tokens and σ = 1
@@ -16,20 +16,18 @@ shared. Each step is printed and each setting is added to FILE as it ends, so se
 """
 
 import argparse
-import importlib
-import inspect
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# Not the root: PYTHONPATH names the checkout that a worker measures, and this file's own helpers are beside it.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import argument_parser, write_results
+from measure import argument_parser, workers, write_results
 
 ROOT = Path(__file__).parents[2]
 LONG_TOKENS, LONG_CONTEXT = 768, 1024
@@ -41,7 +39,7 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
     """Patch sampling so that each sample ends with `stop`, at one of `lengths` selected by its first random number."""
     import jax.numpy as jnp
 
-    from model.decoding import sampling
+    from model.decoding import generate, lane, sampling
 
     table, draw, uniforms = jnp.asarray(sorted(lengths)), sampling.draw, sampling.uniforms
 
@@ -54,16 +52,13 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
     def draw_or_stop(logits_BV: Any, uniform_B: Any, settings: Any) -> Any:
         return jnp.where(uniform_B > 1, stop, draw(logits_BV, uniform_B, settings))
 
-    for name in ("generate", "lane"):
-        try:
-            module: Any = importlib.import_module(f"model.decoding.{name}")
-        except ModuleNotFoundError:  # an older checkout without lanes
-            continue
+    modules: tuple[Any, ...] = (generate, lane)
+    for module in modules:
         if hasattr(module, "draw"):
             module.draw, module.uniforms = draw_or_stop, uniforms_with_stop
 
 
-def serve(setting: str, prompts: int) -> None:
+def serve(setting: str) -> None:
     """The worker: one step for each line of standard input; writes its times as JSON to standard output."""
     import jax
     import numpy as np
@@ -74,16 +69,13 @@ def serve(setting: str, prompts: int) -> None:
     from model.sharding import make_mesh
     from rl import objectives
     from rl.learner import Learner
+    from rl.problems.load import load as load_problems
     from rl.rewards import advantages
     from rl.rollouts import RolloutEngine
 
-    try:
-        from rl.problems.load import load as load_problems
-    except ModuleNotFoundError:  # an older checkout, where the problems are one file
-        from rl.problems import load as load_problems  # type: ignore[assignment]  # a function there, a module here
-
-    config = load(ROOT / "bench" / "rl" / "table1.toml")
+    config = load(ROOT / "bench" / "studies" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
+    prompts = PROMPTS[setting]
     rollout = rollout.model_copy(update={"prompts": prompts})
     problem_list = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
     # The lengths at which samples are stopped.
@@ -97,17 +89,12 @@ def serve(setting: str, prompts: int) -> None:
         texts = [tokenizer.encode(p.rationale) + tokenizer.encode(f"\n{p.answer}\n") for p in problem_list]
         lengths = [min(len(ids) + 2, rollout.max_tokens) for ids in texts]  # plus two end markers
     stop_at_lengths(lengths, tokenizer.im_end)
-    mesh, length = make_mesh(1), rollout.prompt_length + rollout.max_tokens
+    mesh = make_mesh(1)
     engine = RolloutEngine(model, tokenizer, rollout, 1, mesh)
     # A learning rate that changes nothing, so that every step does the same work.
     optimizer = config.reason.policy.optimizer.model_copy(update={"learning_rate": 1e-12})
     policy = config.reason.policy.model_copy(update={"optimizer": optimizer})
-    params = initialise(model, 1)
-    if "rollout" in inspect.signature(Learner).parameters:
-        learner = Learner(model, policy, rollout, params, objectives.Balance.of(config.reason), mesh)
-    else:  # an older checkout, whose learner does not share prompts
-        balance = config.reason.balance  # type: ignore[attr-defined]
-        learner = Learner(model, policy, params, length, balance, mesh)  # type: ignore[arg-type]  # as it was there
+    learner = Learner(model, policy, rollout, initialise(model, 1), objectives.Balance.of(config.reason), mesh)
     step_problems = list(enumerate(problem_list[:prompts]))
     # One step per line: sample, score by the share of even ids, update.
     for _ in sys.stdin:
@@ -125,68 +112,51 @@ def serve(setting: str, prompts: int) -> None:
         clocks.append((time.perf_counter(), time.process_time()))
         tokens = [len(completion.ids) for group in groups for completion in group.rollouts]
         row: dict[str, float] = {"tokens": sum(tokens), "longest": max(tokens)}
-        for index, clock in enumerate(("clock", "cpu")):
-            begin, after_rollout, end = (moment[index] for moment in clocks)
-            row |= {
-                f"rollout_{clock}": after_rollout - begin,
-                f"update_{clock}": end - after_rollout,
-                f"step_{clock}": end - begin,
-            }
+        for clock, (begin, middle, end) in zip(("clock", "cpu"), zip(*clocks, strict=True), strict=True):
+            row |= {f"rollout_{clock}": middle - begin, f"update_{clock}": end - middle, f"step_{clock}": end - begin}
         print(json.dumps(row), flush=True)
 
 
-def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, Any]:
+def compare(other: Path, setting: str, repeats: int) -> dict[str, Any]:
     """Seconds of both checkouts, and the speed-up of this one by wall time and by CPU time."""
     from tasks.engine.child_process import ALLOCATOR
 
-    command = [sys.executable, __file__, str(other), "--serve", setting, "--prompts", str(prompts)]
-    workers = {
-        name: subprocess.Popen(
-            command, env=ALLOCATOR | os.environ | {"PYTHONPATH": str(tree)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tree,
-        )
+    command = [sys.executable, __file__, str(other), "--serve", setting]
+    places = {
+        name: ({**ALLOCATOR, **os.environ, "PYTHONPATH": str(tree)}, tree)
         for name, tree in (("before", other), ("now", ROOT))
-    }  # fmt: skip
-    timings: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
-    try:
+    }
+    timings: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
+    with workers(command, places) as ask:
         for number in range(repeats + 1):
-            for name, worker in workers.items():
-                # One step of one process at a time: while this one works, the other waits for its line.
-                print(file=worker.stdin, flush=True)
-                assert worker.stdout is not None
-                row = json.loads(worker.stdout.readline())
+            for name in places:
+                row = json.loads(ask(name, ""))
                 rounded = {key: round(value, 2) for key, value in row.items()}
                 print(setting, name, f"step {number}" if number else "compiling", rounded, flush=True)
                 if number:
                     timings[name].append(row)
-    finally:
-        for worker in workers.values():
-            worker.kill()
-            worker.wait()
     medians = {
         name: {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
         for name, rows in timings.items()
     }
-    # Speed-up of every measured time, and tokens/s of the rollouts.
-    before, now = medians["before"], medians["now"]
+    before, now = medians.values()
     speed_up = {key: round(before[key] / now[key], 2) for key in before if key.endswith(("clock", "cpu"))}
     rate = {name: round(part["tokens"] / part["rollout_clock"]) for name, part in medians.items()}
     return {**medians, "rollout_tokens_per_second": rate, "times_faster": speed_up, "rows": timings}
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, settings=["table1", "long"], prompts=0, repeats=3)
+    parser = argument_parser(__doc__, settings=["table1", "long"], repeats=3)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve, arguments.prompts)
+        serve(arguments.serve)
         return
     results = json.loads(arguments.json.read_text("utf-8")) if arguments.json and arguments.json.exists() else {}
     for setting in arguments.settings:
-        prompts = arguments.prompts or PROMPTS[setting]
-        results[setting] = compare(arguments.other.resolve(), setting, prompts, arguments.repeats)
-        print(f"{setting}: {prompts} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        results[setting] = compare(arguments.other.resolve(), setting, arguments.repeats)
+        print(f"{setting}: {PROMPTS[setting]} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for name in ("before", "now", "rollout_tokens_per_second", "times_faster"):
             print("  ", name, results[setting][name], flush=True)
         write_results(results, arguments.json)

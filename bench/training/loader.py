@@ -34,12 +34,12 @@ HOSTS, BATCH_ROWS, LENGTH, NEEDED = 8, 512, 1024, 1.54e6 / 1024 / 8
 TOKENIZER = TokenizerConfig(ranks=8000)
 
 
-def artifact(folder: Path, shards: int, rows: int) -> Path:
+def artifact(folder: Path, shards: int, rows: int, length: int = LENGTH) -> Path:
     """A tokens artifact of `shards` equal shards of random documents of some 300 tokens; written once per folder."""
     if (folder / "index.json").is_file():
         return folder
     tokenizer, rng = tokenizer_for(TOKENIZER), np.random.default_rng(0)
-    packer = ConcatPacker(LENGTH)
+    packer = ConcatPacker(length)
     # One shard is made and copied: what is measured is opening and reading, not the content.
     while packer.rows <= rows // shards:
         ids = rng.integers(0, tokenizer.end_of_text, rng.integers(8, 600), dtype=np.uint32)
@@ -48,7 +48,7 @@ def artifact(folder: Path, shards: int, rows: int) -> Path:
     entries = [replace(first, file=f"shards/train-{number:05d}-00000.bin") for number in range(shards)]
     for entry in entries[1:]:
         shutil.copyfile(folder / first.file, folder / entry.file)
-    index = ShardIndex(TOKENIZER, tokenizer.fingerprint, LENGTH, "web", tuple(entries))
+    index = ShardIndex(TOKENIZER, tokenizer.fingerprint, length, "web", tuple(entries))
     write_index(folder, index)
     # Pages that are not written back cannot be dropped from the cache.
     os.sync()
@@ -86,7 +86,6 @@ def main() -> None:
                     rates.setdefault((shards, cold), []).append(rows_per_second(folder, arguments.steps, cold=cold))
     results = [
         {"shards": shards, "cache": "cold" if cold else "warm", "rows_per_s": round(median(entry))}
-        | {"of_the_fewest": round(median(entry) / median(rates[arguments.shards[0], cold]), 2)}
         | {"times_what_a_v4_host_needs": round(median(entry) / NEEDED, 1)}
         for (shards, cold), entry in rates.items()
     ]

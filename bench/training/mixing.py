@@ -1,14 +1,13 @@
-"""Mixing operator: time and memory of every form, forward and with all gradients; and cost by length.
+"""Mixing operator: time and memory of every form with all gradients.
 
-    python bench/training/mixing.py [--repeats 15] [--lengths] [--json FILE]
+    python bench/training/mixing.py [--repeats 15] [--json FILE]
 
 The alternatives are interleaved, so a noisy machine disturbs all alike; medians are printed. Sizes are the published
 layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form; the cumsum form (decay measured to the end
-of the row, so that it is a plain prefix sum; correct only while λ·L is small); a plain chunked scan under autodiff; and
-the chunked form of `model.layers.mixing.operator`.
+of the row, so that it is a plain prefix sum; correct only while λ·L is small); and the chunked form of
+`model.layers.mixing.operator`.
 """
 
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +25,14 @@ from model.layers.mixing.parts import MixState, Operands, divide, softsign
 BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
 
 
-def inputs(batch: int, length: int, seed: int = 0) -> tuple[list[jax.Array], list[jax.Array]]:
+def inputs() -> tuple[list[jax.Array], list[jax.Array]]:
     """Random operands, and the cotangents of both readouts."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
-    keys, queries = (batch, length, HEADS, HEAD_DIM), (batch, length, HEADS, HEAD_DIM, SAMPLES)
+    keys, queries = (BATCH, LENGTH, HEADS, HEAD_DIM), (BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES)
     grid = (HEADS, HEAD_DIM, SAMPLES)
     decay = jnp.asarray(np.geomspace(0.001, 0.1, HEADS), jnp.float32)
     operands = [
@@ -68,30 +67,11 @@ def matrix(*operands):
     return reference(Operands(*operands), None, empty_state(operands[0].shape[0], HEADS, HEAD_DIM, SAMPLES))[:2]
 
 
-def plain_scan(*operands, chunk: int = 32):
-    """The matrix form chunk by chunk in a `lax.scan`, differentiated by JAX with each chunk recomputed."""
-    keys, gates, *small, q_re, q_im = operands
-    batch, length = keys.shape[:2]
-
-    def split(array: jax.Array) -> jax.Array:
-        return jnp.moveaxis(array.reshape(batch, length // chunk, chunk, *array.shape[2:]), 1, 0)
-
-    @jax.checkpoint
-    def body(state, block):
-        keys, gates, q_re, q_im = block
-        re, im, state = reference(Operands(keys, gates, *small, q_re, q_im), None, state)
-        return state, (re, im)
-
-    start = empty_state(batch, HEADS, HEAD_DIM, SAMPLES)
-    _, outs = jax.lax.scan(body, start, tuple(map(split, (keys, gates, q_re, q_im))))
-    return tuple(jnp.moveaxis(out, 0, 1).reshape(keys.shape) for out in outs)
-
-
 def chunked(*operands):
     return mix(Operands(*operands))[:2]
 
 
-FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "plain scan": plain_scan, "chunked": chunked}
+FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "chunked": chunked}
 
 
 def with_gradients(form: Callable) -> Callable:
@@ -104,62 +84,26 @@ def with_gradients(form: Callable) -> Callable:
     return both
 
 
-def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, float]]:
-    """Compile a form; returns name of the pass -> (call, MiB of temporaries)."""
-    forward = jax.jit(lambda operands: form(*operands)).lower(operands).compile()
-    backward = jax.jit(with_gradients(form)).lower(operands, cotangents).compile()
-    return {
-        "forward": (lambda: forward(operands), forward.memory_analysis().temp_size_in_bytes / 2**20),
-        "gradients": (lambda: backward(operands, cotangents), backward.memory_analysis().temp_size_in_bytes / 2**20),
-    }
-
-
-def milliseconds(calls: dict[tuple, Callable], repeats: int) -> dict[tuple, float]:
-    """Median milliseconds of each call, interleaved."""
-    waiting = {name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()}
-    return {name: 1e3 * seconds for name, seconds in medians(time_interleaved(waiting, repeats)).items()}
-
-
 def compare(repeats: int) -> list[dict]:
     """Every alternative at the published layer's size."""
-    operands, cotangents = inputs(BATCH, LENGTH)
-    passes = {name: compiled(form, operands, cotangents) for name, form in FORMS.items()}
-    calls = {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}
-    median_ms = milliseconds(calls, repeats)
+    arguments = inputs()
+    steps = {name: jax.jit(with_gradients(form)).lower(*arguments).compile() for name, form in FORMS.items()}
+    calls = {name: lambda step=step: jax.block_until_ready(step(*arguments)) for name, step in steps.items()}
+    seconds = medians(time_interleaved(calls, repeats))
     return [
         {
             "form": name,
-            **{f"{kind}_ms": round(median_ms[name, kind], 1) for kind in kinds},
-            **{f"{kind}_mib": round(mib, 1) for kind, (_, mib) in kinds.items()},
-            "ours_is_times_faster": round(median_ms[name, "gradients"] / median_ms["chunked", "gradients"], 1),
+            "gradients_ms": round(1e3 * seconds[name], 1),
+            "temporaries_mib": round(step.memory_analysis().temp_size_in_bytes / 2**20, 1),
+            "ours_is_times_faster": round(seconds[name] / seconds["chunked"], 1),
         }
-        for name, kinds in passes.items()
-    ]
-
-
-def lengths(repeats: int) -> list[dict]:
-    """The chunked form against L, batch 1: time and temporaries per token should not change. Needs 5 GB."""
-    passes = {length: compiled(chunked, *inputs(1, length))["gradients"] for length in (1024, 4096, 16384, 65536)}
-    median_ms = milliseconds({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
-    return [
-        {
-            "length": length,
-            "gradients_ms": round(median_ms["gradients", length], 1),
-            "us_per_token": round(1e3 * median_ms["gradients", length] / length, 1),
-            "kib_per_token": round(1024 * mib / length, 2),
-        }
-        for length, (_, mib) in passes.items()
+        for name, step in steps.items()
     ]
 
 
 def main() -> None:
-    arguments = argument_parser(__doc__, repeats=15, lengths=False).parse_args()
-    results = {
-        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "comparison": compare(arguments.repeats),
-    }
-    if arguments.lengths:
-        results["lengths"] = lengths(5)
+    arguments = argument_parser(__doc__, repeats=15).parse_args()
+    results = {jax.devices()[0].device_kind: compare(arguments.repeats)}
     print_rows(results)
     write_results(results, arguments.json)
 

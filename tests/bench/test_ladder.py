@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.rl.ladder import StageFigures, figures_of, markdown, statements_of
+from bench.studies.ladder import StageFigures, figures_of, markdown, statements_of
 from configs.ingest import SlipsConfig, TextTaskConfig
 from data.sources.slips import FactTable
 

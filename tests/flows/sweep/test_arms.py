@@ -124,13 +124,17 @@ def test_a_value_of_a_grid_passes_through_set_unchanged(value):
     assert changed({}, [f"x={toml_value(value)}"]) == {"x": value}
 
 
-def test_the_sweep_of_the_benchmark_begins_from_one_checkpoint(store):
+@pytest.mark.parametrize(
+    ("file", "arms"),
+    [
+        ("table1_rates", ["learning_rate=3e-05, objective=plain", "learning_rate=3e-05, objective=balanced"]),
+        ("grpo_arms", ["plain", "balanced-step"]),
+    ],
+)
+def test_the_sweeps_of_the_studies_begin_from_one_checkpoint(store, file, arms):
     checkpoint(store, "start")
-    sweep = read_sweep(ROOT / "bench" / "rl" / "table1_rates.toml", store)
-    assert [run.arm for run in sweep.runs][:2] == [
-        "learning_rate=3e-05, objective=plain",
-        "learning_rate=3e-05, objective=balanced",
-    ]
+    sweep = read_sweep(ROOT / "bench" / "studies" / f"{file}.toml", store)
+    assert list(dict.fromkeys(run.arm for run in sweep.runs))[:2] == arms
     assert {tuple(step.label for step in run.prepared.steps) for run in sweep.runs} == {
         ("held_out", "reason", "evaluate:reason")
     }

@@ -38,7 +38,7 @@ def test_local_is_this_process():
 @pytest.mark.parametrize("device", ["tpu", "gpu"])
 def test_the_kernels_compile_for_absent_chips(device):
     """Forward and backward are one kernel each; on a TPU nothing else is kept."""
-    command = [sys.executable, "bench/training/compile_kernels.py", device]
+    command = [sys.executable, "tests/support/processes/compile_kernels.py", device]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

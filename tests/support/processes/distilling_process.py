@@ -22,11 +22,11 @@ PRICES = (0.5, 1.5)  # dollars per million tokens in and out
 QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?")
 
 
-def endpoint(url: str, **fields: object) -> EndpointConfig:
+def endpoint(url: str) -> EndpointConfig:
     """The teacher: patient with a busy machine, and with many attempts."""
-    defaults = {"concurrency": 256, "timeout_s": 10.0, "attempts": 9}
-    defaults |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
-    return EndpointConfig(kind="openai", model="fake", url=url, **{**defaults, **fields})
+    fields = {"concurrency": 256, "timeout_s": 10.0, "attempts": 9}
+    fields |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
+    return EndpointConfig(kind="openai", model="fake", url=url, **fields)
 
 
 def write_index(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The paper's §2.2.1 and §2.2.2 in numbers: on a finite cyclic group its inversion is exact, to 1e-12 in float64.
 
 Tokens are elements of Z_n^d, frequencies its dual group, and the mean over all of them replaces the integral
-(`bench.rl.theory_plot`).
+(`bench.studies.theory_plot`).
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.rl.theory_plot import (
+from bench.studies.theory_plot import (
     characteristic,
     distinct_tokens,
     dual_group,

@@ -1,6 +1,6 @@
 """The default run over several seeds, beside three controls: what does each stage gain, and would something else?
 
-    python bench/rl/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
+    python bench/studies/ladder.py [--sweep configs/local_controls.toml] [--store .nautile/ladder] [--out docs/results]
         [--report]
 
 Runs the sweep (`nautile sweep`), which resumes after a stop, and writes `ladder.md`. A seed draws data, weights and
@@ -9,7 +9,6 @@ samples; the test problems are the same for all. Means and leads are over seeds,
 (docs/log.md). `--report` only writes the table of the runs that are finished.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -22,6 +21,7 @@ from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.measure import argument_parser
 from common.files import read_json
 from configs.load import load
 from configs.training import TRAINED
@@ -204,20 +204,16 @@ def _own_seconds(arm: Mapping[str, Mapping[int, StageFigures]], first: Mapping[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sweep", type=Path, default=ROOT / "configs" / "local_controls.toml")
-    parser.add_argument("--store", default=".nautile/ladder")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
-    parser.add_argument("--report", action="store_true", help="only write the table of the finished runs")
-    arguments = parser.parse_args()
-    store = Store(Path(arguments.store).absolute())
+    paths = {"sweep": ROOT / "configs/local_controls.toml", "out": ROOT / "docs/results"}
+    arguments = argument_parser(__doc__, store=Path(".nautile/ladder"), report=False, **paths).parse_args()
+    store = Store(arguments.store.absolute())
     if not arguments.report:
         command = [
             sys.executable,
             "-m",
             "flows.cli.main",
             "sweep",
-            str(arguments.sweep.absolute()),
+            arguments.sweep.absolute(),
             "--yes",
             "--parallel",
             "1",

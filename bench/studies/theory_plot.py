@@ -1,6 +1,6 @@
 """The paper's Fourier inversion on the finite cyclic group Z_n^d, where it is exact; and its error with M points.
 
-    python bench/rl/theory_plot.py          draws docs/theory.svg
+    python bench/studies/theory_plot.py          draws docs/theory.svg
 
 Frequencies are the dual group, θ = 2πκ/n with κ in Z_n^d: N = n^d of them, and the mean over all N takes the place of
 the integral over (2π)^-d dθ. The tests in tests/model/layers/mixing/test_theory.py are written with these functions.

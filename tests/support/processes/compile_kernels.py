@@ -1,6 +1,6 @@
 """Compile the fused mixing kernels for chips that need not be present: a TPU v4 or an H100.
 
-    python bench/training/compile_kernels.py tpu|gpu      (`make ahead` installs the compilers)
+    python tests/support/processes/compile_kernels.py tpu|gpu      (`make ahead` installs the compilers)
 
 Prints a line of JSON for each dtype: the number of kernel calls, and the bytes of temporaries.
 """
