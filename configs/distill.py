@@ -1,20 +1,38 @@
 """Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers and checks of replies."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from configs.base import Operational, Section, Seed, Share, TrainOn, Worker
 from configs.endpoint import refuse_secrets
+from configs.vendors import VENDORS, Vendor
+
+_LOCAL = "minilm"
+
+
+def _known_embedding(kind: str) -> str:
+    kinds = [_LOCAL, *(name for name, vendor in VENDORS.items() if vendor.embeddings)]
+    if kind not in kinds:
+        raise ValueError(f"no kind {kind!r}; the kinds are {', '.join(kinds)}")
+    return kind
 
 
 class EmbeddingConfig(Section):
     """The embedding model of exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
 
-    kind: Literal["minilm", "openai"] = "minilm"
+    kind: Annotated[str, AfterValidator(_known_embedding)] = _LOCAL  # or a vendor (`configs.vendors`)
     model: str = "all-MiniLM-L6-v2-int8"
     width: PositiveInt = 384  # dimensions of a vector; an endpoint's vector of another width is an error
-    url: Operational[str] = ""  # openai: the base URL, ending in /v1
+    url: Operational[str] = ""  # the base URL, ending in /v1; empty: the vendor's own
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
     batch: Operational[PositiveInt] = 128  # texts in a request
     longest: PositiveInt = 16_000  # characters; longer texts are truncated, because servers refuse them
@@ -26,11 +44,16 @@ class EmbeddingConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> "EmbeddingConfig":
         refuse_secrets("index.embedding", self.key_variable, self.url)
-        if self.kind == "openai" and not self.url:
-            raise ValueError(f"index.embedding: kind 'openai' needs `url` for model {self.model!r}")
-        if self.kind == "minilm" and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):
+        if self.vendor is not None and self.vendor.needs_url and not self.url:
+            raise ValueError(f"index.embedding: kind {self.kind!r} needs `url` for model {self.model!r}")
+        if self.vendor is None and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):
             raise ValueError("index.embedding: kind 'minilm' supports only all-MiniLM-L6-v2-int8 with 384 dimensions")
         return self
+
+    @property
+    def vendor(self) -> Vendor | None:
+        """The vendor of the endpoint; None: MiniLM on this machine."""
+        return VENDORS.get(self.kind)
 
 
 class IndexConfig(Section):

@@ -1,17 +1,17 @@
 """The section of a chat endpoint: address, prices, limits, budget, and fallback endpoints."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import Operational, Section
 from configs.secrets import has_key_prefix, is_variable_name, secret_fields
+from configs.vendors import JUDGES, VENDORS, Vendor, known_vendor
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
-_NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "random_seed"}
-_NOT_EXTRA |= {"response_format", "grammar", "stream", "n"}
-OWN_KINDS = ("embedded", "checker")  # served by a process that the endpoint pool starts on this machine
+_NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature"}
+_NOT_EXTRA |= {"response_format", "grammar", "stream", "n"} | {vendor.seed_field for vendor in VENDORS.values()}
 
 
 class BatchConfig(Section):
@@ -33,11 +33,11 @@ class EndpointConfig(Section):
     scores of a judge or an evaluation must not come from another model unless the operator allows it.
     """
 
-    # "openai": any server with that API; "embedded": a small model on this machine; "checker": a program that marks
-    # arithmetic, only usable as a judge, and always a stand-in.
-    kind: Literal["openai", "mistral", "embedded", "checker"]
+    # A vendor (`configs.vendors`): "openai" is any server with that API, "embedded" a small model on this machine,
+    # "checker" a program that marks arithmetic, only usable as a judge, and always a stand-in.
+    kind: Annotated[str, AfterValidator(known_vendor)]
     model: str
-    url: Operational[str] = ""  # openai: the base URL, ending in /v1
+    url: Operational[str] = ""  # the base URL, ending in /v1; empty: the vendor's own
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
     concurrency: Operational[PositiveInt] = 8  # concurrent requests
     requests_per_minute: Operational[PositiveInt | None] = None
@@ -67,9 +67,10 @@ class EndpointConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _checker_is_a_stand_in(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and fields.get("kind") == "checker":
+        kind = fields.get("kind") if isinstance(fields, dict) else None
+        if kind in JUDGES:
             if fields.get("stand_in") is False:
-                raise ValueError("kind 'checker' is always a stand-in for an LLM judge: leave `stand_in` out")
+                raise ValueError(f"kind {kind!r} is always a stand-in for an LLM judge: leave `stand_in` out")
             return {**fields, "stand_in": True}
         return fields
 
@@ -88,9 +89,9 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> "EndpointConfig":
-        if self.kind == "openai" and not self.url:
-            raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
-        if self.kind in OWN_KINDS and self.mode == "batch":
+        if self.vendor.needs_url and not self.url:
+            raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} needs `url`")
+        if self.vendor.batch is None and self.mode == "batch":
             raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} has no batch interface")
         return self
 
@@ -98,9 +99,19 @@ class EndpointConfig(Section):
     def _fields_of_requests(self) -> "EndpointConfig":
         if reserved := sorted({*(self.extra or ())} & _NOT_EXTRA):
             raise ValueError(f"endpoint for model {self.model!r}: `extra` may not set {', '.join(reserved)}")
-        if self.kind == "mistral" and self.token_limit is not None:
-            raise ValueError(f"endpoint for model {self.model!r}: `token_limit` cannot be set for kind 'mistral'")
+        if self.token_limit is not None and not self.vendor.names_token_limit:
+            raise ValueError(f"endpoint for model {self.model!r}: `token_limit` cannot be set for kind {self.kind!r}")
         return self
+
+    @property
+    def vendor(self) -> Vendor:
+        """What is different at this endpoint's vendor."""
+        return VENDORS[self.kind]
+
+    @property
+    def address(self) -> str:
+        """The base URL; empty for a program of this machine."""
+        return self.url or self.vendor.url
 
 
 def refuse_secrets(where: str, key_variable: str, url: str) -> None:

@@ -55,6 +55,7 @@ class LabelRun(Section):
                 f"label.teacher: no endpoint {self.label.teacher!r}; [endpoints] has {sorted(self.endpoints)}"
             )
         for name in with_fallbacks([self.label.teacher], self.endpoints):
-            if self.endpoints[name].kind == "checker":
-                raise ValueError(f"label.teacher: {name!r} is of kind 'checker', which marks answers and writes none")
+            if self.endpoints[name].vendor.judge_only:
+                kind = self.endpoints[name].kind
+                raise ValueError(f"label.teacher: {name!r} is of kind {kind!r}, which marks answers and writes none")
         return self

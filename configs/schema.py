@@ -143,8 +143,9 @@ class RunConfig(Section):
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
         for field, name in writers:
             for other in with_fallbacks([name], self.endpoints):
-                if self.endpoints[other].kind == "checker":
-                    raise ValueError(f"{field}: {other!r} is of kind 'checker', which marks answers and writes none")
+                if self.endpoints[other].vendor.judge_only:
+                    kind = self.endpoints[other].kind
+                    raise ValueError(f"{field}: {other!r} is of kind {kind!r}, which marks answers and writes none")
         for name in self.resources.limits():
             if self.deployment(name).resource:
                 raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.base import SeedName
-from configs.endpoint import OWN_KINDS, with_fallbacks
+from configs.endpoint import with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
 from configs.schema import DISTILLED, RunConfig
@@ -94,8 +94,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
 
     def resource_of(names: Iterable[str]) -> str:
         """The resource of a step that sends requests to these endpoints."""
-        kinds = {config.endpoints[name].kind for name in with_fallbacks(list(names), config.endpoints)}
-        return "cpu" if kinds <= {*OWN_KINDS} else "network"
+        vendors = [config.endpoints[name].vendor for name in with_fallbacks(list(names), config.endpoints)]
+        return "cpu" if all(vendor.program for vendor in vendors) else "network"
 
     # Training text is screened for the benchmarks' questions (decontamination).
     questions = {"questions": Need("held_out", "questions")}

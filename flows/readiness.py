@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from common.errors import ConfigError, Retryable
 from configs.distill import DistillConfig, EmbeddingConfig
-from configs.endpoint import OWN_KINDS, EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig
 from configs.ingest import IngestPart
 from configs.operation import OperationConfig
@@ -42,7 +42,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
     for name, endpoint in endpoints_of(steps).items():
         if endpoint.key_variable:
             keys.setdefault(endpoint.key_variable, []).append(f"endpoints.{name}")
-        if endpoint.kind == "openai":
+        if endpoint.vendor.needs_url:
             addresses.append((f"endpoints.{name}.url", endpoint.url, endpoint.model))
     for step in steps:
         section = step.section
@@ -50,7 +50,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
             embedding = EmbeddingConfig.model_validate(section["index"].get("embedding", {}))
             if embedding.key_variable:
                 keys.setdefault(embedding.key_variable, []).append("index.embedding")
-            if embedding.kind == "openai":
+            if embedding.vendor is not None and embedding.vendor.needs_url:
                 addresses.append(("index.embedding.url", embedding.url, embedding.model))
         if step.stage.name == "ingest":
             source = IngestPart.model_validate(section["ingest"]).source
@@ -129,13 +129,12 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
     lines = []
     million = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
     for name, endpoint in endpoints_of(steps).items():
-        if endpoint.kind in OWN_KINDS:
+        vendor = endpoint.vendor
+        if vendor.program:
             continue
         try:
-            if endpoint.kind == "mistral":
-                list_price = calc_price(million, endpoint.model, provider_id="mistral")
-            else:
-                list_price = calc_price(million, endpoint.model, provider_api_url=endpoint.url)
+            listed, address = vendor.price_list or None, None if vendor.price_list else endpoint.address
+            list_price = calc_price(million, endpoint.model, provider_id=listed, provider_api_url=address)
         except LookupError:  # a private server, or a model that is not listed
             continue
         configured = (endpoint.dollars_per_million_in, endpoint.dollars_per_million_out)

@@ -12,7 +12,7 @@ from common.files import write_atomically, write_json
 from common.text import markdown_table, markdown_text, visible
 from configs.label import LabelConfig
 from configs.tune import LabelledDataConfig
-from data.endpoints.embedded import STAND_IN
+from data.endpoints.own_server import stand_in_of
 from data.endpoints.pool import EndpointPool
 from data.labelled.rows import LabelledRow, read_rows
 from data.labelled.teacher import UNANSWERED, UNASKED, TeacherLabel, ask_labels, check_label_share
@@ -125,7 +125,6 @@ def _facts(
     """The facts for the manifest, from which the card is written."""
     all_labels = [*checked, *results]
     endpoint = pool.config(config.teacher)
-    stand_in = STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
     return {
         "labelled": sum(result.label is not None for result in results),
         "rejected": dict(Counter(r.reason for r in results if r.reason and r.reason not in UNANSWERED).most_common()),
@@ -138,7 +137,7 @@ def _facts(
         "replies_reused": sum(result.reused for result in all_labels),
         "budget_exhausted": any(result.reason == UNASKED for result in all_labels),
         "hostile": dict(Counter(sign for result in all_labels for sign in result.signs).most_common()),
-        "stand_in": stand_in if endpoint.stand_in else None,
+        "stand_in": stand_in_of(endpoint.kind, endpoint.model) if endpoint.stand_in else None,
     }
 
 

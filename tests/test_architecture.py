@@ -18,8 +18,8 @@ LAYERS = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows")
 PACKAGES = (*LAYERS, "store")
 STORE_READERS = ("tasks", "flows")
 OPERATORS_ONLY = ("prefect", "duckdb", "streamlit")
-# Modules that may be imported inside a function: each loads a vendor's SDK, which takes most of a second, or an extra.
-LATE = {"data.endpoints.openai_client", "data.endpoints.mistral_client", "model.exports.onnx.graph"}
+# Modules that may be imported inside a function, because each loads an extra.
+LATE = {"model.exports.onnx.graph"}
 LONGEST_FILE, FULLEST_FOLDER = 600, 20
 # Copied into an export, where they import each other and what the project itself never does.
 SHIPPED = {f"{name}_nautile.py" for name in ("cache", "configuration", "modeling")}

@@ -17,7 +17,7 @@ from configs.distill import DistillConfig
 from data.distill.teacher_prompt import template_for
 from data.distill.types import UNASKED, PromptResult
 from data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
-from data.endpoints.embedded import STAND_IN
+from data.endpoints.own_server import stand_in_of
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
 
@@ -173,7 +173,7 @@ class DistillStats:
 def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
     """The statistics for the manifest and the report."""
     stand_ins = [
-        STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
+        stand_in_of(endpoint.kind, endpoint.model)
         for endpoint in map(pool.config, config.endpoints)
         if endpoint.stand_in
     ]

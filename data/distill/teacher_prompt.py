@@ -81,7 +81,7 @@ LONGEST_UNROLLED = 500  # characters of a bounded repetition in a grammar, which
 
 def template_for(teacher: TeacherConfig, endpoint: EndpointConfig) -> Template:
     """The template of a teacher: the configured one, or the default of its kind. Raises `ConfigError` if unknown."""
-    name = teacher.template or (COMPACT if endpoint.kind == "embedded" else FULL)
+    name = teacher.template or (COMPACT if endpoint.vendor.short_prompts else FULL)
     if name not in TEMPLATES:
         raise ConfigError(f"distill.teachers: no template {name!r}; known are {', '.join(TEMPLATES)}")
     return TEMPLATES[name]

@@ -13,7 +13,7 @@ import functools
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ import httpx2
 
 from common.errors import ConfigError
 from common.processes import is_loopback
-from configs.endpoint import OWN_KINDS, EndpointConfig
+from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 from data.endpoints.completions import RawReply
 from data.endpoints.keys import safe_message
@@ -30,11 +30,22 @@ CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8
 WEB_PAGE = "html"  # the status of an answer that is a web page
 Result = TypeVar("Result")
+LABEL = "nautile_job"  # key in a batch job's metadata, by which a job is found whose id was lost
+CLOCK_SKEW_S = 86_400.0  # maximum difference between the vendor's clock and ours
 OnHeaders = Callable[[Mapping[str, str]], None]  # called with the headers of every response
 
 
+@dataclass(frozen=True)
+class BatchJob:
+    """The status of a batch job: its state in the vendor's words, and the files of replies and errors so far."""
+
+    state: str
+    files: tuple[str, ...]
+    message: str
+
+
 class Client(Protocol):
-    """One endpoint at one address. The calls raise `CallError`."""
+    """One endpoint at one address; `upload` to `download` are its batch API. The calls raise `CallError`."""
 
     url: str
 
@@ -43,6 +54,19 @@ class Client(Protocol):
     async def models(self) -> list[str] | None: ...  # None: the server does not list them, or accepts any name
 
     async def close(self) -> None: ...
+
+    def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]: ...  # a request in an input file
+
+    async def upload(self, name: str, content: bytes) -> str: ...  # an input file; returns its id
+
+    async def create(self, file: str, label: str) -> str: ...  # a job of an uploaded file; returns its id
+
+    # The id of the job with this label, created after `since` (seconds of the epoch); None if there is none.
+    async def find(self, label: str, since: float) -> str | None: ...
+
+    async def status(self, job: str) -> BatchJob: ...
+
+    async def download(self, file: str) -> bytes: ...
 
 
 def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.AsyncClient]:
@@ -65,7 +89,7 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
                 # connection would spend its timeout on that.
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
                 verify=tls_context(),
-                trust_env=config.kind not in OWN_KINDS and uses_proxy(config.url),
+                trust_env=not config.vendor.program and uses_proxy(config.url),
                 event_hooks={"response": [on_response]},
             )
             for _ in range(count)
@@ -98,7 +122,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
-    """The JSON body of a request, the same for both vendors and their batch interfaces except for field names."""
+    """The JSON body of a request, the same for all vendors and their batch interfaces except for field names."""
     body: dict[str, Any] = {
         "model": config.model,
         "messages": list(request.messages),
@@ -109,9 +133,9 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     if "temperature" not in omitted:
         body["temperature"] = request.temperature
     if "seed" not in omitted:
-        body["random_seed" if config.kind == "mistral" else "seed"] = request.seed
+        body[config.vendor.seed_field] = request.seed
     constraint = output_constraint(request, config)
-    if "grammar" in constraint and config.kind != "mistral":
+    if "grammar" in constraint and config.vendor.takes_grammar:
         body |= constraint
     if "schema" in constraint:
         form = {"name": "reply", "schema": constraint["schema"], "strict": True}
@@ -142,6 +166,14 @@ def without_key(error: CallError, config: EndpointConfig) -> CallError:
     """The error with its message and status in one line, without the endpoint's key."""
     message, status = safe_message(error.message, config), safe_message(error.status, config)
     return replace(error, message=message, status=status)
+
+
+def id_of(answer: Any) -> str:
+    """The id in a vendor's answer to an upload or creation. Raises `CallError` if there is none."""
+    if not isinstance(getattr(answer, "id", None), str):
+        raise CallError("invalid_reply", "the answer has no id of the file or job")
+    identifier: str = answer.id
+    return identifier
 
 
 def transport_error(error: BaseException, url: str) -> CallError:

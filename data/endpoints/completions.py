@@ -15,6 +15,7 @@ from typing import Any
 from common.files import parse_json
 from common.retry import retry_after
 from configs.endpoint import EndpointConfig
+from configs.vendors import BatchInterface
 from data.endpoints.chat_types import CallError, FailureReason
 from data.endpoints.circuit_breaker import reason_of
 from data.endpoints.keys import repeats_key
@@ -123,6 +124,26 @@ def error_of_status(status: int, content: bytes | str, headers: Mapping[str, str
         reason = "misconfigured"
     note = f" - {message}" if message else ""
     return CallError(reason, f"Error code: {status}{note}", str(status), retry_after(headers))
+
+
+def parse_result_line(line: bytes, batch: BatchInterface) -> tuple[str, dict[str, Any] | CallError]:
+    """Parse a line of a batch job's result file: (digest, body of the reply or the error).
+
+    Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` if it is no such line.
+    """
+    row, _ = json_of(line)
+    response, error = row.get("response") or {}, row.get("error")
+    status = int(response.get("status_code") or 0)
+    if status == 200 and not error:
+        return row["custom_id"], response["body"]
+    body = error or response.get("body")
+    code, message = error_fields(body).get("code"), message_of(body)
+    if code in batch.lost_rows or not status:
+        note = message or code or "no reason given"
+        return row["custom_id"], CallError("expired", f"the batch job ended without it ({note})")
+    # A row's 404 or 403 concerns that row alone, because the job itself was accepted.
+    reason = "refused" if reason_of(status) == "misconfigured" else reason_of(status)
+    return row["custom_id"], CallError(reason, str(message or code or status), str(status))
 
 
 def refused_field(content: bytes) -> str | None:

@@ -40,7 +40,9 @@ def model_file() -> Path:
     return path
 
 
-PROGRAM = ServerProgram(MODEL, lambda: ["data.endpoints.embedded", "--model", str(model_file())], replicated=True)
+PROGRAM = ServerProgram(
+    MODEL, lambda: ["data.endpoints.embedded", "--model", str(model_file())], replicated=True, stand_in=STAND_IN
+)
 _server: object = None  # the server of this process, which runs as long as the object exists
 
 

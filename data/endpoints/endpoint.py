@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import os
+import pkgutil
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 from common.errors import ConfigError, Retryable
 from common.retry import retry_async
 from configs.endpoint import EndpointConfig
-from data.endpoints import checker, circuit_breaker, embedded
+from data.endpoints import circuit_breaker
 from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 from data.endpoints.chat_types import (
     CallError,
@@ -30,7 +31,7 @@ from data.endpoints.circuit_breaker import CircuitBreaker, Permit
 from data.endpoints.clients import WEB_PAGE, Client, OnHeaders
 from data.endpoints.completions import RawReply
 from data.endpoints.keys import check_key, redact_key
-from data.endpoints.own_server import OwnServer, OwnServerError, ServerProgram
+from data.endpoints.own_server import OwnServer, OwnServerError, program_of
 from data.endpoints.rate_limit import RateLimiter
 from data.endpoints.reply_cache import ReplyCache
 
@@ -42,20 +43,14 @@ CONFIRM_S = 30.0  # within which a request that is sent to see whether the endpo
 CONFIRM_TOKENS = 16
 MOST_REFUSALS = 30  # for the rate, of one request
 POLL_S = 0.05  # between two looks at whether other requests are answered
-PROGRAMS: dict[str, ServerProgram] = {"embedded": embedded.PROGRAM, "checker": checker.PROGRAM}  # by kind
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
 
 def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Client:
     """The client of an endpoint at `url`."""
-    # Imported late: OpenAI's SDK takes 1.6 s of a core and Mistral's 1.1 s, and most commands send no request.
-    if config.kind == "mistral":
-        from data.endpoints.mistral_client import MISTRAL_URL, MistralClient
-
-        return MistralClient(config, url or MISTRAL_URL, on_headers)
-    from data.endpoints.openai_client import OpenAIClient
-
-    return OpenAIClient(config, url, on_headers)
+    # Imported only now: a vendor's SDK takes 1 to 2 s of a core, and most commands send no request.
+    client: Client = pkgutil.resolve_name(config.vendor.client)(config, url, on_headers)
+    return client
 
 
 async def lists_model(name: str, config: EndpointConfig, client: Client) -> bool:
@@ -99,8 +94,8 @@ async def lists_model(name: str, config: EndpointConfig, client: Client) -> bool
 class Endpoint:
     """One endpoint with its clients, rate limiter, circuit breaker and budget. Used in the pool's event loop.
 
-    An endpoint of an own kind ("embedded", "checker") also has a server, whose processes it starts. `own` is its
-    spending limit, `shared` the pool's; `cache` has the replies of its model.
+    If its vendor is a program of this machine, it also has a server, whose processes it starts. `own` is its spending
+    limit, `shared` the pool's; `cache` has the replies of its model.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class Endpoint:
     ) -> None:
         self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
         self.cache = cache
-        self._program = PROGRAMS.get(config.kind)  # None: the server is not ours to start
+        self._program = program_of(config.kind) if config.vendor.program else None
         self.concurrency = config.concurrency
         if self._program is not None and self._program.replicated:
             self.concurrency = min(config.concurrency, os.cpu_count() or 1)
@@ -371,7 +366,7 @@ class Endpoint:
 
     async def _client(self) -> Client:
         if not self._clients:
-            self._clients = [client_for(self.config, self.config.url, self.rate_limiter.on_headers)]
+            self._clients = [client_for(self.config, self.config.address, self.rate_limiter.on_headers)]
         return self._clients[0]
 
     async def _start_server(self) -> None:

@@ -27,8 +27,10 @@ PLACEHOLDERS = {
 
 def check_key(name: str, config: EndpointConfig) -> None:
     """Raise `ConfigError` if the environment variable for the endpoint's key is unset or holds no valid key."""
-    if config.kind == "mistral" and not config.key_variable:
-        raise ConfigError(f"endpoint {name!r}: kind 'mistral' needs `key_variable`, the variable that holds its key")
+    if config.vendor.needs_key and not config.key_variable:
+        raise ConfigError(
+            f"endpoint {name!r}: kind {config.kind!r} needs `key_variable`, the variable that holds its key"
+        )
     if not config.key_variable:
         return
     key = key_of(config)

@@ -1,9 +1,11 @@
-"""The client of Mistral's endpoints, over Mistral's SDK except for completions."""
+"""The client of Mistral's endpoints, over Mistral's SDK except for completions; batches are /files and /batch/jobs."""
 
 import inspect
 import itertools
 import json
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx2
 from mistralai.client import Mistral
@@ -15,18 +17,21 @@ from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
 from data.endpoints.clients import (
+    CLOCK_SKEW_S,
+    LABEL,
+    BatchJob,
     OnHeaders,
     Result,
     call_with_timeout,
     chat_body,
     http_clients,
+    id_of,
     tls_context,
     transport_error,
 )
 from data.endpoints.completions import RawReply, error_of_status, parse_reply_body
 from data.endpoints.keys import key_of
 
-MISTRAL_URL = "https://api.mistral.ai"
 NOT_FIELDS = {"self", "retries", "server_url", "timeout_ms", "http_headers"}  # parameters of the SDK, not of the API
 
 
@@ -43,7 +48,8 @@ class MistralClient:
         self._http = http_clients(config, on_headers)
         self._next = itertools.cycle(self._http)
         server = url.rstrip("/").removesuffix("/v1")  # the SDK adds /v1 itself
-        self._chat_url = f"{server}/v1/chat/completions"
+        self._chat_path = f"/v1{config.vendor.chat_path}"
+        self._chat_url = f"{server}{self._chat_path}"
         # The SDK's blocking calls, which are not used, would else get a client that reads the proxy settings.
         self._blocking = httpx2.Client(verify=tls_context(), trust_env=False)
         self.sdk = Mistral(
@@ -83,6 +89,56 @@ class MistralClient:
             fields = entry.raw if isinstance(entry, UnknownModelListData) else entry.model_dump()
             names += filter(None, (fields.get("id"), *(fields.get("aliases") or ())))
         return names or None
+
+    def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]:
+        """A request as a line of a batch job's input file."""
+        body = {name: value for name, value in chat_body(request, self._config).items() if name != "model"}
+        return {"custom_id": digest, "body": body}
+
+    async def upload(self, name: str, content: bytes) -> str:
+        """Upload an input file; returns its id."""
+        call = self.sdk.files.upload_async(file={"file_name": name, "content": content}, purpose="batch")
+        return id_of(await self.send(call))
+
+    async def create(self, file: str, label: str) -> str:
+        """Create a job of an uploaded file; returns its id."""
+        call = self.sdk.batch.jobs.create_async(
+            endpoint=self._chat_path, input_files=[file], model=self._config.model, metadata={LABEL: label}
+        )
+        return id_of(await self.send(call))
+
+    async def find(self, label: str, since: float) -> str | None:
+        """The id of the job with this label, created after `since`; None if there is none."""
+        async for job in self._jobs(datetime.fromtimestamp(since - CLOCK_SKEW_S, UTC)):
+            if (job.metadata or {}).get(LABEL) == label:
+                return str(job.id)
+        return None
+
+    async def status(self, job: str) -> BatchJob:
+        """The status of a job."""
+        state = await self.send(self.sdk.batch.jobs.get_async(job_id=job))
+        files = tuple(file for file in (state.output_file, state.error_file) if file)
+        message = "; ".join(error.message for error in (state.errors or [])[:3])
+        return BatchJob(state.status, files, message)
+
+    async def download(self, file: str) -> bytes:
+        """The content of a file of results."""
+
+        async def read() -> bytes:
+            return await (await self.sdk.files.download_async(file_id=file)).aread()
+
+        return await self.send(read())
+
+    async def _jobs(self, after: datetime) -> AsyncIterator[Any]:
+        page, size = 0, 100
+        while True:
+            call = self.sdk.batch.jobs.list_async(page=page, page_size=size, created_after=after)
+            jobs = (await self.send(call)).data or []
+            for job in jobs:
+                yield job
+            if len(jobs) < size:
+                return
+            page += 1
 
     async def send(self, call: Awaitable[Result]) -> Result:
         """Await a call of the SDK. Raises `CallError`."""

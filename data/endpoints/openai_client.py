@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible endpoints, the embedded one included, over OpenAI's SDK.
+"""The client of OpenAI-compatible endpoints, the embedded one included, over OpenAI's SDK; batches are /batches.
 
 Replies are parsed as plain JSON, because the SDK's validation, which `parse_completion` repeats anyway, reduces the
 throughput of one HTTP client from 415 to 335 requests a second (bench/corpus/endpoints.py).
@@ -11,12 +11,27 @@ from typing import Any
 
 import httpx2
 import openai
-from openai import AsyncOpenAI, Omit
+from openai import AsyncOpenAI, Omit, OpenAI
 
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
-from data.endpoints.clients import OnHeaders, Result, call_with_timeout, chat_body, http_clients, transport_error
-from data.endpoints.completions import RawReply, error_of_status, parse_reply_body, refused_field
+from data.endpoints.clients import (
+    CLOCK_SKEW_S,
+    CONNECT_S,
+    LABEL,
+    BatchJob,
+    OnHeaders,
+    Result,
+    call_with_timeout,
+    chat_body,
+    http_clients,
+    id_of,
+    proxies_readable,
+    transport_error,
+    uses_proxy,
+    without_key,
+)
+from data.endpoints.completions import RawReply, error_of_status, parse_reply_body, refused_field, token_count
 from data.endpoints.keys import key_of
 
 
@@ -37,22 +52,18 @@ class OpenAIClient:
         ]
         self._next = itertools.cycle(self._clients)
         # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
-        self.headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
-
-    @property
-    def sdk(self) -> AsyncOpenAI:
-        """The vendor's client, for its other interfaces."""
-        return self._clients[0]
+        self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
+        self._sdk = self._clients[0]  # for all but completions
 
     async def complete(self, request: ChatRequest) -> RawReply:
         """Send a request once."""
 
         async def post() -> RawReply:
             response = await next(self._next).post(
-                "/chat/completions",
+                self._config.vendor.chat_path,
                 cast_to=httpx2.Response,
                 body=chat_body(request, self._config),
-                options={"headers": self.headers},
+                options={"headers": self._headers},
             )
             return parse_reply_body(response.content, self.url, self._config, response.headers)
 
@@ -61,7 +72,7 @@ class OpenAIClient:
     async def models(self) -> list[str] | None:
         """Names of the models served; None if the server does not list them, or accepts any name, as llama.cpp does."""
         try:
-            page = await self.send(self.sdk.models.list(extra_headers=self.headers))
+            page = await self.send(self._sdk.models.list(extra_headers=self._headers))
         except CallError as error:
             if error.status in ("404", "405", "501"):
                 return None
@@ -70,6 +81,53 @@ class OpenAIClient:
         if any(getattr(entry, "owned_by", "") == "llamacpp" for entry in entries):
             return None
         return [entry.id for entry in entries] or None
+
+    def input_line(self, digest: str, request: ChatRequest) -> dict[str, Any]:
+        """A request as a line of a batch job's input file."""
+        body = chat_body(request, self._config)
+        return {"custom_id": digest, "method": "POST", "url": f"/v1{self._config.vendor.chat_path}", "body": body}
+
+    async def upload(self, name: str, content: bytes) -> str:
+        """Upload an input file; returns its id."""
+        file = (name, content, "application/jsonl")
+        return id_of(await self.send(self._sdk.files.create(file=file, purpose="batch", extra_headers=self._headers)))
+
+    async def create(self, file: str, label: str) -> str:
+        """Create a job of an uploaded file; returns its id."""
+        endpoint: Any = f"/v1{self._config.vendor.chat_path}"  # to the SDK, one of the paths that its vendor has
+        call = self._sdk.batches.create(
+            completion_window="24h",
+            endpoint=endpoint,
+            input_file_id=file,
+            metadata={LABEL: label},
+            extra_headers=self._headers,
+        )
+        return id_of(await self.send(call))
+
+    async def find(self, label: str, since: float) -> str | None:
+        """The id of the job with this label, created after `since`; None if there is none."""
+
+        async def search() -> str | None:
+            async for batch in self._sdk.batches.list(limit=100, extra_headers=self._headers):
+                if (batch.metadata or {}).get(LABEL) == label:
+                    return batch.id
+                if batch.created_at < since - CLOCK_SKEW_S:  # newest first
+                    return None
+            return None
+
+        return await self.send(search())
+
+    async def status(self, job: str) -> BatchJob:
+        """The status of a job."""
+        batch = await self.send(self._sdk.batches.retrieve(job, extra_headers=self._headers))
+        files = tuple(file for file in (batch.output_file_id, batch.error_file_id) if file)
+        errors = (batch.errors.data if batch.errors else None) or []
+        return BatchJob(batch.status, files, "; ".join(f"{error.code}: {error.message}" for error in errors[:3]))
+
+    async def download(self, file: str) -> bytes:
+        """The content of a file of results."""
+        content = await self.send(self._sdk.files.content(file, extra_headers=self._headers))
+        return content.content
 
     async def send(self, call: Awaitable[Result]) -> Result:
         """Await a call of the SDK. Raises `CallError`."""
@@ -81,15 +139,60 @@ class OpenAIClient:
 
     def _to_call_error(self, error: Exception) -> CallError | None:
         """Translate an error of the SDK; None for a programming error."""
-        if isinstance(error, openai.APIStatusError):
-            response = error.response
-            call_error = error_of_status(response.status_code, response.content, response.headers, self.url)
+        call_error = _call_error(error, self.url)
+        if call_error is not None and isinstance(error, openai.APIStatusError):
+            content = error.response.content
             # If a field that all requests have is refused, no request would be accepted.
-            if response.status_code in (400, 422) and refused_field(response.content) in self._fields:
+            if error.response.status_code in (400, 422) and refused_field(content) in self._fields:
                 call_error.reason = "misconfigured"
-            return call_error
-        if isinstance(error, openai.APIConnectionError):  # a timeout too
-            return transport_error(error.__cause__ or error, self.url)
-        if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):
-            return CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
-        return transport_error(error, self.url) if isinstance(error, (CallError, httpx2.HTTPError)) else None
+        return call_error
+
+
+class OpenAIEmbeddings:
+    """Embeddings of an OpenAI-compatible endpoint; may be used in several threads."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._config, self._url = config, config.address
+        timeout = httpx2.Timeout(config.timeout_s, connect=CONNECT_S)
+        with proxies_readable(self._url):
+            client = httpx2.Client(timeout=timeout, trust_env=uses_proxy(self._url))
+        self._sdk = OpenAI(
+            base_url=self._url,
+            api_key=lambda: key_of(config) or "none",
+            max_retries=0,
+            timeout=timeout,
+            http_client=client,
+        )
+        self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
+
+    def embed(self, texts: list[str]) -> tuple[list[Any], int | None]:
+        """Send one request; returns (entries with `embedding` and `index`, number of tokens or None).
+
+        Raises `CallError`.
+        """
+        try:
+            # Without `encoding_format` the SDK asks for base64, which not every compatible server speaks.
+            reply = self._sdk.embeddings.create(
+                model=self._config.model, input=texts, encoding_format="float", extra_headers=self._headers
+            )
+            rows = list(reply.data)
+        except (openai.APIResponseValidationError, AttributeError, TypeError, ValueError):
+            raise CallError("invalid_reply", f"no embeddings in the answer of {self._url}") from None
+        except Exception as raised:
+            error = _call_error(raised, self._url)
+            if error is None:
+                raise
+            raise without_key(error, self._config) from None
+        return rows, token_count(getattr(getattr(reply, "usage", None), "prompt_tokens", None))
+
+
+def _call_error(error: Exception, url: str) -> CallError | None:
+    """Translate an error of the SDK; None for a programming error."""
+    if isinstance(error, openai.APIStatusError):
+        response = error.response
+        return error_of_status(response.status_code, response.content, response.headers, url)
+    if isinstance(error, openai.APIConnectionError):  # a timeout too
+        return transport_error(error.__cause__ or error, url)
+    if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):
+        return CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion")
+    return transport_error(error, url) if isinstance(error, (CallError, httpx2.HTTPError)) else None

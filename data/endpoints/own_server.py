@@ -8,6 +8,7 @@ start.
 import argparse
 import json
 import os
+import pkgutil
 import selectors
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from common.processes import die_with_parent, module_command
+from configs.vendors import VENDORS
 
 START_S = 120.0  # 1 s on an idle machine
 LOG_LINES = 20  # last lines of the log in the message about a process that did not start
@@ -34,11 +36,24 @@ class ServerProgram:
 
     `arguments()`: arguments of `python -m`, the module first; raises `ConfigError` if something is not installed.
     `replicated`: a process answers one request at a time, so one is started per connection; else there is one.
+    `stand_in`: what results of it are labelled with.
     """
 
     model: str
     arguments: Callable[[], list[str]]
     replicated: bool
+    stand_in: str
+
+
+def program_of(kind: str) -> ServerProgram:
+    """The program of an endpoint's kind that has one."""
+    program: ServerProgram = pkgutil.resolve_name(VENDORS[kind].program)
+    return program
+
+
+def stand_in_of(kind: str, model: str) -> str:
+    """What the text of an endpoint that stands in for a teacher is labelled with."""
+    return program_of(kind).stand_in if VENDORS[kind].program else f"{model}, in place of a teacher"
 
 
 class OwnServer:

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from configs.vendors import VENDORS
+
 HEADROOM = 0.98  # of a stated limit: our clock and the server's differ
 SAMPLE, SAMPLE_S = 16, 2.0  # the accepted rate is measured over this many requests or this time, whichever is more
 HISTORY = 1024  # latest requests kept for the measurement
@@ -29,16 +31,8 @@ SLACK_S = 0.05  # a delay up to this is made up for by sending the next request 
 SLOWEST = 0.05  # requests a second
 DAY_LIKE_S = 61.0  # a limit that takes longer to reset is not per minute, but per day or the like
 
-# limit, remaining, reset: OpenAI's, Mistral's, and Mistral's older ones
-_REQUEST_HEADERS = (
-    ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-    ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute", "x-ratelimit-reset-req-minute"),
-)
-_TOKEN_HEADERS = (
-    ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
-    ("x-ratelimit-limit-tokens-minute", "x-ratelimit-remaining-tokens-minute", "x-ratelimit-reset-tokens-minute"),
-    ("ratelimitbysize-limit", "ratelimitbysize-remaining", "ratelimitbysize-reset"),
-)
+_REQUEST_HEADERS = [names for vendor in VENDORS.values() for names in vendor.request_limits]
+_TOKEN_HEADERS = [names for vendor in VENDORS.values() for names in vendor.token_limits]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 

@@ -7,14 +7,14 @@ reproducible. Batches would save a fifth of the time.
 
 import hashlib
 import importlib.metadata
+import pkgutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import httpx2
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
@@ -25,13 +25,8 @@ from common.retry import Backoff, retry
 from configs.distill import EmbeddingConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError
-from data.endpoints.clients import CONNECT_S, proxies_readable, transport_error, uses_proxy, without_key
-from data.endpoints.completions import error_of_status, token_count
-from data.endpoints.keys import check_key, key_of
+from data.endpoints.keys import check_key
 from data.retrieval.vector_cache import VectorCache
-
-if TYPE_CHECKING:
-    from openai import OpenAI
 
 MINILM, MINILM_WIDTH = "all-MiniLM-L6-v2-int8", 384
 THREADS = 2
@@ -60,7 +55,7 @@ class Embedder(Protocol):
 
 def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> "Encoder":
     """The configured embedder with a cache in the folder `cache` (None: no cache)."""
-    return Encoder(MiniLM() if config.kind == "minilm" else EmbeddingEndpoint(config, emit), cache)
+    return Encoder(MiniLM() if config.vendor is None else EmbeddingEndpoint(config, emit), cache)
 
 
 class Encoder:
@@ -151,25 +146,27 @@ def _package_file(package: str, name: str) -> Path:
 
 
 class EmbeddingEndpoint:
-    """An `Embedder` over OpenAI's embeddings API; every attempt emits a `call` event with its cost.
-
-    `openai` is imported inside methods, because it takes 0.8 s and every command that plans a run imports this module.
-    """
+    """An `Embedder` over a vendor's embeddings API; every attempt emits a `call` event with its cost."""
 
     def __init__(self, config: EmbeddingConfig, emit: Emit) -> None:
         self.model, self.width = config.model, config.width
         self._config, self._emit = config, emit
         self._endpoint = EndpointConfig(
-            kind="openai", model=config.model, url=config.url, key_variable=config.key_variable
+            kind=config.kind,
+            model=config.model,
+            url=config.url,
+            key_variable=config.key_variable,
+            timeout_s=config.timeout_s,
         )
+        self._url = self._endpoint.address
 
     def check(self) -> None:
         """Check the key and the address, then embed one text to check the width of the server's vectors.
 
         Raises `ConfigError` or `Retryable`.
         """
-        if not self._config.url.startswith(("http://", "https://")):
-            raise ConfigError(f"index.embedding.url: {self._config.url!r} is not an http(s) address")
+        if not self._url.startswith(("http://", "https://")):
+            raise ConfigError(f"index.embedding.url: {self._url!r} is not an http(s) address")
         check_key(ENDPOINT_NAME, self._endpoint)
         self.vectors(["A text to see the width of a vector by."])
 
@@ -187,7 +184,7 @@ class EmbeddingEndpoint:
 
     def _embed_batch(self, texts: Sequence[str]) -> np.ndarray:
         """The vectors of one request, with retries; every attempt is emitted as a call."""
-        where = f"index.embedding: model {self.model!r} at {self._config.url}"
+        where = f"index.embedding: model {self.model!r} at {self._url}"
         attempt = 0
 
         def request() -> np.ndarray:
@@ -196,7 +193,8 @@ class EmbeddingEndpoint:
             start_time = time.monotonic()
             try:
                 # The API rejects an empty input.
-                vectors, tokens = self._request([text[: self._config.longest] or " " for text in texts])
+                rows, tokens = self._client.embed([text[: self._config.longest] or " " for text in texts])
+                vectors = _parse_vectors(rows, len(texts), self._url)
             except CallError as error:
                 self._emit_call(texts, attempt, time.monotonic() - start_time, error, None)
                 raise
@@ -219,48 +217,10 @@ class EmbeddingEndpoint:
             raise ConfigError(f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`")
         return vectors
 
-    def _request(self, texts: list[str]) -> tuple[np.ndarray, int | None]:
-        """Send one request; returns (vectors, number of tokens or None). Raises `CallError`."""
-        import openai
-
-        url = self._config.url
-        # Without a configured key no Authorization header is sent; the SDK lets only a request's headers omit it.
-        headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
-        client = self._client
-        try:
-            # Without `encoding_format` the SDK asks for base64, which not every compatible server speaks.
-            reply = client.embeddings.create(
-                model=self.model, input=texts, encoding_format="float", extra_headers=headers
-            )
-        except openai.APIStatusError as error:
-            response = error.response
-            refusal = error_of_status(response.status_code, response.content, response.headers, url)
-            raise without_key(refusal, self._endpoint) from None
-        except openai.APITimeoutError:
-            raise CallError("timeout", f"{url} did not answer within {self._config.timeout_s:g} s") from None
-        except openai.APIConnectionError as error:
-            raise without_key(transport_error(error.__cause__ or error, url), self._endpoint) from None
-        except httpx2.HTTPError as error:
-            raise without_key(transport_error(error, url), self._endpoint) from None
-        except (openai.APIResponseValidationError, ValueError):
-            raise CallError("invalid_reply", f"the answer of {url} is not JSON of embeddings") from None
-        tokens = token_count(getattr(getattr(reply, "usage", None), "prompt_tokens", None))
-        return _parse_vectors(reply, len(texts), url), tokens
-
     @cached_property
-    def _client(self) -> "OpenAI":
-        from openai import OpenAI
-
-        url, timeout = self._config.url, httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S)
-        with proxies_readable(url):
-            client = httpx2.Client(timeout=timeout, trust_env=uses_proxy(url))
-        return OpenAI(
-            base_url=url,
-            api_key=lambda: key_of(self._endpoint) or "none",
-            max_retries=0,
-            timeout=timeout,
-            http_client=client,
-        )
+    def _client(self) -> Any:
+        # Imported only now: a vendor's SDK takes a second, and every command that plans a run imports this module.
+        return pkgutil.resolve_name(self._endpoint.vendor.embeddings)(self._endpoint)
 
     def _emit_call(
         self, texts: Sequence[str], attempt: int, latency_s: float, error: CallError | None, tokens: int | None
@@ -285,10 +245,9 @@ def _needs_user(error: CallError) -> bool:
     return error.reason in ("misconfigured", "refused")
 
 
-def _parse_vectors(reply: Any, count: int, url: str) -> np.ndarray:
-    """Parse a reply to vectors of length one, in the order of the texts. Raises `CallError` for an invalid reply."""
+def _parse_vectors(rows: list[Any], count: int, url: str) -> np.ndarray:
+    """Parse a reply's entries to vectors of length one, in the order of the texts. Raises `CallError`."""
     try:
-        rows = list(reply.data)
         indices = [row.index for row in rows]
         # Some servers number every vector 0, or none: then they come in the order of the texts.
         if len(set(indices)) == 1 and indices[0] in (0, None):

@@ -13,7 +13,8 @@ from typing import Any
 
 from common.files import read_json
 from common.text import visible
-from data.endpoints.checker import STAND_IN as CHECKER
+from configs.vendors import JUDGES
+from data.endpoints.own_server import program_of
 from evals.running.rows import SampleRow, read_rows
 from evals.tables.ladder import ladder
 from evals.tables.results import TABLE_1_BENCHMARKS
@@ -228,7 +229,9 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
         if not by_label[item.label]:
             endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()
             by_label[item.label] = [
-                CHECKER if e.get("kind") == "checker" else f"{e['model']} stands in for a large model"
+                program_of(e["kind"]).stand_in
+                if e.get("kind") in JUDGES
+                else f"{e['model']} stands in for a large model"
                 for e in endpoints
                 if e.get("stand_in")
             ]

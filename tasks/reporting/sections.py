@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.text import duration, size, visible
+from configs.vendors import JUDGES
 from data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
 from evals.tables import paper_figures as paper
 from evals.tables.breakdown import breakdown
@@ -199,7 +200,7 @@ def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
                 f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
             )
             kind, quality = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
-            if judge.get("kind") == "checker":
+            if judge.get("kind") in JUDGES:
                 kind = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
                 quality = (
                     "It does not see the right answers: it checks the steps, and that the answer follows from them."

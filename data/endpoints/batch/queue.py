@@ -20,7 +20,6 @@ from common.errors import ConfigError
 from common.retry import retry_async
 from data.endpoints import circuit_breaker
 from data.endpoints.batch.jobs import PendingJob, pending_jobs
-from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, parse_result_line
 from data.endpoints.budget import NO_USAGE
 from data.endpoints.chat_types import (
     CallError,
@@ -34,9 +33,9 @@ from data.endpoints.chat_types import (
     max_usage,
     reply_cost,
 )
-from data.endpoints.clients import without_key
-from data.endpoints.completions import parse_completion
-from data.endpoints.endpoint import Endpoint, reply_of
+from data.endpoints.clients import BatchJob, Client, without_key
+from data.endpoints.completions import parse_completion, parse_result_line
+from data.endpoints.endpoint import Endpoint, client_for, reply_of
 from data.endpoints.keys import check_key, safe_message
 from data.endpoints.reply_cache import BATCHES
 
@@ -46,6 +45,7 @@ LINGER_S = 1.0  # time without a new request after which the queue becomes a job
 GIVE_UP_S = 900.0  # time after which a vendor that does not answer counts as an outage; the job itself continues
 SLOWEST_POLL = 20  # longest pause between polls, as a multiple of the first
 LONGEST_REST_S = 600.0  # longest pause before requests that the vendor had no capacity for are sent again
+FILE_TIMEOUT_FACTOR, FILE_CONNECTIONS = 5, 8  # times the timeout of a chat request, for uploads and downloads
 GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
 JobResult = ChatReply | ChatFailure | CallError  # of one request; after a `CallError` it may go into another job
@@ -62,7 +62,9 @@ class BatchQueue:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._folder, self._cache = endpoint, endpoint.cache.folder / BATCHES, endpoint.cache
         self._config, self._batch = endpoint.config, endpoint.config.batch
-        self._opened_client: BatchClient | None = None
+        assert self._config.vendor.batch is not None, "checked by the section"
+        self._interface = self._config.vendor.batch
+        self._opened_client: Client | None = None
         self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests in progress
         self._queue: deque[tuple[str, ChatRequest, int]] = deque()  # digest, request, attempt
         self._arrival = asyncio.Event()
@@ -125,9 +127,11 @@ class BatchQueue:
             await self._opened_client.close()
 
     @property
-    def _client(self) -> BatchClient:
+    def _client(self) -> Client:
         if self._opened_client is None:
-            self._opened_client = batch_client(self._config, self._endpoint.rate_limiter.on_headers)
+            timeout_s = FILE_TIMEOUT_FACTOR * self._config.timeout_s
+            config = self._config.model_copy(update={"timeout_s": timeout_s, "concurrency": FILE_CONNECTIONS})
+            self._opened_client = client_for(config, config.address, self._endpoint.rate_limiter.on_headers)
         return self._opened_client
 
     def _submit(self, digest: str, request: ChatRequest, attempt: int) -> asyncio.Future[JobResult]:
@@ -350,7 +354,7 @@ class BatchQueue:
         pause = self._batch.poll_s
         while True:
             status = await self._call(lambda: self._client.status(str(job.id)))
-            if status.ended:
+            if status.state in self._interface.ended:
                 return status
             if time.time() - job.written_at > self._batch.give_up_hours * 3600:
                 hours = self._batch.give_up_hours
@@ -365,7 +369,7 @@ class BatchQueue:
             content = await self._call(lambda: self._client.download(file))  # noqa: B023 (awaited in this iteration)
             for line in content.splitlines():
                 try:
-                    digest, body = parse_result_line(line)
+                    digest, body = parse_result_line(line, self._interface)
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                     logger.warning("batch job %s: skipping a line of %d bytes that is not a result", job.id, len(line))
                     continue
@@ -373,10 +377,11 @@ class BatchQueue:
                     bodies[digest] = body
         # The error of requests without a result line: the whole job failed, or it ended before it reached them.
         default_error = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
-        if status.failed:
+        # With files, the rows themselves say what became of each request.
+        if status.state == self._interface.failed and not status.files:
             # `token_limit_exceeded`: too much is queued at the vendor's for now. Another job may be accepted later,
             # while a file that was refused will be refused again.
-            reason: FailureReason = "rate_limited" if "limit" in status.message else "refused"
+            reason: FailureReason = "rate_limited" if self._interface.full in status.message else "refused"
             default_error = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
         results = dict[str, JobResult]()
         digests = list(job.requests)

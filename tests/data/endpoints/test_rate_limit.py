@@ -1,6 +1,7 @@
 """The rate limiter against servers that share its simulated clock: no real second passes."""
 
 import heapq
+import itertools
 import math
 
 import pytest
@@ -101,6 +102,16 @@ def test_a_limit_that_is_raised_is_found_again():
     before = server.accepted
     drive(server, limiter, 240, clock=clock)
     assert server.accepted - before >= 0.9 * 60 * 60
+
+
+def test_refusals_for_other_reasons_leave_the_rate_alone():
+    """Why the rate is not cut at each refusal: one in twenty would cost nearly all of it."""
+    clock, arrivals = [0.0], itertools.count(1)
+    server, limiter = Server(math.inf, 1, False), RateLimiter(clock=lambda: clock[0])
+    server.take = lambda now: next(arrivals) % 20 != 0
+    drive(server, limiter, 3, clock=clock)
+    assert limiter.refused_count > 100
+    assert limiter.requests.rate == math.inf
 
 
 def test_the_lower_of_a_configured_and_a_stated_limit_is_kept():
