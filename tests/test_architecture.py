@@ -1,10 +1,10 @@
-"""The architecture's rules, checked on the source: layers, import cycles, declared packages, names, sizes, printing."""
+"""The architecture's rules, checked on the source: layers, import cycles, declared packages, printing."""
 
 import ast
 import re
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -20,13 +20,8 @@ STORE_READERS = ("tasks", "flows")
 OPERATORS_ONLY = ("prefect", "duckdb", "streamlit")
 # Modules that may be imported inside a function, because each loads an extra.
 LATE = {"model.exports.onnx.graph"}
-LONGEST_FILE, FULLEST_FOLDER = 600, 20
 # Copied into an export, where they import each other and what the project itself never does.
 SHIPPED = {f"{name}_nautile.py" for name in ("cache", "configuration", "modeling")}
-BANNED_NAMES = {
-    *("told", "tell", "said", "found", "heard", "one", "crew", "flight", "purse", "desk", "tally", "effort"),
-    *("way_on", "mend", "wishes", "seats"),
-}
 
 
 @cache
@@ -174,60 +169,6 @@ def test_a_class_name_has_one_meaning():
                 places[node.name].append(name)
     shared = {name: where for name, where in places.items() if len(where) > 1}
     assert not shared, shared
-
-
-def names_in(path: Path) -> Iterator[tuple[int, str]]:
-    """What a file calls its variables, parameters, functions and classes."""
-    for node in nodes_of(path):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-
-
-def test_names_are_engineers_words():
-    for path in sources(*PACKAGES, "tests", "bench"):
-        wrong = [(line, name) for line, name in names_in(path) if name.strip("_").lower() in BANNED_NAMES]
-        assert not wrong, f"{path.relative_to(ROOT)}: {wrong[:5]}; name the thing (docs/architecture.md has a glossary)"
-
-
-def test_files_and_folders_stay_readable():
-    files = sources(*PACKAGES, "tests", "bench")
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-    long = {name: count for name, count in lengths.items() if count > LONGEST_FILE}
-    assert not long, f"over {LONGEST_FILE} lines: {long}"
-    folders = Counter(path.parent for path in files if path.name != "__init__.py")
-    full = {str(path.relative_to(ROOT)): count for path, count in folders.items() if count > FULLEST_FOLDER}
-    assert not full, f"over {FULLEST_FOLDER} files: {full}"
-
-
-def short_helpers(path: Path, longest: int = 3) -> Iterator[str]:
-    """The private functions of a file with so few lines besides the docstring and a single use, which is a call.
-
-    A generator, and a function that returns early, could not stand in their caller as they are.
-    """
-    nodes = nodes_of(path)
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    uses: dict[str, list[ast.Name]] = defaultdict(list)
-    for node in nodes:
-        if isinstance(node, ast.Name):
-            uses[node.id].append(node)
-    for node in tree_of(path).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("_"):
-            body = node.body[ast.get_docstring(node) is not None :]
-            leaves = [inner for inner in ast.walk(node) if isinstance(inner, ast.Return | ast.Yield)]
-            plain = len(leaves) < 2 and not any(isinstance(leaf, ast.Yield) for leaf in leaves)
-            short = plain and node.end_lineno - body[0].lineno < longest
-            if short and not node.decorator_list and [id(use) in called for use in uses[node.name]] == [True]:
-                yield node.name
-
-
-def test_a_few_lines_with_one_caller_stand_in_the_caller():
-    """Unless the function is a value there: a callback, a key function, a thread's target, the body of a loop."""
-    short = {str(path.relative_to(ROOT)): names for path in sources(*PACKAGES) if (names := list(short_helpers(path)))}
-    assert not short, f"private, one caller, at most three lines: {short}"
 
 
 def test_every_file_has_a_docstring():
