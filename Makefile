@@ -24,8 +24,8 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
   dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
 
-# trackio and W&B with what they need beyond the project's own lock; the versions are those of the extras.
-TRACKING := trackio==0.43.0 gradio-client brotli wandb==0.31.0 cwevals==0.0.1b1 distro
+# W&B with what it needs beyond the project's own lock; the version is that of the extra.
+TRACKING := wandb==0.31.0 cwevals==0.0.1b1 distro
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
 # programs that JAX has compiled; the slowest files begin first (tests/conftest.py).
@@ -62,8 +62,7 @@ fast: WORKERS := 2
 fast: $(READY)
 	@$(PYTEST) -m "not slow and not heavy"
 
-# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch, trackio or W&B
-# (2.9 GB).
+# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch or W&B (2.9 GB).
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
@@ -105,10 +104,10 @@ harness: $(HARNESS)
 
 $(HARNESS): WHAT := lm-eval
 
-# trackio and W&B (66 MB): a test sends metrics to their own code. Outside .venv, because they need an older pillow.
+# W&B (56 MB): a test sends metrics to its own code. Outside .venv, which every clone fetches.
 trackers: $(TRACKERS)
 
-$(TRACKERS): WHAT := trackio and wandb
+$(TRACKERS): WHAT := wandb
 
 # Install packages into a separate folder, pinned by digest.
 $(AHEAD) $(HARNESS) $(TRACKERS): $(VENV)/%/.ready: requirements-%.lock $(READY)

@@ -240,9 +240,8 @@ class TelemetryConfig(Section):
     tensorboard: str = ""  # a folder for event files, written to `<folder>/<run>/<label>`
     otlp: str = ""  # address of an OpenTelemetry collector (http://host:4318); metrics go to /v1/metrics
     mlflow: str = ""  # address of an MLflow tracking server (http://host:5000)
-    trackio: str = ""  # a folder of trackio's databases
     wandb: str = ""  # a folder for offline runs of W&B, to upload with `wandb sync`
-    project: str = Field(default="nautile", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")  # for the last three
+    project: str = Field(default="nautile", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")  # for the last two
     timeout_s: PositiveFloat = 5.0  # of a request to a server; failed deliveries are counted
 
     @model_validator(mode="after")

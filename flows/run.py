@@ -180,7 +180,7 @@ def with_config(message: str, argument: str) -> str:
 
 def undelivered_line(points: int, telemetry: TelemetryConfig) -> str:
     """The closing line about measurements that the telemetry sinks did not accept."""
-    sinks = [name for name in ("tensorboard", "otlp", "mlflow", "trackio", "wandb") if getattr(telemetry, name)]
+    sinks = [name for name in ("tensorboard", "otlp", "mlflow", "wandb") if getattr(telemetry, name)]
     return f"telemetry ({', '.join(sinks)}): {points:,} measurements were not delivered; the store has them"
 
 

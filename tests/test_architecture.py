@@ -206,7 +206,7 @@ def test_the_longest_test_files_are_named_right():
         ("requirements.lock", 100),
         ("requirements-ahead.lock", 3),
         ("requirements-harness.lock", 20),
-        ("requirements-trackers.lock", 5),
+        ("requirements-trackers.lock", 2),
         ("requirements-installer.lock", 1),
         ("requirements-audit.lock", 10),
     ],

@@ -57,10 +57,6 @@ def deploy(
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,
-    what: Annotated[
-        str | None,
-        typer.Option("--print", metavar="WHAT", help="Only print a manifest: job-template, jobset or skypilot."),
-    ] = None,
     settings: SetOption = None,
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
@@ -73,14 +69,6 @@ def deploy(
 
     run_config = load(config, settings)
     prefect_server.configure_prefect(the_store())
-    # Manifests are printed without a server: they are files for a cluster that may not exist yet.
-    if what is not None:
-        if settings:
-            raise ConfigError("--print cannot be combined with --set: put the settings into a configuration file")
-        from flows.operate.manifests import manifest
-
-        typer.echo(manifest(run_config, config, what))
-        return
     prefect_server.require_api()
     # Imports Prefect, which reads its settings at import: they must be set by `configure_prefect` before.
     with collector_paused():

@@ -29,6 +29,7 @@ DOCS = ROOT / "docs"
 TEXT = (DOCS / "operations.md").read_text(encoding="utf-8")
 SECTIONS = sections(TEXT)
 TRIED = [title for title, items in SECTIONS.items() if any(isinstance(item, Command) for item in items)]
+LAUNCHERS = sections((DOCS / "launchers.md").read_text(encoding="utf-8"))["A work pool on Kubernetes"]
 READERS = {"runs", "status", "logs", "sql", "store", "sweep"}  # run in this process: none of them imports Prefect
 SHOWN_RUN = "9a3361d3-b032-424e-b340-660879190fda"
 PAGES = [
@@ -65,7 +66,7 @@ def test_every_command_of_the_section_runs(title, made, command_line, request, t
         monkeypatch.setenv(name, env[name])
     own = folder / "my.toml"
     own.write_text(f'extends = "{TOY}"\n', encoding="utf-8")
-    for item in SECTIONS[title]:
+    for item in (*LAUNCHERS, *SECTIONS[title]):
         if isinstance(item, ShownFile):
             (folder / item.name).write_text(item.text, encoding="utf-8")
         elif isinstance(item, Settings):

@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,6 @@ from tasks.engine.telemetry.event_file import EventFile
 from tasks.engine.telemetry.mlflow_client import MlflowClient
 from tasks.engine.telemetry.points import Point, read_points
 from tasks.engine.telemetry.trackers import Outcome, TrackedExecution, Tracker
-from tasks.engine.telemetry.trackio_client import TrackioClient
 from tasks.engine.telemetry.wandb_client import WandbClient
 
 logger = logging.getLogger(__name__)
@@ -119,11 +117,10 @@ def _clients(config: TelemetryConfig) -> Mapping[str, Callable[[], Any]]:
     makers: dict[str, Callable[[], Any]] = {}
     if config.mlflow:
         makers["mlflow"] = lambda: MlflowClient(config.mlflow, config.project, config.timeout_s)
-    for name, folder, kind in (("trackio", config.trackio, TrackioClient), ("wandb", config.wandb, WandbClient)):
-        if folder and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"telemetry: {name} is not installed: pip install 'nautile[{name}]'")
-        if folder:
-            makers[name] = partial(kind, Path(folder), config.project)
+    if config.wandb:
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError("telemetry: wandb is not installed: pip install 'nautile[wandb]'")
+        makers["wandb"] = lambda: WandbClient(Path(config.wandb), config.project)
     return makers
 
 

@@ -1,8 +1,8 @@
-"""Run a toy stage with trackio and W&B, from their own folder on the path: a failed attempt, then one that goes on.
+"""Run a toy stage with W&B, from a folder of its own on the path: a failed attempt, then one that goes on.
 
     python -m tests.support.processes.tracked_run FOLDER
 
-Prints JSON: what the two libraries have of it, read back by their own code.
+Prints JSON: the artifacts it published, and what W&B's files have of it.
 """
 
 import json
@@ -26,7 +26,7 @@ BLOCK = 32768  # bytes; a record of W&B's file may be cut at its end (LevelDB's 
 def main() -> None:
     folder = Path(sys.argv[1])
     store = Store(folder / "store")
-    wanted = TelemetryConfig(trackio=str(folder / "trackio"), wandb=str(folder / "wandb"), project="toys")
+    wanted = TelemetryConfig(wandb=str(folder / "wandb"), project="toys")
 
     def attempt(run: str) -> dict[str, str]:
         context = RunContext(run, str(store.root), label="sums:A", config="toy", telemetry=wanted)
@@ -38,17 +38,7 @@ def main() -> None:
         [surprise] = store.root.glob("staging/*/output/surprise")
         shutil.rmtree(surprise)
     outputs = attempt("r2")
-    json.dump({"outputs": outputs, "trackio": read_trackio("toys"), "wandb": read_wandb(folder / "wandb")}, sys.stdout)
-
-
-def read_trackio(project: str) -> dict[str, Any]:
-    """The runs of a project, and the measurements and the configuration of the first."""
-    from trackio.sqlite_storage import SQLiteStorage
-
-    records = SQLiteStorage.get_run_records(project)
-    logs = SQLiteStorage.get_logs(project, records[0]["name"], run_id=records[0]["id"])
-    config = SQLiteStorage.get_run_config(project, records[0]["name"], run_id=records[0]["id"])
-    return {"runs": records, "logs": logs, "config": config}
+    json.dump({"outputs": outputs, "wandb": read_wandb(folder / "wandb")}, sys.stdout)
 
 
 def read_wandb(folder: Path) -> list[dict[str, Any]]:
