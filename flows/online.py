@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from common.errors import ConfigError, Retryable
 from configs.distill import DistillConfig, EmbeddingConfig
-from configs.endpoint import OWN_KINDS, EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig
 from configs.ingest import IngestPart
 from configs.training import ProblemsConfig, ProblemSource
@@ -55,12 +55,12 @@ def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
 
 def remote_endpoints(steps: Sequence[Step]) -> dict[str, EndpointConfig]:
     """The servers that the steps send requests to, by the configuration's section, without this project's own ones."""
-    endpoints = {f"endpoints.{name}": e for name, e in endpoints_of(steps).items() if e.kind not in OWN_KINDS}
+    endpoints = {f"endpoints.{name}": e for name, e in endpoints_of(steps).items() if not e.vendor.program}
     for step in steps:
         embedding = EmbeddingConfig.model_validate((step.section.get("index") or {}).get("embedding", {}))
-        if step.stage.name in ("index", "distill") and embedding.kind == "openai":
+        if step.stage.name in ("index", "distill") and embedding.vendor is not None:
             endpoints["index.embedding"] = EndpointConfig(
-                kind="openai", model=embedding.model, url=embedding.url, key_variable=embedding.key_variable
+                kind=embedding.kind, model=embedding.model, url=embedding.url, key_variable=embedding.key_variable
             )
     return endpoints
 
@@ -103,7 +103,7 @@ async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) ->
         check_key(label.removeprefix("endpoints."), config)
         listed = await _lists_model(label, config)
         # Some servers list their models to anybody: then the answer says nothing of the key.
-        public = listed and config.kind == "openai" and config.key_variable and await _is_public(label, config)
+        public = listed and config.vendor.needs_url and config.key_variable and await _is_public(label, config)
     except ConfigError as error:
         answers.refused.append(f"{label}: {error}")
     except Retryable as error:

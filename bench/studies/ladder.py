@@ -191,16 +191,21 @@ def _mean(values: Iterable[float]) -> str:
 
 
 def _seconds(figures: Iterable[StageFigures]) -> str:
-    known = [f.processor_seconds for f in figures if f.processor_seconds is not None]
-    return f"{fmean(known):.0f}" if known else "–"
+    seconds = _processor_seconds(figures)
+    return f"{seconds:.0f}" if seconds is not None else "–"
 
 
 def _own_seconds(arm: Mapping[str, Mapping[int, StageFigures]], first: Mapping[str, Mapping[int, StageFigures]]) -> str:
-    """Mean processor seconds of an arm's training, less those of the first arm's pretraining."""
-    means = [
-        fmean(f.processor_seconds or 0.0 for f in by_seed.values()) for by_seed in (*arm.values(), first["pretrain"])
-    ]
-    return f"{sum(means[:-1]) - means[-1]:.0f}"
+    """Processor seconds of an arm's training, less those of the first arm's pretraining."""
+    stages = [_processor_seconds(by_seed.values()) for by_seed in (*arm.values(), first["pretrain"])]
+    known = [seconds for seconds in stages if seconds is not None]
+    return f"{sum(known[:-1]) - known[-1]:.0f}" if len(known) == len(stages) else "–"
+
+
+def _processor_seconds(figures: Iterable[StageFigures]) -> float | None:
+    """The median over seeds: a run that was stopped and resumed has a measurement that spans its pause."""
+    known = [f.processor_seconds for f in figures if f.processor_seconds is not None]
+    return median(known) if known else None
 
 
 def main() -> None:

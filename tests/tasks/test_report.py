@@ -418,7 +418,6 @@ def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
         ("ingest:web", "mmlu", "7"),
         ("reason", "arc", "7"),
         ("distill", "arc", "3"),
-        ("distill", "arc", "3"),
     ]
     assert result["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}
     sections = compose({**_EMPTY, "screening": screening([])})

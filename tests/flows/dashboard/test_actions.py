@@ -12,6 +12,7 @@ from common.errors import ConfigError
 from common.files import write_json
 from flows.cli.document.outputs import OUTPUTS
 from flows.cli.notes import read_note
+from flows.dashboard import shared
 from flows.operate import run_actions
 from store.artifacts import QUESTIONS
 from store.catalog import Catalog
@@ -55,6 +56,7 @@ def beside(store, prefect, monkeypatch):
     """A store whose dashboard is this process, started by `nautile up` beside the server."""
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    shared.queued_runs.clear()  # what another test's server has answered is kept for some seconds
     process = {"pid": os.getpid(), "born": psutil.Process().create_time(), "log": ""}
     services = [process | {"name": "server", "url": prefect.url}, process | {"name": "dashboard", "url": "http://x"}]
     write_json(store.root / "services.json", {"services": services})

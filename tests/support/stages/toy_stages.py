@@ -150,7 +150,14 @@ def evaluate(job: Job) -> None:
     _fault(job)
     right = 6 + len((job.inputs["checkpoint"] / "weights.txt").read_text()) % 3
     n = 20
-    score = {"title": "Held-out problems", "stand_in": "reasoning-gym", "stands_for": None, "n": n, "correct": right}
+    score = {
+        "title": "Held-out problems",
+        "stand_in": "reasoning-gym",
+        "stands_for": None,
+        "n": n,
+        "rows": n,
+        "correct": right,
+    }
     score |= {"accuracy": right / n, "interval": [0.2, 0.5], "accuracy_lenient": right / n, "items": n, "differs": []}
     score |= {"interval_lenient": [0.2, 0.5], "no_answer": 1, "many_answers": 2, "unfinished": 0, "truncated": 0}
     score |= {"left_out": {}, "categories": {}, "instructions": None}

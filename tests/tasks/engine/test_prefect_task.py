@@ -49,7 +49,7 @@ def test_the_log_of_prefects_page_says_once_where_the_stages_own_log_is(page, ca
 def test_the_bar_moves_four_times_a_minute_and_ends_with_a_cancelled_stage(page):
     for done in (4, 5, 6):  # at once
         page.on_update(replace(RUNNING, done=done))
-    page.cancelled()
+    page.end_bar("cancelled; finished work is kept")
     assert page.sent == [(50.0, page.sent[0][1]), (75.0, "cancelled; finished work is kept")]
     assert page.sent[0][1].startswith("running, ")
 
