@@ -23,7 +23,7 @@ from flows.readiness import connection_error, endpoints_of
 from rl.problems.sets import TRAINING_SETS
 
 
-@dataclass(frozen=True)
+@dataclass
 class HubDataset:
     """A split of a dataset at a commit, and the configuration's field that names it."""
 
@@ -46,11 +46,11 @@ class Answers:
 
 def hub_datasets(steps: Iterable[Step]) -> list[HubDataset]:
     """The datasets of the Hub that the steps read, each split once."""
-    found: dict[tuple[str, str, str, str], HubDataset] = {}
+    datasets: dict[tuple[str, str, str, str], HubDataset] = {}
     for step in steps:
         for dataset in _datasets_of(step):
-            found.setdefault((dataset.path, dataset.subset, dataset.split, dataset.revision), dataset)
-    return list(found.values())
+            datasets.setdefault((dataset.path, dataset.subset, dataset.split, dataset.revision), dataset)
+    return list(datasets.values())
 
 
 def remote_endpoints(steps: Sequence[Step]) -> dict[str, EndpointConfig]:

@@ -133,8 +133,10 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
         if vendor.program:
             continue
         try:
-            listed, address = vendor.price_list or None, None if vendor.price_list else endpoint.address
-            list_price = calc_price(million, endpoint.model, provider_id=listed, provider_api_url=address)
+            if vendor.price_list:
+                list_price = calc_price(million, endpoint.model, provider_id=vendor.price_list)
+            else:
+                list_price = calc_price(million, endpoint.model, provider_api_url=endpoint.address)
         except LookupError:  # a private server, or a model that is not listed
             continue
         configured = (endpoint.dollars_per_million_in, endpoint.dollars_per_million_out)

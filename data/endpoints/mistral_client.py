@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from mistralai.client import Mistral
@@ -103,7 +103,7 @@ class MistralClient:
     async def create(self, file: str, label: str) -> str:
         """Create a job of an uploaded file; returns its id."""
         call = self.sdk.batch.jobs.create_async(
-            endpoint=self._chat_path, input_files=[file], model=self._config.model, metadata={LABEL: label}
+            endpoint=cast(Any, self._chat_path), input_files=[file], model=self._config.model, metadata={LABEL: label}
         )
         return id_of(await self.send(call))
 

@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -92,7 +93,7 @@ def check_hub_split(source: HubSplit) -> None:
 
     for file in list_hub_files(source)[:1]:
         url = hf_hub_url(source.path, file.path, repo_type="dataset", revision=source.revision)
-        _retried(source, file.path, lambda url=url: get_hf_file_metadata(url))  # a HEAD request
+        _retried(source, file.path, partial(get_hf_file_metadata, url))  # a HEAD request
 
 
 def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:

@@ -43,8 +43,10 @@ def queued_runs(store: Store) -> list[dict[str, Any]] | None:
     if server is None or not server.alive():
         return []
     services.use_login(store)
-    waits = {"state": {"type": {"any_": ["SCHEDULED", "PENDING"]}}}
-    waits["expected_start_time"] = {"before_": datetime.now(UTC).isoformat()}  # without those of a schedule to come
+    waits: dict[str, Any] = {
+        "state": {"type": {"any_": ["SCHEDULED", "PENDING"]}},
+        "expected_start_time": {"before_": datetime.now(UTC).isoformat()},  # without those of a schedule to come
+    }
     body = {"flow_runs": waits, "sort": "EXPECTED_START_TIME_ASC", "limit": MOST_QUEUED}
     try:
         response = call("POST", server.url, "/flow_runs/filter", json=body, timeout=QUEUE_TIMEOUT_S)
