@@ -141,6 +141,7 @@ WHICH = {
     "rejected": "coalesce(fields->>'rejected', fields->>'reason') IS NOT NULL",
     "right": "TRY_CAST(fields->>'strict' AS BOOLEAN)",
     "wrong": "NOT TRY_CAST(fields->>'strict' AS BOOLEAN)",
+    "not graded": "TRY_CAST(fields->>'strict' AS BOOLEAN) IS NULL",
     "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
     "unfinished": "NOT TRY_CAST(fields->>'finished_thinking' AS BOOLEAN)",
 }

@@ -18,7 +18,7 @@ from flows.dashboard.training import samples
 from store.catalog import CatalogRow
 from store.mirror import open_store
 
-WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
+WHICH = ("any", "right", "wrong", "not graded", "strict and lenient differ", "unfinished")
 STAGES = ("pretrain", "align", "reason", "self_distill")
 
 

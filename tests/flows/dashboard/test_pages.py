@@ -183,6 +183,16 @@ def test_texts_are_searched_and_paged(measured):
     assert texts("' OR 1=1 --") == []
 
 
+@pytest.mark.parametrize(
+    ("which", "expected"), [("right", [0]), ("wrong", [1]), ("not graded", [2]), ("any", [0, 1, 2])]
+)
+def test_a_reply_that_could_not_be_graded_is_neither_right_nor_wrong(which, expected):
+    rows = ", ".join(f"({i}, '{json.dumps({'strict': strict})}'::JSON)" for i, strict in enumerate([True, False, None]))
+    sql = queries.texts(f'SELECT * FROM (VALUES {rows}) AS rows("index", fields)', which=which)
+    with duckdb.connect() as database:
+        assert [row[0] for row in database.execute(sql, ["", "", 9, 0]).fetchall()] == expected
+
+
 @pytest.mark.slow
 def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(measured):
     def groups(step="", search="", order="newest step first", which="all groups"):
