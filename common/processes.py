@@ -19,11 +19,13 @@ from enum import IntEnum
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.retry import Backoff, retry
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
 _SERVER_PORTS = range(16_384, 32_768)  # below those of outgoing connections: 32768 on Linux, 49152 elsewhere
+_PORT_IN_USE = Backoff(give_up_s=3.0, first_s=0.1, longest_s=0.5)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Makes glibc request pages of 2 MB for large allocations, as numpy does. Reading gigabytes of weights into pages of 4
 # KB spends a tenth to a fifth of the time on page faults.
@@ -230,13 +232,23 @@ def url_host(host: str) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket that child processes may inherit. Raises `ConfigError` if the address cannot be used."""
-    try:
+
+    def bind() -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
-        # So that a restarted server need not wait for the connections of the last one to time out.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        try:
+            # So that a restarted server need not wait for the connections of the last one to time out.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    try:
+        # A process that was killed has ended some moments before the system has closed its sockets.
+        listener = retry(bind, _PORT_IN_USE, should_retry=lambda error: getattr(error, "errno", 0) == errno.EADDRINUSE)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({error}); choose another address or port"

@@ -119,6 +119,14 @@ def test_a_free_port_can_be_bound_and_no_outgoing_connection_takes_it(monkeypatc
             free_port()
 
 
+def test_a_port_whose_owner_is_just_ending_is_waited_for():
+    with processes.listen("127.0.0.1", 0) as owner:
+        port = owner.getsockname()[1]
+        threading.Timer(0.2, owner.close).start()
+        with processes.listen("127.0.0.1", port) as listener:
+            assert listener.getsockname()[1] == port
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a nice value is the whole process's")
 def test_a_thread_that_gives_way_takes_what_it_starts_along_and_no_other():
     own, seen = os.getpriority(os.PRIO_PROCESS, 0), []

@@ -128,8 +128,8 @@ def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept)
                 path.unlink()  # as if killed while it worked on this file: the marker is written last
         (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
         parsed = []
-        real = verdicts.parse_reply
-        monkeypatch.setattr(verdicts, "parse_reply", lambda text: parsed.append(1) or real(text))
+        real = verdicts.read_reply
+        monkeypatch.setattr(verdicts, "read_reply", lambda text: parsed.append(1) or real(text))
         again = run(endpoints, chunk=6)
         assert len(server.bodies) == 20
     assert len(parsed) == 20 - 6 * kept

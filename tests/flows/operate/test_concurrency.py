@@ -46,7 +46,7 @@ def name(prefect_url, monkeypatch):
 
 @pytest.fixture
 def second(name):
-    """A thread that waits for the slot that the block of `first` holds; what has happened, in order."""
+    """Starts a thread that waits for the slot, in the caller's context; what has happened, in order."""
     events, waits = [], threading.Event()
 
     def work():
@@ -61,16 +61,22 @@ def second(name):
             waits.set()
 
     unsubscribe = subscribe(on_update)
-    thread = threading.Thread(target=copy_context().run, args=(work,))
-    yield thread, waits, events
-    thread.join(90)
+    threads = []
+
+    def start():
+        threads.append(threading.Thread(target=copy_context().run, args=(work,)))
+        threads[0].start()
+        return threads[0]
+
+    yield start, waits, events
+    threads[0].join(90)
     unsubscribe()
 
 
 def test_the_second_waits_until_the_first_is_done(name, second):
-    thread, waits, events = second
+    start, waits, events = second
     with prefect_task._slot(RunContext("r1", "", label="pretrain", limit=name)):
-        thread.start()
+        thread = start()
         assert waits.wait(60)
         time.sleep(0.1)
         events.append("first")
@@ -79,16 +85,20 @@ def test_the_second_waits_until_the_first_is_done(name, second):
 
 
 def test_one_that_waits_ends_when_its_run_is_cancelled(name, second):
-    thread, waits, events = second
-    with prefect_task._slot(RunContext("r1", "", label="pretrain", limit=name)):
-        thread.start()
-        assert waits.wait(60)
-        with pytest.raises(KeyboardInterrupt), cancelling():
+    start, waits, events = second
+
+    def cancelled_run():
+        with cancelling():
+            threads.append(start())
+            assert waits.wait(60)
             raise KeyboardInterrupt
-        thread.join(120)
+
+    threads = []
+    with prefect_task._slot(RunContext("r1", "", label="pretrain", limit=name)):
+        with pytest.raises(KeyboardInterrupt):
+            cancelled_run()
+        threads[0].join(120)
         assert events == ["cancelled"]
-    with cancelling():
-        """Nothing is cancelled any more."""
 
 
 def test_runs_of_a_sweep_take_turns_by_lock_files(tmp_path, monkeypatch):

@@ -29,7 +29,8 @@ def config(url: str, **fields: object) -> EndpointConfig:
 
 def die_at(moment: str) -> None:
     """Kill this process when a batch job reaches the moment."""
-    from data.endpoints.batch import queue, vendors
+    from data.endpoints import mistral_client, openai_client
+    from data.endpoints.batch import queue
     from data.endpoints.reply_cache import ReplyCache
 
     def die(*_: object, **__: object) -> None:
@@ -46,7 +47,7 @@ def die_at(moment: str) -> None:
         return call
 
     queue.LINGER_S = 0.05
-    for vendor in (vendors.OpenAIBatches, vendors.MistralBatches):
+    for vendor in (openai_client.OpenAIClient, mistral_client.MistralClient):
         if moment == "before upload":
             vendor.upload = die
         if moment == "after upload":
