@@ -204,8 +204,9 @@ def free_port(address: str = "127.0.0.1") -> int:
     The port that the system itself would choose is of the range from which it also gives one to each connection, so
     that it may be taken by the time a server listens there.
     """
-    # In a random order of each process's own, so that two that ask at once get different ones.
-    for port in random.SystemRandom().sample(_SERVER_PORTS, len(_SERVER_PORTS)):
+    # From a random one on, so that two processes that ask at once get different ones.
+    first = random.SystemRandom().randrange(len(_SERVER_PORTS))
+    for port in (*_SERVER_PORTS[first:], *_SERVER_PORTS[:first]):
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))
