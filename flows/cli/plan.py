@@ -118,14 +118,14 @@ def plan(
         plan = {"refused": str(plan_error)} if plan_error else json.loads(text)
         typer.echo(json_text({**plan, **more}, ensure_ascii=False))
     else:
-        if plan_error is None:
-            print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
-        if estimate is not None:
-            print_markdown(estimate_markdown(estimate, compiled=plan_error is None))
-        if sources:
-            print_markdown(reading_markdown(sources, anew))
+        parts = [(folder / "plan.md").read_text(encoding="utf-8").strip()] if plan_error is None else []
+        parts += [estimate_markdown(estimate, compiled=plan_error is None)] if estimate is not None else []
+        parts += [reading_markdown(sources, anew)] if sources else []
+        if parts:
+            print_markdown("\n\n".join(parts))
         command = f"nautile plan {config_words(config, settings)} --online"
-        lines = [*forecast_lines(calls), *listed("still to be set", missing), *asking_lines(steps, answers, command)]
+        lines = [""] if parts else []
+        lines += [*forecast_lines(calls), *listed("still to be set", missing), *asking_lines(steps, answers, command)]
         lines += listed("prices that differ from the vendor's list", prices)
         console_for().print("\n".join(lines), soft_wrap=True)
     if plan_error is not None:
