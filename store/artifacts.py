@@ -458,9 +458,9 @@ def check_layout(location: str, description: Any) -> None:
     """Raise `ConfigError` unless `description`, the content of a store's `DESCRIPTION`, has this version's layout."""
     layout = description.get("layout") if isinstance(description, dict) else None
     if layout != LAYOUT:
-        found = "has no layout number in store.json" if layout is None else f"has layout {str(layout)[:20]}"
+        fault = "has no layout number in store.json" if layout is None else f"has layout {str(layout)[:20]}"
         raise ConfigError(
-            f"{location}: this store {found}, and this version of nautile reads layout {LAYOUT}: use the version that "
+            f"{location}: this store {fault}, and this version of nautile reads layout {LAYOUT}: use the version that "
             "wrote it, or a new store (NAUTILE_STORE). A checkpoint of it can be added there with `nautile store add "
             "FOLDER`; its paid replies are found there once its folder `replies` is copied into the new store"
         )

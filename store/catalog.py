@@ -59,7 +59,7 @@ _LEFT_OUT = "left out: "  # in `ingested`, in front of a file's name: the number
 _ADD_POSITION = """
 INSERT INTO ingested VALUES (?, ?) ON CONFLICT (path) DO UPDATE SET position = position + excluded.position
 """
-_FOUND = """
+_VIEWS_AND_TABLES = """
 SELECT 'VIEW', view_name FROM duckdb_views() WHERE NOT internal
 UNION ALL SELECT 'TABLE', table_name FROM duckdb_tables() WHERE NOT internal
 """
@@ -512,7 +512,7 @@ def _unusable(path: Path, error: duckdb.Error) -> ConfigError:
 
 def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
     """Replace everything by empty tables of the current schema: manifests and events, the truth, are read again."""
-    for kind, name in connection.execute(_FOUND).fetchall():
+    for kind, name in connection.execute(_VIEWS_AND_TABLES).fetchall():
         connection.execute(f'DROP {kind} "{name}"')
     connection.execute("CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
     for table in TABLES:

@@ -99,13 +99,13 @@ def setting_fault(text: str, environment: Mapping[str, str] = os.environ) -> str
     """
     if not (match := _REFUSED.search(text) or _UNREADABLE.search(text)):
         return ""
-    found = match.groupdict()
-    field = found["field"].rsplit(".", 1)[-1].upper()
+    groups = match.groupdict()
+    field = groups["field"].rsplit(".", 1)[-1].upper()
     names = [name for name in environment if name.upper().startswith("PREFECT_") and name.upper().endswith(f"_{field}")]
     # Several settings may end alike; Pydantic says what the value was. A value may be a secret, and is not repeated.
-    names = [name for name in names if repr(environment[name]) == found.get("value")] or names
-    where = " or ".join(sorted(names)) or f"the setting {found['field']!r} of Prefect ({found['section']})"
-    reason = visible(found.get("reason") or "its value cannot be read, and should be JSON", LONGEST)
+    names = [name for name in names if repr(environment[name]) == groups.get("value")] or names
+    where = " or ".join(sorted(names)) or f"the setting {groups['field']!r} of Prefect ({groups['section']})"
+    reason = visible(groups.get("reason") or "its value cannot be read, and should be JSON", LONGEST)
     return f"{where}: {reason}; {'correct it, or unset it' if names else 'correct it in the profile of Prefect'}"
 
 
