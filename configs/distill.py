@@ -13,17 +13,14 @@ from pydantic import (
 )
 
 from configs.base import Operational, Section, Seed, Share, TrainOn, Worker
-from configs.endpoint import refuse_secrets
-from configs.vendors import VENDORS, Vendor
+from configs.endpoint import EndpointConfig, refuse_secrets
+from configs.vendors import VENDORS, known_kind
 
 _LOCAL = "minilm"
 
 
 def _known_embedding(kind: str) -> str:
-    kinds = [_LOCAL, *(name for name, vendor in VENDORS.items() if vendor.embeddings)]
-    if kind not in kinds:
-        raise ValueError(f"no kind {kind!r}; the kinds are {', '.join(kinds)}")
-    return kind
+    return known_kind(kind, [_LOCAL, *(name for name, vendor in VENDORS.items() if vendor.embeddings)])
 
 
 class EmbeddingConfig(Section):
@@ -44,16 +41,25 @@ class EmbeddingConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> "EmbeddingConfig":
         refuse_secrets("index.embedding", self.key_variable, self.url)
-        if self.vendor is not None and self.vendor.needs_url and not self.url:
+        vendor = VENDORS.get(self.kind)
+        if vendor is not None and vendor.needs_url and not self.url:
             raise ValueError(f"index.embedding: kind {self.kind!r} needs `url` for model {self.model!r}")
-        if self.vendor is None and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):
+        if vendor is None and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):
             raise ValueError("index.embedding: kind 'minilm' supports only all-MiniLM-L6-v2-int8 with 384 dimensions")
         return self
 
     @property
-    def vendor(self) -> Vendor | None:
-        """The vendor of the endpoint; None: MiniLM on this machine."""
-        return VENDORS.get(self.kind)
+    def endpoint(self) -> EndpointConfig | None:
+        """The endpoint that texts are sent to; None: MiniLM on this machine."""
+        if self.kind == _LOCAL:
+            return None
+        return EndpointConfig(
+            kind=self.kind,
+            model=self.model,
+            url=self.url,
+            key_variable=self.key_variable,
+            timeout_s=self.timeout_s,
+        )
 
 
 class IndexConfig(Section):

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveF
 
 from configs.base import Operational, Section
 from configs.secrets import has_key_prefix, is_variable_name, secret_fields
-from configs.vendors import JUDGES, VENDORS, Vendor, known_vendor
+from configs.vendors import JUDGES, VENDORS, Vendor, known_kind
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
 _NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature"}
@@ -35,7 +35,7 @@ class EndpointConfig(Section):
 
     # A vendor (`configs.vendors`): "openai" is any server with that API, "embedded" a small model on this machine,
     # "checker" a program that marks arithmetic, only usable as a judge, and always a stand-in.
-    kind: Annotated[str, AfterValidator(known_vendor)]
+    kind: Annotated[str, AfterValidator(known_kind)]
     model: str
     url: Operational[str] = ""  # the base URL, ending in /v1; empty: the vendor's own
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
@@ -112,6 +112,12 @@ class EndpointConfig(Section):
     def address(self) -> str:
         """The base URL; empty for a program of this machine."""
         return self.url or self.vendor.url
+
+
+def check_writer(field: str, name: str, endpoint: EndpointConfig) -> None:
+    """Raise `ValueError` if the endpoint `name`, of which `field` wants texts, only marks answers."""
+    if endpoint.vendor.judge_only:
+        raise ValueError(f"{field}: {name!r} is of kind {endpoint.kind!r}, which marks answers and writes none")
 
 
 def refuse_secrets(where: str, key_variable: str, url: str) -> None:

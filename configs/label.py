@@ -3,7 +3,7 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from configs.base import Operational, Section, Seed, Share
-from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
+from configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
 from configs.tune import LabelledDataConfig
 
 
@@ -55,7 +55,5 @@ class LabelRun(Section):
                 f"label.teacher: no endpoint {self.label.teacher!r}; [endpoints] has {sorted(self.endpoints)}"
             )
         for name in with_fallbacks([self.label.teacher], self.endpoints):
-            if self.endpoints[name].vendor.judge_only:
-                kind = self.endpoints[name].kind
-                raise ValueError(f"label.teacher: {name!r} is of kind {kind!r}, which marks answers and writes none")
+            check_writer("label.teacher", name, self.endpoints[name])
         return self

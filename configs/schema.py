@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
 from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
+from configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
 from configs.ingest import IngestConfig
 from configs.model import ModelConfig, TokenizerConfig
@@ -143,9 +143,7 @@ class RunConfig(Section):
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
         for field, name in writers:
             for other in with_fallbacks([name], self.endpoints):
-                if self.endpoints[other].vendor.judge_only:
-                    kind = self.endpoints[other].kind
-                    raise ValueError(f"{field}: {other!r} is of kind {kind!r}, which marks answers and writes none")
+                check_writer(field, other, self.endpoints[other])
         for name in self.resources.limits():
             if self.deployment(name).resource:
                 raise ValueError(

@@ -6,6 +6,7 @@ package may not import the packages that use them. Words of errors are not here 
 gateway passes on those of other vendors, so they are read from whatever server sends them.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 # Names of the headers that state a limit, what remains of it, and the time until it is reset.
@@ -94,8 +95,8 @@ VENDORS: dict[str, Vendor] = {
 JUDGES = tuple(name for name, vendor in VENDORS.items() if vendor.judge_only)
 
 
-def known_vendor(kind: str) -> str:
-    """Raise `ValueError` if there is no vendor of this name; returns it."""
-    if kind not in VENDORS:
-        raise ValueError(f"no kind {kind!r}; the kinds are {', '.join(VENDORS)}")
+def known_kind(kind: str, kinds: Collection[str] = VENDORS) -> str:
+    """The kind of an endpoint's section, by default the name of a vendor. Raises `ValueError` for any other."""
+    if kind not in kinds:
+        raise ValueError(f"no kind {kind!r}; the kinds are {', '.join(kinds)}")
     return kind

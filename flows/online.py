@@ -4,7 +4,6 @@ Of each dataset the list of its pinned files and the head of the first; of each 
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from data.endpoints.keys import check_key
 from data.sources.hub import check_hub_split
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from flows.dag import Step
-from flows.readiness import connection_error, endpoints_of
+from flows.readiness import endpoints_of, hub_fault
 from rl.problems.sets import TRAINING_SETS
 
 
@@ -58,10 +57,8 @@ def remote_endpoints(steps: Sequence[Step]) -> dict[str, EndpointConfig]:
     endpoints = {f"endpoints.{name}": e for name, e in endpoints_of(steps).items() if not e.vendor.program}
     for step in steps:
         embedding = EmbeddingConfig.model_validate((step.section.get("index") or {}).get("embedding", {}))
-        if step.stage.name in ("index", "distill") and embedding.vendor is not None:
-            endpoints["index.embedding"] = EndpointConfig(
-                kind=embedding.kind, model=embedding.model, url=embedding.url, key_variable=embedding.key_variable
-            )
+        if step.stage.name in ("index", "distill") and (endpoint := embedding.endpoint) is not None:
+            endpoints["index.embedding"] = endpoint
     return endpoints
 
 
@@ -76,10 +73,8 @@ def ask_online(steps: Sequence[Step], show: Callable[[str], object]) -> Answers:
 
 
 def _ask_hub(datasets: Sequence[HubDataset], answers: Answers, show: Callable[[str], object]) -> None:
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    # Asked first, because the Hub's client retries for minutes.
-    if datasets and (error := connection_error(hub)):
-        answers.silent += [f"{d.label}: {hub} does not answer ({error}), for {d.path}" for d in datasets]
+    if datasets and (fault := hub_fault()):
+        answers.silent += [f"{d.label}: {fault}, for {d.path}" for d in datasets]
         return
     for dataset in datasets:
         show(f"asking the Hub for {dataset.path}")
@@ -103,24 +98,24 @@ async def _ask_endpoint(label: str, config: EndpointConfig, answers: Answers) ->
         check_key(label.removeprefix("endpoints."), config)
         listed = await _lists_model(label, config)
         # Some servers list their models to anybody: then the answer says nothing of the key.
-        public = listed and config.vendor.needs_url and config.key_variable and await _is_public(label, config)
+        public = listed and not config.vendor.needs_key and config.key_variable and await _is_public(label, config)
     except ConfigError as error:
         answers.refused.append(f"{label}: {error}")
     except Retryable as error:
         answers.silent.append(f"{label}: {error}")
     else:
         if not listed:
-            answers.unclear.append(f"{label}: {config.url} answers, but does not list its models")
+            answers.unclear.append(f"{label}: {config.address} answers, but does not list its models")
         elif public:
             answers.unclear.append(
-                f"{label}: {config.url} has {config.model}, but lists it without {config.key_variable}"
+                f"{label}: {config.address} has {config.model}, but lists it without {config.key_variable}"
             )
         else:
             answers.confirmed.append(f"{label}: {config.model}")
 
 
 async def _lists_model(label: str, config: EndpointConfig) -> bool:
-    client = client_for(config, config.url, lambda headers: None)
+    client = client_for(config, lambda headers: None)
     try:
         return await lists_model(label.removeprefix("endpoints."), config, client)
     finally:

@@ -50,7 +50,7 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
             embedding = EmbeddingConfig.model_validate(section["index"].get("embedding", {}))
             if embedding.key_variable:
                 keys.setdefault(embedding.key_variable, []).append("index.embedding")
-            if embedding.vendor is not None and embedding.vendor.needs_url:
+            if embedding.endpoint is not None and embedding.endpoint.vendor.needs_url:
                 addresses.append(("index.embedding.url", embedding.url, embedding.model))
         if step.stage.name == "ingest":
             source = IngestPart.model_validate(section["ingest"]).source
@@ -106,14 +106,11 @@ def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
             continue
         config = DistillConfig.model_validate(step.section["distill"])
         rows: dict[str, int] = {}
-        hub_error = None
-        if any(prompt_set.source == "hub" for prompt_set in config.prompt_sets):
-            hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-            hub_error = connection_error(hub)  # checked first, because the Hub's client retries for two minutes
-            lines += [f"rows of the prompt sets not counted: {hub} does not answer ({hub_error})"] if hub_error else []
+        fault = hub_fault() if any(prompt_set.source == "hub" for prompt_set in config.prompt_sets) else None
+        lines += [f"rows of the prompt sets not counted: {fault}"] if fault else []
         with tempfile.TemporaryDirectory() as folder:
             for prompt_set in config.prompt_sets:
-                if hub_error is None or prompt_set.source != "hub":
+                if fault is None or prompt_set.source != "hub":
                     try:
                         rows[prompt_set.name] = count_prompt_rows(prompt_set, Path(folder))
                     except (ConfigError, Retryable) as error:
@@ -167,6 +164,13 @@ def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
         for (field, url, model), error in zip(addresses, errors, strict=True)
         if error is not None
     ]
+
+
+def hub_fault() -> str | None:
+    """That the Hub does not answer, and why; None if it does. To be asked first: its client retries for two minutes."""
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    error = connection_error(hub)
+    return f"{hub} does not answer ({error})" if error else None
 
 
 def connection_error(url: str) -> str | None:

@@ -46,10 +46,10 @@ POLL_S = 0.05  # between two looks at whether other requests are answered
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
 
-def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Client:
-    """The client of an endpoint at `url`."""
+def client_for(config: EndpointConfig, on_headers: OnHeaders, url: str = "") -> Client:
+    """The client of an endpoint: at its address, or at the `url` of a server that was started for it."""
     # Imported only now: a vendor's SDK takes 1 to 2 s of a core, and most commands send no request.
-    client: Client = pkgutil.resolve_name(config.vendor.client)(config, url, on_headers)
+    client: Client = pkgutil.resolve_name(config.vendor.client)(config, url or config.address, on_headers)
     return client
 
 
@@ -366,7 +366,7 @@ class Endpoint:
 
     async def _client(self) -> Client:
         if not self._clients:
-            self._clients = [client_for(self.config, self.config.address, self.rate_limiter.on_headers)]
+            self._clients = [client_for(self.config, self.rate_limiter.on_headers)]
         return self._clients[0]
 
     async def _start_server(self) -> None:
@@ -385,7 +385,7 @@ class Endpoint:
             urls = await asyncio.to_thread(self._server.wait)
             for client in self._clients:
                 await client.close()
-            self._clients = [client_for(self.config, url, self.rate_limiter.on_headers) for url in urls]
+            self._clients = [client_for(self.config, self.rate_limiter.on_headers, url) for url in urls]
             # The queue has clients of the old processes; those in use at this moment are not put back (`complete`).
             while not self._idle.empty():
                 self._idle.get_nowait()

@@ -55,7 +55,8 @@ class Embedder(Protocol):
 
 def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> "Encoder":
     """The configured embedder with a cache in the folder `cache` (None: no cache)."""
-    return Encoder(MiniLM() if config.vendor is None else EmbeddingEndpoint(config, emit), cache)
+    endpoint = config.endpoint
+    return Encoder(MiniLM() if endpoint is None else EmbeddingEndpoint(config, endpoint, emit), cache)
 
 
 class Encoder:
@@ -148,17 +149,10 @@ def _package_file(package: str, name: str) -> Path:
 class EmbeddingEndpoint:
     """An `Embedder` over a vendor's embeddings API; every attempt emits a `call` event with its cost."""
 
-    def __init__(self, config: EmbeddingConfig, emit: Emit) -> None:
+    def __init__(self, config: EmbeddingConfig, endpoint: EndpointConfig, emit: Emit) -> None:
         self.model, self.width = config.model, config.width
-        self._config, self._emit = config, emit
-        self._endpoint = EndpointConfig(
-            kind=config.kind,
-            model=config.model,
-            url=config.url,
-            key_variable=config.key_variable,
-            timeout_s=config.timeout_s,
-        )
-        self._url = self._endpoint.address
+        self._config, self._endpoint, self._emit = config, endpoint, emit
+        self._url = endpoint.address
 
     def check(self) -> None:
         """Check the key and the address, then embed one text to check the width of the server's vectors.

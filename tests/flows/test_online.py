@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from configs.endpoint import EndpointConfig
 from configs.load import load
+from configs.vendors import VENDORS
 from data.endpoints import endpoint
 from flows.dag import pipeline_steps
 from flows.online import Answers, ask_endpoints, hub_datasets, remote_endpoints
@@ -95,6 +97,17 @@ def test_an_endpoint_counts_as_confirmed_only_if_it_takes_the_key_and_lists_the_
     assert names(answers.silent) == ["silent"]
     assert names(answers.unclear) == ["mute", "open"]
     assert "sk-wrong-1" not in str(answers)
+
+
+@pytest.mark.slow
+def test_an_endpoint_without_an_address_is_asked_at_its_vendors_own(monkeypatch):
+    monkeypatch.setenv("RIGHT", "sk-right-1")
+    config = EndpointConfig(kind="mistral", model="fake", key_variable="RIGHT")
+    with FakeOpenAI(key="sk-right-1", card={"type": "base"}) as server:
+        monkeypatch.setitem(VENDORS, "mistral", replace(VENDORS["mistral"], url=server.url))
+        answers = Answers()
+        asyncio.run(ask_endpoints({"endpoints.m": config}, answers))
+    assert answers == Answers(confirmed=["endpoints.m: fake"])
 
 
 @pytest.mark.slow

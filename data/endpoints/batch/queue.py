@@ -131,7 +131,7 @@ class BatchQueue:
         if self._opened_client is None:
             timeout_s = FILE_TIMEOUT_FACTOR * self._config.timeout_s
             config = self._config.model_copy(update={"timeout_s": timeout_s, "concurrency": FILE_CONNECTIONS})
-            self._opened_client = client_for(config, config.address, self._endpoint.rate_limiter.on_headers)
+            self._opened_client = client_for(config, self._endpoint.rate_limiter.on_headers)
         return self._opened_client
 
     def _submit(self, digest: str, request: ChatRequest, attempt: int) -> asyncio.Future[JobResult]:
