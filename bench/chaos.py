@@ -80,12 +80,12 @@ class Run:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that works in this store."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("NAUTILE_STORE") == str(self.store):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def kill_all(self) -> None:
         for process in self.processes():
@@ -235,9 +235,8 @@ def main() -> None:
             break
         run = Run(work / f"round-{number}", arguments.config)
         try:
-            rng = random.Random(
-                f"{arguments.seed}/{number}"
-            )  # so that a round has its own moments, whatever went before
+            # A round has its own moments, whatever went before.
+            rng = random.Random(f"{arguments.seed}/{number}")
             killed = disturbed(run, seconds, arguments.each_round, rng, until + 20 * seconds)
             problems = problems_of(run, plain)
         except TimeoutError:
