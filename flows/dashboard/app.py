@@ -13,6 +13,7 @@ IDLE_S = 60  # interval while no run is live; a new run is still detected after 
 # No empty band at the top, the run picker above the list of pages, and smaller headings and figures, so that content
 # fits on the first screen. On a narrow screen columns are stacked, and metrics are shown in pairs.
 # `light-dark()` in the styles of the pages follows the browser's preference, as Streamlit's themes do.
+# Streamlit writes white on the primary colour, and in it on the page: on a dark page no colour is legible as both.
 STYLE = """<style>
 :root{color-scheme:light dark}
 [data-testid=stMainBlockContainer]{padding:1rem 2rem 3rem;max-width:1600px}
@@ -29,6 +30,7 @@ STYLE = """<style>
 [data-testid=stMetric] *{text-overflow:clip}
 [data-testid=stMain] [class*=st-key-attention]{gap:.3rem;padding:.5rem 1rem}
 [class*=st-key-attention] pre{padding:.3rem .7rem}[class*=st-key-attention] code{font-size:.8rem;line-height:1.4}
+[data-testid=stSliderThumbValue] p,button[data-selected=true] p{color:light-dark(#1f5fa8,#ffffff)}
 [class*=st-key-attention-error]{border-left:5px solid light-dark(#a40e26,#ff8182)}
 [class*=st-key-attention-warning]{border-left:5px solid light-dark(#b26b00,#f0b458)}
 [class*=st-key-attention-info]{border-left:5px solid light-dark(#0b4fa8,#79b8ff)}

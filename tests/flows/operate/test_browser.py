@@ -187,8 +187,8 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, pref
 
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):
-    prefect.submit_form("pipeline/pipeline-toy", "seeds=3")
-    prefect.page.get_by_text("'seeds=3' does not match").first.wait_for()
+    prefect.submit_form("pipeline/pipeline-toy", "sed=3")
+    prefect.page.get_by_text("'sed=3' does not match").first.wait_for()
     save_screenshot(prefect.page, "prefect a bad parameter")
 
 
@@ -208,7 +208,12 @@ def test_a_run_under_way_moves_in_the_dashboard_which_links_to_prefect(prefect, 
     until(lambda: table_text(dashboard) != before, "a page that moves by itself")
     save_screenshot(dashboard, "dashboard a run under way")
     link = dashboard.get_by_role("link", name="This run in Prefect").get_attribute("href")
-    assert link == prefect.page.url.partition("?")[0]
+    assert link == prefect.page.url.partition("?")[0].replace("/runs/", "/v2/runs/")
+    newer_page = dashboard.context.new_page()
+    newer_page.goto(link)
+    newer_page.get_by_text(fetch(f"{prefect.api}/flow_runs/{waiting_run}")["name"]).first.wait_for()
+    save_screenshot(newer_page, "prefect newer page of a run")
+    newer_page.close()
 
 
 def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, dashboard, waiting_run):
