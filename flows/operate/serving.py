@@ -3,8 +3,8 @@
 - It keeps what an operator has changed in Prefect's page: a restart declares only what the configuration has changed
   since the last declaration, which a variable on the server records.
 - It drops the scheduled runs that were missed while it was off, except the newest.
-- It watches for cancelled runs when Prefect's own watch has ended: a subscription to events, which ends for good when
-  the server closes it, and then a loop, which ends after a few errors.
+- It looks for cancelled runs: Prefect's own watch, a subscription to events, misses those that are cancelled while it
+  connects again to a server that was restarted.
 - It goes on polling for runs while the server is away: Prefect's loop ends after some minutes of that, and with it the
   process and all runs at work.
 - It settles what dead processes leave: runs, their tasks and their slots (`flows.operate.reconcile`).
@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+from prefect._internal.observers import FlowRunCancellingObserver
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import (
@@ -169,6 +170,8 @@ async def tend(runner: Runner) -> None:
         try:
             if looks == 1:
                 poll_for_ever(runner._scheduled_run_poller)
+                if runner._cancelling_observer is not None:
+                    tell_once(runner._cancelling_observer)
             await _find_cancelled(runner)
             if looks % SETTLE_EVERY == 1:  # also at once, after a machine or this process has died
                 await asyncio.to_thread(_settle)
@@ -192,13 +195,31 @@ def poll_for_ever(poller: ScheduledRunPoller) -> None:
     poller._get_scheduled_flow_runs = patient  # type: ignore[method-assign]
 
 
+def tell_once(observer: FlowRunCancellingObserver) -> None:
+    """Let `observer` end each run once, whoever notices first that it is to be cancelled: an event or a look."""
+    end_run, remove, told = observer.on_cancelling, observer.remove_in_flight_flow_run_id, set[UUID]()
+
+    def on_cancelling(flow_run_id: UUID) -> None:
+        if flow_run_id not in told:
+            told.add(flow_run_id)
+            end_run(flow_run_id)
+
+    def remove_in_flight_flow_run_id(flow_run_id: UUID) -> None:
+        told.discard(flow_run_id)  # its retry has the same id
+        remove(flow_run_id)
+
+    observer.on_cancelling = on_cancelling
+    observer.remove_in_flight_flow_run_id = remove_in_flight_flow_run_id  # type: ignore[method-assign]
+
+
 async def _find_cancelled(runner: Runner) -> None:
-    """Ask for cancelled runs if neither Prefect's subscription nor its loop does so any more."""
+    """Ask the server for runs of this process that are to be cancelled, whatever Prefect's own watch does.
+
+    Its subscription ends for good when a server ends in order, misses what happens before it is connected again after a
+    server that was killed, and tells of neither.
+    """
     observer = runner._cancelling_observer
-    if observer is None:
-        return
-    watches = (observer._consumer_task, observer._polling_task)
-    if all(watch is None or watch.done() for watch in watches):
+    if observer is not None and observer._in_flight_flow_run_ids:
         await observer._check_for_cancelled_flow_runs()
 
 

@@ -1,9 +1,13 @@
 """What the process of `nautile deploy` does beside its runs, with stand-ins of Prefect's parts."""
 
 import asyncio
+from types import SimpleNamespace
+from uuid import uuid4
 
 import httpx
 import pytest
+from prefect._internal.observers import FlowRunCancellingObserver
+from prefect.client.schemas.objects import StateType
 from prefect.runner import Runner
 
 from flows.operate import serving
@@ -36,47 +40,42 @@ def test_a_server_that_is_away_does_not_end_the_polling():
         asyncio.run(poller._get_scheduled_flow_runs())
 
 
-class Watch:
-    def __init__(self, done):
-        self.is_done = done
+class CancellingRuns:
+    """A client of a server where these runs are to be cancelled."""
 
-    def done(self):
-        return self.is_done
+    def __init__(self, *runs):
+        self.runs = runs
 
-
-class Observer:
-    """Prefect's watch for cancelled runs: a subscription to events, and a loop that follows it."""
-
-    def __init__(self, subscription, loop):
-        self._consumer_task, self._polling_task, self.looks = subscription, loop, 0
-
-    async def _check_for_cancelled_flow_runs(self):
-        self.looks += 1
+    async def read_flow_runs(self, flow_run_filter):
+        asked = flow_run_filter.id.any_ if flow_run_filter.state.type.any_ == [StateType.CANCELLING] else []
+        return [SimpleNamespace(id=run) for run in self.runs if run in asked]
 
 
-@pytest.mark.parametrize(
-    ("subscription", "loop", "looks"),
-    [
-        (Watch(False), None, 0),
-        (Watch(True), Watch(False), 0),
-        (Watch(True), None, 1),  # closed by a server that ended in order: Prefect starts no loop then
-        (Watch(True), Watch(True), 1),
-        (None, Watch(True), 1),
-    ],
-)
-def test_cancelled_runs_are_looked_for_where_prefects_own_watch_has_ended(subscription, loop, looks):
-    runner = type("Stub", (), {"_cancelling_observer": Observer(subscription, loop)})()
+def test_a_cancelled_run_is_ended_once_though_the_event_of_it_was_missed_or_comes_too():
+    """A subscription that connects again after the server's restart misses what happened before."""
+    missed, noticed, elsewhere = uuid4(), uuid4(), uuid4()
+    ended = []
+    observer = FlowRunCancellingObserver(on_cancelling=ended.append)
+    observer._client = CancellingRuns(missed, noticed, elsewhere)
+    observer._in_flight_flow_run_ids = {missed, noticed}
+    runner = SimpleNamespace(_cancelling_observer=observer)
+    serving.tell_once(observer)
+    observer.on_cancelling(noticed)  # as for an event
+    for _ in range(2):
+        asyncio.run(serving._find_cancelled(runner))
+    observer.on_cancelling(missed)
+    assert ended == [noticed, missed]
+    # The retry of a run has its id again.
+    observer.remove_in_flight_flow_run_id(missed)
+    observer._in_flight_flow_run_ids = {missed}
     asyncio.run(serving._find_cancelled(runner))
-    assert runner._cancelling_observer.looks == looks
+    assert ended == [noticed, missed, missed]
 
 
 def test_the_parts_of_prefect_that_are_used_are_there():
     """Private ones: another version of Prefect fails this test."""
-    from prefect._internal.observers import FlowRunCancellingObserver
     from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 
     assert hasattr(Runner(), "_cancelling_observer")
     assert callable(FlowRunCancellingObserver._check_for_cancelled_flow_runs)
-    observer = FlowRunCancellingObserver(on_cancelling=lambda flow_run_id: None)
-    assert (observer._consumer_task, observer._polling_task) == (None, None)
     assert callable(ScheduledRunPoller._get_scheduled_flow_runs)
