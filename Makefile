@@ -80,7 +80,7 @@ types: $(READY)
 
 # The packages that import none of these: 6 s, so that the first `make check` of a clone takes no minute longer.
 quick-types: $(READY)
-	@$(BIN)/mypy -p common -p configs -p store
+	@$(BIN)/mypy -p nautile.common -p nautile.configs -p nautile.store
 
 # The bill of materials of the locks and today's known advisories, in build/audit.
 audit: $(READY) $(AUDIT)

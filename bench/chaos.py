@@ -32,7 +32,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "tests" / "support" / "stages" / "toy.toml"
 TOY_DAG = "tests.support.stages.toy_dag:toy_dag"
-MODULE = "flows.cli.main"
+MODULE = "nautile.flows.cli.main"
 MOST_COMMANDS = 10  # of a round beyond its kills: more, and the run does not recover
 # What differs between any two runs: kinds of artifacts and metrics that contain times.
 TIMED_KINDS = ("report", "data_card", "evaluation")
@@ -104,11 +104,11 @@ class Run:
 
 def kind_of(words: list[str]) -> str | None:
     """What a process of a run is, by its command line; None: one that is not killed."""
-    if "flows.operate.prefect_server" in words:
+    if "nautile.flows.operate.prefect_server" in words:
         return "Prefect's server"
-    if "tasks.engine.child_main" in words:
+    if "nautile.tasks.engine.child_main" in words:
         # A work item has its fan-out and its name behind the request, with which a stage's command line ends.
-        return "work item" if len(words) > words.index("tasks.engine.child_main") + 2 else "stage"
+        return "work item" if len(words) > words.index("nautile.tasks.engine.child_main") + 2 else "stage"
     return "flow" if MODULE in words and "run" in words else None
 
 

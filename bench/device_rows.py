@@ -117,7 +117,7 @@ def layer_inputs(shapes: Shapes, dtype: str) -> tuple[Any, Any, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from model.layers.mixing.parts import Operands
+    from nautile.model.layers.mixing.parts import Operands
 
     batch, length, heads, head_dim, samples = shapes.layer
     rng = np.random.default_rng(0)
@@ -158,8 +158,8 @@ def layer_truth(shapes: Shapes, dtype: str) -> Any:
     import jax
     import numpy as np
 
-    from model.layers.mixing.operator import empty_state, reference
-    from model.layers.mixing.parts import timeline
+    from nautile.model.layers.mixing.operator import empty_state, reference
+    from nautile.model.layers.mixing.parts import timeline
 
     operands, segments, cotangents = layer_inputs(shapes, dtype)
     _, _, heads, head_dim, samples = shapes.layer
@@ -175,7 +175,7 @@ def layer_row(shapes: Shapes, dtype: str, form: str, chunk: int) -> Row:
     import jax
     import numpy as np
 
-    from model.layers.mixing.operator import mix
+    from nautile.model.layers.mixing.operator import mix
 
     operands, segments, cotangents = layer_inputs(shapes, dtype)
     forward, gradients = layer_passes(lambda operands, segments: mix(operands, segments, form=form, chunk=chunk))
@@ -210,7 +210,7 @@ def layer_row(shapes: Shapes, dtype: str, form: str, chunk: int) -> Row:
 
 
 def model_config(shapes: Shapes, name: str, **changes: Any) -> Any:
-    from configs.model import ModelConfig
+    from nautile.configs.model import ModelConfig
 
     return ModelConfig(**{"compute_dtype": "bfloat16", **shapes.models[name], **changes})
 
@@ -233,10 +233,10 @@ def ngram_batches(vocabulary: int, rows: int, length: int, steps: int) -> Iterat
 
 
 def training_program(shapes: Shapes, name: str, mixing: str, remat: str) -> Any:
-    from configs.base import OptimizerConfig
-    from configs.training import PhaseConfig, PretrainConfig
-    from model.sharding import make_mesh
-    from model.training.step import Program
+    from nautile.configs.base import OptimizerConfig
+    from nautile.configs.training import PhaseConfig, PretrainConfig
+    from nautile.model.sharding import make_mesh
+    from nautile.model.training.step import Program
 
     model, steps = model_config(shapes, name, mixing=mixing, remat=remat), shapes.steps[name]
     rows = shapes.rows[name][remat]
@@ -257,7 +257,7 @@ def compiled_steps(shapes: Shapes, name: str, variants: tuple[tuple[str, str], .
     """
     import jax
 
-    from model.training.step import TrainState
+    from nautile.model.training.step import TrainState
 
     def compiled(mixing: str, remat: str) -> tuple[Any, Any, float]:
         start = time.perf_counter()
@@ -281,9 +281,9 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
     """Training steps of one form: time, tokens/s, memory, utilisation, and the loss of the first and last step."""
     import jax
 
-    from model.capacity.flops import peak_of, training_flops
-    from model.nautile import parameter_counts
-    from model.sharding import put_rows
+    from nautile.model.capacity.flops import peak_of, training_flops
+    from nautile.model.nautile import parameter_counts
+    from nautile.model.sharding import put_rows
 
     program, step, compile_s = compiled_steps(shapes, name, variants)[variant].result()
     model, rows = model_config(shapes, name), program.rows
@@ -322,14 +322,14 @@ def train_row(shapes: Shapes, name: str, variant: tuple[str, str], variants: tup
 @cache
 def policy_params(shapes: Shapes, name: str, spread: float) -> Any:
     """Random weights, the table scaled by `spread`: the logits then have `spread` times the deviation."""
-    from model.nautile import initialise
+    from nautile.model.nautile import initialise
 
     params = initialise(model_config(shapes, name), 0)
     return {**params, "embedding": params["embedding"] * spread}
 
 
 def rollout_config(shapes: Shapes) -> Any:
-    from configs.training import RolloutConfig
+    from nautile.configs.training import RolloutConfig
 
     prompts, group = shapes.groups
     return RolloutConfig(prompts=prompts, group=group, prompt_length=shapes.prompt, max_tokens=shapes.completion)
@@ -338,8 +338,8 @@ def rollout_config(shapes: Shapes) -> Any:
 @cache
 def generator(shapes: Shapes, name: str, rows: int, tokens: int, **changes: Any) -> Any:
     """The sampler, which never stops before `tokens` tokens, for models of random weights have no end marker."""
-    from model.decoding.generate import Generator
-    from model.decoding.sampling import Sampling
+    from nautile.model.decoding.generate import Generator
+    from nautile.model.decoding.sampling import Sampling
 
     return Generator(model_config(shapes, name, **changes), Sampling(tokens), rows, shapes.prompt)
 
@@ -354,11 +354,11 @@ def prompts_of(shapes: Shapes, name: str, count: int) -> list[list[int]]:
 @cache
 def sampled_groups(shapes: Shapes, name: str, mixing: str, spread: float) -> tuple[Any, float]:
     """Groups of completions with rewards 1 and 0 in turn, and the sampler's tokens/s, without compilation."""
-    from data.chat_template import ParsedReply
-    from data.sources.reasoning_gym import Problem
-    from model.compile_time import working_seconds
-    from rl.rewards import advantages
-    from rl.rollouts import Group, Rollout
+    from nautile.data.chat_template import ParsedReply
+    from nautile.data.sources.reasoning_gym import Problem
+    from nautile.model.compile_time import working_seconds
+    from nautile.rl.rewards import advantages
+    from nautile.rl.rollouts import Group, Rollout
 
     count, size = shapes.groups
     prompts = prompts_of(shapes, name, count)
@@ -392,8 +392,8 @@ def scorer(config: Any) -> Callable[..., Any]:
     """The learner's log-probabilities of whole rows: `forward`, then `token_logprobs`."""
     import jax
 
-    from model.loss import token_logprobs
-    from model.nautile import forward
+    from nautile.model.loss import token_logprobs
+    from nautile.model.nautile import forward
 
     def score(params: Any, batch: Any) -> Any:
         hidden_BLD = forward(params, config, batch["tokens"], batch["segments"], batch["positions"])
@@ -406,8 +406,8 @@ def gap_row(shapes: Shapes, name: str, mixing: str, spread: float) -> Row:
     """Statistics of |log p sampler - log p learner| over all sampled tokens, in nats."""
     import numpy as np
 
-    from rl.learner import rows_of
-    from rl.training_rows import batches
+    from nautile.rl.learner import rows_of
+    from nautile.rl.training_rows import batches
 
     groups, rate = sampled_groups(shapes, name, mixing, spread)
     config, params = model_config(shapes, name, mixing=mixing), policy_params(shapes, name, spread)
@@ -438,11 +438,11 @@ def update_row(shapes: Shapes, name: str, mixing: str) -> Row:
     """A balanced policy-gradient update (paper §4.3) on the completions of `gap_row`."""
     import jax
 
-    from configs.base import OptimizerConfig
-    from configs.training import PolicyConfig
-    from model.sharding import make_mesh
-    from rl.learner import Learner
-    from rl.objective_registry import Balance
+    from nautile.configs.base import OptimizerConfig
+    from nautile.configs.training import PolicyConfig
+    from nautile.model.sharding import make_mesh
+    from nautile.rl.learner import Learner
+    from nautile.rl.objective_registry import Balance
 
     groups, _ = sampled_groups(shapes, name, mixing, 1.0)
     model = model_config(shapes, name, mixing=mixing, remat="layer")
@@ -470,7 +470,7 @@ def update_row(shapes: Shapes, name: str, mixing: str) -> Row:
 
 def decode_row(shapes: Shapes, name: str, rows: int) -> Row:
     """Tokens/s of the sampler of reinforcement and evaluation, in the second call."""
-    from model.nautile import parameter_counts
+    from nautile.model.nautile import parameter_counts
 
     sample = generator(shapes, name, rows, shapes.decoded)
     params, prompts = policy_params(shapes, name, 1.0), prompts_of(shapes, name, rows)
@@ -493,9 +493,9 @@ def engine_row(shapes: Shapes, name: str, slots: int) -> Row:
     """Tokens/s of the engine of `nautile serve`, all slots busy: from the submission to the last token."""
     import threading
 
-    from model.decoding.engine import Engine
-    from model.decoding.requests import Chunk, DecodeRequest, RequestFailed
-    from model.decoding.slot_programs import JaxSlots
+    from nautile.model.decoding.engine import Engine
+    from nautile.model.decoding.requests import Chunk, DecodeRequest, RequestFailed
+    from nautile.model.decoding.slot_programs import JaxSlots
 
     config = model_config(shapes, name)
     programs = JaxSlots(policy_params(shapes, name, 1.0), config, (), config.vocabulary, slots, shapes.prompt)

@@ -26,8 +26,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from common.errors import ConfigError
-from common.input_files import matching_paths, open_regular
+from nautile.common.errors import ConfigError
+from nautile.common.input_files import matching_paths, open_regular
 
 logger = logging.getLogger(__name__)
 

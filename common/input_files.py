@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 MOST_PATHS = 1_000_000  # of files and folders below one configured path
 _UNPACKED_FLOOR, _MOST_EXPANSION = 256 * 2**20, 1000  # bytes, and times the size of a file

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from common.files import sync_folder
-from common.sorted_keys import SortedKeys
+from nautile.common.files import sync_folder
+from nautile.common.sorted_keys import SortedKeys
 
 logger = logging.getLogger(__name__)
 

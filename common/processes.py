@@ -18,8 +18,8 @@ from contextvars import copy_context
 from enum import IntEnum
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.retry import Backoff, retry
+from nautile.common.errors import ConfigError
+from nautile.common.retry import Backoff, retry
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5

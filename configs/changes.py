@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.text import amount, visible
-from configs.keys import key_settings
-from configs.schema import RunConfig
+from nautile.common.text import amount, visible
+from nautile.configs.keys import key_settings
+from nautile.configs.schema import RunConfig
 
 MOST_SHOWN = 3  # changes in a one-line description
 LONGEST = 24  # characters of a value in the description

@@ -12,9 +12,9 @@ from pydantic import (
     model_validator,
 )
 
-from configs.base import Operational, Section, Seed, Share, TrainOn, Worker
-from configs.endpoint import EndpointConfig, refuse_secrets
-from configs.vendors import VENDORS, known_kind
+from nautile.configs.base import Operational, Section, Seed, Share, TrainOn, Worker
+from nautile.configs.endpoint import EndpointConfig, refuse_secrets
+from nautile.configs.vendors import VENDORS, known_kind
 
 _LOCAL = "minilm"
 

@@ -5,9 +5,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section
-from configs.secrets import has_key_prefix, is_variable_name, secret_fields
-from configs.vendors import JUDGES, VENDORS, Vendor, known_kind
+from nautile.configs.base import Operational, Section
+from nautile.configs.secrets import has_key_prefix, is_variable_name, secret_fields
+from nautile.configs.vendors import JUDGES, VENDORS, Vendor, known_kind
 
 # Fields that every request has already, or that would change the response to several completions or a stream.
 _NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature"}

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from configs.base import Operational, Section, Share, Worker
-from configs.training import ProblemsConfig
+from nautile.configs.base import Operational, Section, Share, Worker
+from nautile.configs.training import ProblemsConfig
 
 # Stand-ins that generate any number of items; the other benchmarks have a fixed number.
 GENERATED_BENCHMARKS = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")

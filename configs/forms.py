@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from common.errors import ConfigError
-from configs.base import Section, WorkersOwn
-from configs.operation import OPERATED, OperationConfig
-from configs.schema import RunConfig
+from nautile.common.errors import ConfigError
+from nautile.configs.base import Section, WorkersOwn
+from nautile.configs.operation import OPERATED, OperationConfig
+from nautile.configs.schema import RunConfig
 
 WORKER = "NAUTILE_WORKER"
 _BUDGETS = {"distill": ("budget_dollars", "budget_tokens"), "evaluate": ("budget_dollars",)}

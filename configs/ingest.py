@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn, Worker
+from nautile.configs.base import Operational, Section, Seed, Share, TaskConfig, TrainOn, Worker
 
 ARITHMETIC_TASKS = ("chain_sum", "products", "leg_counting")  # whose worked solutions are arithmetic alone
 

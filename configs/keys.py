@@ -5,7 +5,7 @@ at what price, but not what it writes, so existing artifacts are reused or resum
 that is None is left out, so a new optional field changes no existing key. Local files are in a key by content, not by
 path.
 
-`python -m configs.keys` prints the table of fields in docs/store.md.
+`python -m nautile.configs.keys` prints the table of fields in docs/store.md.
 """
 
 import sys
@@ -16,20 +16,20 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from common.files import content_digests
-from configs.base import NotInKey, Section
-from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
-from configs.ingest import IngestPart
-from configs.label import LabelConfig
-from configs.labelling import ClassifyConfig, ExtractConfig
-from configs.model import ModelConfig, TokenizerConfig
-from configs.operation import PlanConfig
-from configs.schema import RunConfig
-from configs.survey import SimulateConfig, SurveyConfig
-from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
-from configs.tune import TuneConfig
+from nautile.common.files import content_digests
+from nautile.configs.base import NotInKey, Section
+from nautile.configs.distill import DistillConfig, IndexConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
+from nautile.configs.ingest import IngestPart
+from nautile.configs.label import LabelConfig
+from nautile.configs.labelling import ClassifyConfig, ExtractConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.operation import PlanConfig
+from nautile.configs.schema import RunConfig
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from nautile.configs.tune import TuneConfig
 
 FILES = "local_files"  # the entry of a step's section with the digests: path as configured -> file -> sha256
 

@@ -2,9 +2,9 @@
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from configs.base import Operational, Section, Seed, Share
-from configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
-from configs.tune import LabelledDataConfig
+from nautile.configs.base import Operational, Section, Seed, Share
+from nautile.configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
+from nautile.configs.tune import LabelledDataConfig
 
 
 class LabelConfig(Section):

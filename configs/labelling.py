@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
-from configs.base import Delimiter, Operational, Section, Seed, Share
+from nautile.configs.base import Delimiter, Operational, Section, Seed, Share
 
 
 class TextsConfig(Section):

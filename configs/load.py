@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.files import MOST_PARTS, NotToml, parse_toml, read_bounded_toml
-from common.text import did_you_mean, visible
-from configs.base import Section
-from configs.forms import WORKERS_SECTIONS, not_in_forms, refuse_in_form, served_here, with_gates_of
-from configs.schema import RunConfig
+from nautile.common.errors import ConfigError
+from nautile.common.files import MOST_PARTS, NotToml, parse_toml, read_bounded_toml
+from nautile.common.text import did_you_mean, visible
+from nautile.configs.base import Section
+from nautile.configs.forms import WORKERS_SECTIONS, not_in_forms, refuse_in_form, served_here, with_gates_of
+from nautile.configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 MOST_EXTENDED = 20  # files in a chain of `extends`
-_SHIPPED = Path(str(resources.files("configs")))
+_SHIPPED = Path(str(resources.files("nautile.configs")))
 
 
 def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:

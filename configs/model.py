@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, PrivateAttr, field_validator, model_validator
 
-from configs.base import Operational, Section
+from nautile.configs.base import Operational, Section
 
 CL100K_RANKS = 100_256
 CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>", "<|think_end|>")

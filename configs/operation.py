@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import Section, Share
-from configs.secrets import is_variable_name
+from nautile.configs.base import Section, Share
+from nautile.configs.secrets import is_variable_name
 
 
 class LaunchConfig(Section):

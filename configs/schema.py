@@ -9,13 +9,13 @@ from typing import Any, cast
 
 from pydantic import Field, model_validator
 
-from configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
-from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
-from configs.evaluation import EvaluateConfig, ReportConfig
-from configs.ingest import IngestConfig
-from configs.model import ModelConfig, TokenizerConfig
-from configs.operation import (
+from nautile.configs.base import Operational, Section, Seed, SeedName, TrainOn, Worker
+from nautile.configs.distill import DistillConfig, IndexConfig
+from nautile.configs.endpoint import EndpointConfig, check_fallbacks, check_writer, with_fallbacks
+from nautile.configs.evaluation import EvaluateConfig, ReportConfig
+from nautile.configs.ingest import IngestConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.operation import (
     DeployConfig,
     Deployed,
     LaunchConfig,
@@ -25,7 +25,7 @@ from configs.operation import (
     ScheduleConfig,
     TelemetryConfig,
 )
-from configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from nautile.configs.training import TRAINED, AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 
 
 class SeedsConfig(Section):

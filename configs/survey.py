@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Delimiter, Operational, Section, Seed, Share
+from nautile.configs.base import Delimiter, Operational, Section, Seed, Share
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?:@([0-9a-f]{40}))?")

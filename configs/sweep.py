@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base import Section, Seed
+from nautile.configs.base import Section, Seed
 
 
 class ArmConfig(Section):

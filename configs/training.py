@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
-from configs.distill import PromptSetConfig
+from nautile.configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig, Worker
+from nautile.configs.distill import PromptSetConfig
 
 SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
 # Each stage trains the checkpoint of the one before.

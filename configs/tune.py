@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from configs.base import Operational, OptimizerConfig, Section, Seed, Share
-from configs.training import TRAINED, StartSection
+from nautile.configs.base import Operational, OptimizerConfig, Section, Seed, Share
+from nautile.configs.training import TRAINED, StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 BUILT_IN = ("wikipedia_topics",)

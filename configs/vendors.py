@@ -27,8 +27,10 @@ class BatchInterface:
 class Vendor:
     """One vendor's API, or a program of this machine that serves it. The defaults are those of OpenAI's protocol."""
 
-    client: str = "data.endpoints.openai_client:OpenAIClient"  # class with the protocol `data.endpoints.clients.Client`
-    embeddings: str = "data.endpoints.openai_client:OpenAIEmbeddings"  # the class for embeddings; empty: none
+    client: str = (
+        "nautile.data.endpoints.openai_client:OpenAIClient"  # class with the protocol `data.endpoints.clients.Client`
+    )
+    embeddings: str = "nautile.data.endpoints.openai_client:OpenAIEmbeddings"  # the class for embeddings; empty: none
     program: str = ""  # a `ServerProgram` that the endpoint pool starts on this machine; empty: the server is remote
     url: str = ""  # the base URL of endpoints that set none; empty: they must set it
     needs_key: bool = False
@@ -63,7 +65,7 @@ VENDORS: dict[str, Vendor] = {
         token_limits=(("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),),
     ),
     "mistral": Vendor(
-        client="data.endpoints.mistral_client:MistralClient",
+        client="nautile.data.endpoints.mistral_client:MistralClient",
         embeddings="",
         url="https://api.mistral.ai",
         needs_key=True,
@@ -88,9 +90,9 @@ VENDORS: dict[str, Vendor] = {
         ),
     ),
     # A small model on this machine.
-    "embedded": Vendor(program="data.endpoints.embedded:PROGRAM", embeddings="", short_prompts=True),
+    "embedded": Vendor(program="nautile.data.endpoints.embedded:PROGRAM", embeddings="", short_prompts=True),
     # A program that marks arithmetic.
-    "checker": Vendor(program="data.endpoints.checker:PROGRAM", embeddings="", judge_only=True),
+    "checker": Vendor(program="nautile.data.endpoints.checker:PROGRAM", embeddings="", judge_only=True),
 }
 JUDGES = tuple(name for name, vendor in VENDORS.items() if vendor.judge_only)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.tokenizer import Tokenizer
+from nautile.data.tokenizer import Tokenizer
 
 # The markers in the text of a reply: ours, and those of the families whose servers pass them on as text (DeepSeek and
 # Qwen, Mistral, Seed, Kimi, Cohere, Gemma). Some begin inside their reasoning, so an opening marker may be missing.

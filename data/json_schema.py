@@ -17,8 +17,8 @@ from urllib.parse import unquote
 import jsonschema
 from jsonschema.protocols import Validator
 
-from common.errors import ConfigError
-from common.files import refuse_constant
+from nautile.common.errors import ConfigError
+from nautile.common.files import refuse_constant
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`

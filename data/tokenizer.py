@@ -19,9 +19,9 @@ import numpy as np
 import tiktoken
 from tiktoken.load import read_file_cached
 
-from common.errors import ConfigError, Retryable
-from configs.base import fingerprint
-from configs.model import CHAT_SPECIALS, TokenizerConfig
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.base import fingerprint
+from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from common.files import write_json
-from common.processes import thread_beside
-from configs.schema import RunConfig
-from flows.dag import Step
-from store.artifacts import Store
-from tasks.engine.child_process import run_child
-from tasks.engine.compile_ahead import REHEARSED, AheadRequest
-from tasks.engine.errors import StageCancelled
+from nautile.common.files import write_json
+from nautile.common.processes import thread_beside
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.child_process import run_child
+from nautile.tasks.engine.compile_ahead import REHEARSED, AheadRequest
+from nautile.tasks.engine.errors import StageCancelled
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,9 @@ def _run(store: Store, request: AheadRequest, stop: threading.Event) -> None:
         file = Path(folder) / "request.json"
         write_json(file, asdict(request))
         try:
-            ended = run_child("tasks.engine.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run)
+            ended = run_child(
+                "nautile.tasks.engine.compile_ahead", str(file), log=path, store=request.store, tick=end_with_run
+            )
         except OSError as error:
             log.warning("no process compiles programs ahead (%s): the stages compile them", error)
             return

@@ -14,24 +14,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from configs.base import SeedName
-from configs.endpoint import with_fallbacks
-from configs.evaluation import GENERATED_BENCHMARKS
-from configs.keys import with_local_files
-from configs.schema import DISTILLED, RunConfig
-from configs.training import TRAINED
-from tasks.align import align
-from tasks.distill import distill
-from tasks.engine.stage import Stage
-from tasks.evaluate import evaluate
-from tasks.held_out import held_out
-from tasks.index import index
-from tasks.ingest import AGAINST, ingest
-from tasks.pretrain import START, pretrain
-from tasks.reason import reason
-from tasks.report import report
-from tasks.self_distill import self_distill
+from nautile.common.errors import ConfigError
+from nautile.configs.base import SeedName
+from nautile.configs.endpoint import with_fallbacks
+from nautile.configs.evaluation import GENERATED_BENCHMARKS
+from nautile.configs.keys import with_local_files
+from nautile.configs.schema import DISTILLED, RunConfig
+from nautile.configs.training import TRAINED
+from nautile.tasks.align import align
+from nautile.tasks.distill import distill
+from nautile.tasks.engine.stage import Stage
+from nautile.tasks.evaluate import evaluate
+from nautile.tasks.held_out import held_out
+from nautile.tasks.index import index
+from nautile.tasks.ingest import AGAINST, ingest
+from nautile.tasks.pretrain import START, pretrain
+from nautile.tasks.reason import reason
+from nautile.tasks.report import report
+from nautile.tasks.self_distill import self_distill
 
 DAG_VARIABLE = "NAUTILE_DAG"
 _REINFORCED = {"align": align, "reason": reason, "self_distill": self_distill}  # stages that continue a checkpoint

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigError
-from configs.distill import DistillConfig
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig
-from configs.training import AlignConfig
-from data.distill.teacher_prompt import TEMPLATES, template_for
-from data.endpoints.chat_types import reply_cost
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from flows.dag import Step
-from rl.calibration import KINDS
-from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import DistillConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.training import AlignConfig
+from nautile.data.distill.teacher_prompt import TEMPLATES, template_for
+from nautile.data.endpoints.chat_types import reply_cost
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.flows.dag import Step
+from nautile.rl.calibration import KINDS
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, CatalogBusy
 
 CHARACTERS_PER_TOKEN = 4  # a usual average for English; only where nothing was measured
 RUBRIC_TOKENS = 600  # an estimate of the judge's instructions around what it marks

@@ -17,12 +17,12 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 from pydantic import Field
 
-from common.errors import ConfigError
-from common.processes import die_with_parent
-from configs.forms import WORKERS_SECTIONS
-from configs.load import load_form
-from configs.operation import OPERATED
-from configs.schema import RunConfig
+from nautile.common.errors import ConfigError
+from nautile.common.processes import die_with_parent
+from nautile.configs.forms import WORKERS_SECTIONS
+from nautile.configs.load import load_form
+from nautile.configs.operation import OPERATED
+from nautile.configs.schema import RunConfig
 
 SERVED_BY = "NAUTILE_SERVED_BY"  # the process that serves the deployments, set for the flow runs that it starts
 _SECTIONS = "|".join(name for name in RunConfig.model_fields if name not in WORKERS_SECTIONS)

@@ -7,19 +7,19 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import ConfigError, Retryable
-from configs.distill import DistillConfig, EmbeddingConfig
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig
-from configs.ingest import IngestPart
-from configs.training import ProblemsConfig, ProblemSource
-from data.endpoints.endpoint import client_for, lists_model
-from data.endpoints.keys import check_key
-from data.sources.hub import check_hub_split
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from flows.dag import Step
-from flows.readiness import endpoints_of, hub_fault
-from rl.problems.sets import TRAINING_SETS
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.distill import DistillConfig, EmbeddingConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.ingest import IngestPart
+from nautile.configs.training import ProblemsConfig, ProblemSource
+from nautile.data.endpoints.endpoint import client_for, lists_model
+from nautile.data.endpoints.keys import check_key
+from nautile.data.sources.hub import check_hub_split
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.flows.dag import Step
+from nautile.flows.readiness import endpoints_of, hub_fault
+from nautile.rl.problems.sets import TRAINING_SETS
 
 
 @dataclass

@@ -22,28 +22,28 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 
-from common.commands import retry_command
-from common.errors import ConfigError
-from common.processes import give_way
-from configs.load import load_form
-from configs.schema import RunConfig
-from flows.cli.terminal import config_words
-from flows.compile_ahead import compiling_ahead
-from flows.dag import Need, Step
-from flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name
-from flows.operate import approval, concurrency
-from flows.operate.automations import sent_before_the_end
-from flows.operate.notifications import finished_text, notifying
-from flows.plans import recorded, refused
-from flows.run_state import FIRST_UNFINISHED
-from flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
-from store.artifacts import Store
-from store.mirror import open_store
-from tasks.engine.child_process import cancelling
-from tasks.engine.failure import advice, reason
-from tasks.engine.prefect_page import run_page
-from tasks.engine.prefect_task import as_prefect_task
-from tasks.engine.stage import RunContext
+from nautile.common.commands import retry_command
+from nautile.common.errors import ConfigError
+from nautile.common.processes import give_way
+from nautile.configs.load import load_form
+from nautile.configs.schema import RunConfig
+from nautile.flows.cli.terminal import config_words
+from nautile.flows.compile_ahead import compiling_ahead
+from nautile.flows.dag import Need, Step
+from nautile.flows.forms import ConfigName, Overrides, RunName, StageName, end_with_server, failed_state, run_name
+from nautile.flows.operate import approval, concurrency
+from nautile.flows.operate.automations import sent_before_the_end
+from nautile.flows.operate.notifications import finished_text, notifying
+from nautile.flows.plans import recorded, refused
+from nautile.flows.run_state import FIRST_UNFINISHED
+from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, outdated_lines, prepare_run
+from nautile.store.artifacts import Store
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.prefect_page import run_page
+from nautile.tasks.engine.prefect_task import as_prefect_task
+from nautile.tasks.engine.stage import RunContext
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,17 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, PrefectException, TerminationSignal
 from prefect.runtime import flow_run
 
-from common.errors import ConfigError, Retryable
-from common.files import writing
-from configs.schema import RunConfig
-from flows.forms import failed_state
-from flows.selection import PreparedRun
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.manifest import code_commit, host, now
-from store.mirror import MirroredStore, open_store
-from store.schema import PLANS
-from tasks.engine.attempt_log import AT_END, write_row
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import writing
+from nautile.configs.schema import RunConfig
+from nautile.flows.forms import failed_state
+from nautile.flows.selection import PreparedRun
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import code_commit, host, now
+from nautile.store.mirror import MirroredStore, open_store
+from nautile.store.schema import PLANS
+from nautile.tasks.engine.attempt_log import AT_END, write_row
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from common.text import duration
-from flows.cli.tables import text_table
-from tasks.engine.progress import RateMeter, describe_progress
+from nautile.common.text import duration
+from nautile.flows.cli.tables import text_table
+from nautile.tasks.engine.progress import RateMeter, describe_progress
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from common.errors import ConfigError, Retryable
-from configs.distill import DistillConfig, EmbeddingConfig
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig
-from configs.ingest import IngestPart
-from configs.operation import OperationConfig
-from data.distill.collect_prompts import check_set_sizes
-from data.distill.prompt_files import check_prompt_set, count_prompt_rows
-from data.sources.hub import COMMIT
-from evals.benchmarks.catalogue import BENCHMARKS
-from flows.dag import Step
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.distill import DistillConfig, EmbeddingConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.ingest import IngestPart
+from nautile.configs.operation import OperationConfig
+from nautile.data.distill.collect_prompts import check_set_sizes
+from nautile.data.distill.prompt_files import check_prompt_set, count_prompt_rows
+from nautile.data.sources.hub import COMMIT
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.flows.dag import Step
 
 ANSWER_S = 2.0  # time limit for a server to accept a connection
 SAME_PRICE = 0.01  # relative difference below which prices count as equal

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from common.errors import ConfigError
-from common.text import markdown_table
-from configs.schema import DISTILLED, RunConfig
-from data.tokens.loader import phase_rows
-from data.tokens.packing import packed_lengths
-from data.tokens.row_reader import read_document_lengths
-from data.tokens.shards import read_index
-from data.tokens.source_reading import COLUMNS, SourceReading, reading_rows, share_text
-from flows.starts import dag_in
-from store.artifacts import Artifact, Store
+from nautile.common.errors import ConfigError
+from nautile.common.text import markdown_table
+from nautile.configs.schema import DISTILLED, RunConfig
+from nautile.data.tokens.loader import phase_rows
+from nautile.data.tokens.packing import packed_lengths
+from nautile.data.tokens.row_reader import read_document_lengths
+from nautile.data.tokens.shards import read_index
+from nautile.data.tokens.source_reading import COLUMNS, SourceReading, reading_rows, share_text
+from nautile.flows.starts import dag_in
+from nautile.store.artifacts import Artifact, Store
 
 MOST_SHARDS = 16  # whose documents are packed anew for rows of another length
 

@@ -14,24 +14,24 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from common.errors import ConfigError, Retryable
-from common.processes import ExitCode, collector_paused, give_way
-from common.text import counted, duration, visible
-from configs.changes import describe_changes
-from configs.operation import TelemetryConfig
-from configs.schema import RunConfig
-from flows.cli.tables import relative
-from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
-from flows.operate import prefect_server
-from flows.operate.services import join_server, url_of
-from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
-from flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
-from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
-from store.artifacts import Store
-from store.mirror import open_store
-from tasks.engine import prefect_page
-from tasks.engine.failure import RESUME_HEADING, advice
-from tasks.engine.progress import StageUpdate, subscribe
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import ExitCode, collector_paused, give_way
+from nautile.common.text import counted, duration, visible
+from nautile.configs.changes import describe_changes
+from nautile.configs.operation import TelemetryConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows.cli.tables import relative
+from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
+from nautile.flows.operate import prefect_server
+from nautile.flows.operate.services import join_server, url_of
+from nautile.flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
+from nautile.flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
+from nautile.flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, outdated_lines, prepare_run
+from nautile.store.artifacts import Store
+from nautile.store.mirror import open_store
+from nautile.tasks.engine import prefect_page
+from nautile.tasks.engine.failure import RESUME_HEADING, advice
+from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +120,9 @@ def run(
             with collector_paused():
                 from prefect import tags
 
-                from flows.operate.automations import TAG
-                from flows.operate.reconcile import reconcile_if_possible
-                from flows.pipeline import StageFailed, pipeline, prepared_run
+                from nautile.flows.operate.automations import TAG
+                from nautile.flows.operate.reconcile import reconcile_if_possible
+                from nautile.flows.pipeline import StageFailed, pipeline, prepared_run
 
             for result in reconcile_if_possible(store):
                 out.print(Text(result.line()), soft_wrap=True)

@@ -13,17 +13,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
-from common.commands import program, shell_command
-from common.text import counted, duration
-from configs.changes import Change, read_changes
-from data.tokens.losses import LOST
-from flows.operate.questions import waiting
-from store.artifacts import Artifact, Store
-from store.catalog import CatalogRow
-from store.events import read_live
-from store.manifest import RUN, host
-from store.staging_mirror import upload_note
-from tasks.engine.staging import read_retry_note
+from nautile.common.commands import program, shell_command
+from nautile.common.text import counted, duration
+from nautile.configs.changes import Change, read_changes
+from nautile.data.tokens.losses import LOST
+from nautile.flows.operate.questions import waiting
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import CatalogRow
+from nautile.store.events import read_live
+from nautile.store.manifest import RUN, host
+from nautile.store.staging_mirror import upload_note
+from nautile.tasks.engine.staging import read_retry_note
 
 Query = Callable[..., list[CatalogRow]]  # (SQL, parameters...) -> rows
 FINISHED = ("done", "reused")

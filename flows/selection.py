@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.commands import program, shell_command
-from common.errors import ConfigError
-from common.text import did_you_mean
-from configs.base import Section
-from configs.changes import Change, changed_settings
-from configs.operation import LaunchConfig
-from configs.schema import RunConfig
-from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
-from flows.dag import Need, Step
-from flows.starts import dag_in
-from rl.objective_registry import objective_named
-from rl.problems.files import check_files
-from store.artifacts import Store, short_id
-from tasks.engine.ray_cluster import check_hosts
+from nautile.common.commands import program, shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.text import did_you_mean
+from nautile.configs.base import Section
+from nautile.configs.changes import Change, changed_settings
+from nautile.configs.operation import LaunchConfig
+from nautile.configs.schema import RunConfig
+from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
+from nautile.flows.dag import Need, Step
+from nautile.flows.starts import dag_in
+from nautile.rl.objective_registry import objective_named
+from nautile.rl.problems.files import check_files
+from nautile.store.artifacts import Store, short_id
+from nautile.tasks.engine.ray_cluster import check_hosts
 
 
 class Selection(Section):

@@ -2,13 +2,13 @@
 
 import uuid
 
-from common.errors import ConfigError
-from configs.schema import RunConfig
-from flows.selection import Selection, prepare_run
-from store.artifacts import Artifact, Store
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
-from tasks.snapshot import snapshot
+from nautile.common.errors import ConfigError
+from nautile.configs.schema import RunConfig
+from nautile.flows.selection import Selection, prepare_run
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.snapshot import snapshot
 
 
 def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:

@@ -5,9 +5,9 @@ from typing import Any
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
 
-from flows.forms import ConfigName, Overrides, RunName, run_name
-from flows.pipeline import Outputs, run_selected
-from flows.selection import Selection
+from nautile.flows.forms import ConfigName, Overrides, RunName, run_name
+from nautile.flows.pipeline import Outputs, run_selected
+from nautile.flows.selection import Selection
 
 
 def stage_flow(stage: str) -> Flow[Any, Outputs | State[Any]]:

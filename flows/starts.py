@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import ConfigError
-from configs.schema import RunConfig
-from configs.training import TRAINED
-from flows.dag import Step, build_dag
-from model.weights.start import refuse_other_shape
-from store.artifacts import Artifact, Store
+from nautile.common.errors import ConfigError
+from nautile.configs.schema import RunConfig
+from nautile.configs.training import TRAINED
+from nautile.flows.dag import Step, build_dag
+from nautile.model.weights.start import refuse_other_shape
+from nautile.store.artifacts import Artifact, Store
 
 
 def dag_in(store: Store, config: RunConfig) -> list[Step]:

@@ -12,7 +12,7 @@ from jax._src import compilation_cache as executables
 from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
-from common.environment import cpu_field
+from nautile.common.environment import cpu_field
 
 logger = logging.getLogger(__name__)
 

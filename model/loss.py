@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from configs.model import IdRanges, ModelConfig
-from model.layers.common import Params
-from model.nautile import forward
+from nautile.configs.model import IdRanges, ModelConfig
+from nautile.model.layers.common import Params
+from nautile.model.nautile import forward
 
 MASKED = -1e30  # a logit; not -inf, whose product with a probability of 0 would be NaN
 

@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.layers.attention import Attention, attention
-from model.layers.common import Params, compute_dtype, parameters_of
-from model.layers.sca import SCA, SCAState, sca
-from model.sharding import everywhere, split_rows
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.attention import Attention, attention
+from nautile.model.layers.common import Params, compute_dtype, parameters_of
+from nautile.model.layers.sca import SCA, SCAState, sca
+from nautile.model.sharding import everywhere, split_rows
 
 # The published table is small so that tied logits start near zero: the residual stream ends at a root mean square
 # below 1, so logits have a standard deviation below 0.02·√D (0.64 at D = 1024) and the loss starts near ln V.

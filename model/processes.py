@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint.multihost import get_barrier_sync_fn
 
-from common.errors import ConfigError, Retryable
+from nautile.common.errors import ConfigError, Retryable
 
 Value = TypeVar("Value")
 SMALLEST, LARGEST = 2**12, 2**26  # bytes of one message

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from model.compile_time import counted_for_caller
+from nautile.model.compile_time import counted_for_caller
 
 CPU_THREADS = 2
 

@@ -19,9 +19,9 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from common.errors import ConfigError
-from model.layers.common import Params
-from model.training.optimizer import is_stacked
+from nautile.common.errors import ConfigError
+from nautile.model.layers.common import Params
+from nautile.model.training.optimizer import is_stacked
 
 ROWS = PartitionSpec(("data", "fsdp"))  # split by rows over all devices
 WHOLE = PartitionSpec()  # replicated on every device

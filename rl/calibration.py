@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from rl.hostile_answers import FORMS, hostile_item
-from rl.judge import Judge, JudgeItem, JudgeScore
-from rl.rubric import CRITERIA
+from nautile.rl.hostile_answers import FORMS, hostile_item
+from nautile.rl.judge import Judge, JudgeItem, JudgeScore
+from nautile.rl.rubric import CRITERIA
 
 MARKS = (*CRITERIA, "overall")
 KINDS = ("right", "wrong", "long", "front")

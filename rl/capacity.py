@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from configs.training import PolicyConfig, RolloutConfig
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.nautile import shapes
-from model.sharding import OnMesh, own_mesh, parameter_shardings, replicated, row_sharding
-from rl.objective_registry import Balance
-from rl.policy_gradient import LearnerProgram
-from rl.training_rows import TrainingRow, completion_batches, prompts_of
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PolicyConfig, RolloutConfig
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.nautile import shapes
+from nautile.model.sharding import OnMesh, own_mesh, parameter_shardings, replicated, row_sharding
+from nautile.rl.objective_registry import Balance
+from nautile.rl.policy_gradient import LearnerProgram
+from nautile.rl.training_rows import TrainingRow, completion_batches, prompts_of
 
 
 def estimate_memory(

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.errors import ConfigError
-from model.layers.common import Params
+from nautile.common.errors import ConfigError
+from nautile.model.layers.common import Params
 
 logger = logging.getLogger(__name__)
 

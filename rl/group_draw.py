@@ -9,12 +9,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from data.sources.reasoning_gym import Problem
-from model.layers.common import Params
-from model.processes import on_first
-from rl.problems.load import ProblemOrder
-from rl.rewards import AdvantageForm, advantages, carries_signal, known
-from rl.rollouts import Group
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.model.layers.common import Params
+from nautile.model.processes import on_first
+from nautile.rl.problems.load import ProblemOrder
+from nautile.rl.rewards import AdvantageForm, advantages, carries_signal, known
+from nautile.rl.rollouts import Group
 
 CORRECT = "correct"  # the entry of `Rollout.parts` that says whether the strict grader accepts the answer
 # What becomes of a group: trained on; skipped as mastered; all rewards equal (with `mask_truncated`, or no advantage

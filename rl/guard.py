@@ -18,18 +18,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.training import RolloutConfig
-from data.chat_template import encode_prompt, parse_completion
-from data.tokenizer import tokenizer_for
-from evals.scoring.intervals import paired
-from model.layers.common import Params
-from model.nautile import shapes
-from model.processes import arrays_of_first, on_first
-from model.sharding import whole_on_hosts
-from model.weights.files import load_weights, save_weights
-from rl.rewards import verifiable
-from rl.rollouts import generator
-from rl.stage_inputs import StageInputs
+from nautile.configs.training import RolloutConfig
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.scoring.intervals import paired
+from nautile.model.layers.common import Params
+from nautile.model.nautile import shapes
+from nautile.model.processes import arrays_of_first, on_first
+from nautile.model.sharding import whole_on_hosts
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.rl.rewards import verifiable
+from nautile.rl.rollouts import generator
+from nautile.rl.stage_inputs import StageInputs
 
 NOT_GRADED = "-"  # the outcome of a problem whose reply could not be graded
 LEVEL = 0.01  # significance level of the two-sided test against the best reading

@@ -7,7 +7,7 @@ answer that the judge has; VERDICT, full marks in the format of the judge's repl
 import re
 from dataclasses import replace
 
-from rl.judge import JudgeItem
+from nautile.rl.judge import JudgeItem
 
 VERDICT = '{"reason":5,"answer":5,"follow":5,"overall":100}'
 FORMS: dict[str, str] = {

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigError
-from configs.training import JudgeConfig
-from data.chat_template import parse_text
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.outgoing import fenced
-from data.endpoints.pool import EndpointPool, raise_for_outage
-from data.reply_objects import reply_objects
-from rl.rubric import ANSWER, CRITERIA, GRAMMAR, LENGTHS, QUESTION, REASONING, REFERENCE, RUBRICS, SCHEMA
+from nautile.common.errors import ConfigError
+from nautile.configs.training import JudgeConfig
+from nautile.data.chat_template import parse_text
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.outgoing import fenced
+from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
+from nautile.data.reply_objects import reply_objects
+from nautile.rl.rubric import ANSWER, CRITERIA, GRAMMAR, LENGTHS, QUESTION, REASONING, REFERENCE, RUBRICS, SCHEMA
 
 logger = logging.getLogger(__name__)
 

@@ -24,19 +24,19 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from configs.model import ModelConfig
-from configs.training import PolicyConfig, RolloutConfig
-from model.compile_time import working_seconds
-from model.layers.common import Params
-from model.sharding import put_shared_rows, replicated
-from model.training import optimizer
-from rl.finite_updates import SkippedUpdates
-from rl.objective_registry import Balance
-from rl.objectives import Aggregate, balance, token_weights
-from rl.policy_gradient import LearnerProgram
-from rl.rewards import carries_signal
-from rl.rollouts import Group
-from rl.training_rows import TrainingRow, completion_batches, prompts_of
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PolicyConfig, RolloutConfig
+from nautile.model.compile_time import working_seconds
+from nautile.model.layers.common import Params
+from nautile.model.sharding import put_shared_rows, replicated
+from nautile.model.training import optimizer
+from nautile.rl.finite_updates import SkippedUpdates
+from nautile.rl.objective_registry import Balance
+from nautile.rl.objectives import Aggregate, balance, token_weights
+from nautile.rl.policy_gradient import LearnerProgram
+from nautile.rl.rewards import carries_signal
+from nautile.rl.rollouts import Group
+from nautile.rl.training_rows import TrainingRow, completion_batches, prompts_of
 
 logger = logging.getLogger(__name__)
 

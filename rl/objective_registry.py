@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from common.text import markdown_table
-from configs.training import ReasonConfig
+from nautile.common.errors import ConfigError
+from nautile.common.text import markdown_table
+from nautile.configs.training import ReasonConfig
 
 EPSILON = 1e-8  # added to ||g-||, which is zero where no completion is below its group's mean
 

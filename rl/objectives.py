@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from model.training.optimizer import norm
-from rl.objective_registry import Balance
+from nautile.model.training.optimizer import norm
+from nautile.rl.objective_registry import Balance
 
 Aggregate = Literal["group_tokens", "sequence_mean"]
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.layers.common import Params
-from model.nautile import shapes
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.common import Params
+from nautile.model.nautile import shapes
 
 BLOCKS = "blocks"
 

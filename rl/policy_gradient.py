@@ -19,16 +19,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from configs.model import ModelConfig
-from configs.training import PolicyConfig, RolloutConfig
-from model.layers.common import Params
-from model.loss import token_logprobs
-from model.nautile import PrefixStates, continue_from, run_prefixes, shapes
-from model.program_thread import program_threads
-from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from model.training import optimizer
-from rl.objectives import importance_weights, kl_to_reference, surrogate
-from rl.parameter_subset import ParameterSubset
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PolicyConfig, RolloutConfig
+from nautile.model.layers.common import Params
+from nautile.model.loss import token_logprobs
+from nautile.model.nautile import PrefixStates, continue_from, run_prefixes, shapes
+from nautile.model.program_thread import program_threads
+from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from nautile.model.training import optimizer
+from nautile.rl.objectives import importance_weights, kl_to_reference, surrogate
+from nautile.rl.parameter_subset import ParameterSubset
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # upper limit: the number of prompts of a step is rarely a multiple of more

@@ -10,21 +10,21 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PolicyConfig, ProblemsConfig, RolloutConfig, SelfDistillConfig
-from data.tokenizer import tokenizer_for
-from model.decoding.buckets import length_buckets
-from model.layers.common import Params
-from model.nautile import initialise, shapes
-from model.sharding import make_mesh, parameter_shardings, put_shared_rows
-from model.training import optimizer
-from rl.learner import Learner
-from rl.objective_registry import Balance
-from rl.problems.load import load
-from rl.rollouts import Group, RolloutEngine
-from rl.self_distillation import programs
-from rl.stage_inputs import on_device
-from rl.training_rows import NARROWEST, TrainingRow, batches
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PolicyConfig, ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.layers.common import Params
+from nautile.model.nautile import initialise, shapes
+from nautile.model.sharding import make_mesh, parameter_shardings, put_shared_rows
+from nautile.model.training import optimizer
+from nautile.rl.learner import Learner
+from nautile.rl.objective_registry import Balance
+from nautile.rl.problems.load import load
+from nautile.rl.rollouts import Group, RolloutEngine
+from nautile.rl.self_distillation import programs
+from nautile.rl.stage_inputs import on_device
+from nautile.rl.training_rows import NARROWEST, TrainingRow, batches
 
 
 def rehearse_reinforcement(

@@ -13,22 +13,22 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from common.errors import ConfigError, Retryable
-from common.events import Emit, flush, silent
-from configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
-from data.tokenizer import tokenizer_for
-from model.layers.common import Params
-from model.sharding import make_mesh, whole_on_hosts
-from model.training.gathered_checkpoint import open_checkpoints
-from model.training.preemption import StopRequested, joint_termination
-from rl.group_draw import GroupDraw, Scorer, without_update
-from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
-from rl.learner import Learner
-from rl.objective_registry import Balance
-from rl.parameter_subset import ParameterSubset
-from rl.problems.load import ProblemOrder
-from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
-from rl.stage_inputs import StageInputs, on_device
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit, flush, silent
+from nautile.configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.layers.common import Params
+from nautile.model.sharding import make_mesh, whole_on_hosts
+from nautile.model.training.gathered_checkpoint import open_checkpoints
+from nautile.model.training.preemption import StopRequested, joint_termination
+from nautile.rl.group_draw import GroupDraw, Scorer, without_update
+from nautile.rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
+from nautile.rl.learner import Learner
+from nautile.rl.objective_registry import Balance
+from nautile.rl.parameter_subset import ParameterSubset
+from nautile.rl.problems.load import ProblemOrder
+from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
+from nautile.rl.stage_inputs import StageInputs, on_device
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from configs.training import JudgeConfig
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem
-from evals.benchmarks.items import grade
-from evals.benchmarks.stand_ins import problem_item
-from rl.judge import JudgeScore
+from nautile.configs.training import JudgeConfig
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.evals.benchmarks.items import grade
+from nautile.evals.benchmarks.stand_ins import problem_item
+from nautile.rl.judge import JudgeScore
 
 AdvantageForm = Literal["dr", "std"]
 

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
-from common.files import append_durably, write_atomically
-from configs.model import ModelConfig
-from configs.training import RolloutConfig
-from data.chat_template import ParsedReply, encode_prompt, parse_completion
-from data.sources.reasoning_gym import Problem
-from data.tokenizer import Tokenizer
-from model.compile_time import working_seconds
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.decoding.shared import SharedGenerator
-from model.layers.common import Params
+from nautile.common.errors import ConfigError
+from nautile.common.files import append_durably, write_atomically
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import RolloutConfig
+from nautile.data.chat_template import ParsedReply, encode_prompt, parse_completion
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.tokenizer import Tokenizer
+from nautile.model.compile_time import working_seconds
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.shared import SharedGenerator
+from nautile.model.layers.common import Params
 
 
 @dataclass

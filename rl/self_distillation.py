@@ -23,18 +23,18 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from common.errors import ConfigError, Retryable
-from common.events import Emit, flush, silent
-from common.files import atomic_path
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig
-from configs.training import SelfDistillConfig
-from data.tokenizer import tokenizer_for
-from model.layers.common import Params
-from model.loss import token_logprobs
-from model.nautile import forward, shapes
-from model.processes import on_first
-from model.sharding import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit, flush, silent
+from nautile.common.files import atomic_path
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import SelfDistillConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.layers.common import Params
+from nautile.model.loss import token_logprobs
+from nautile.model.nautile import forward, shapes
+from nautile.model.processes import on_first
+from nautile.model.sharding import (
     OnMesh,
     make_mesh,
     optimizer_shardings,
@@ -43,14 +43,14 @@ from model.sharding import (
     replicated,
     whole_on_hosts,
 )
-from model.training import optimizer
-from model.training.gathered_checkpoint import open_checkpoints
-from model.training.preemption import joint_termination
-from rl.finite_updates import SkippedUpdates
-from rl.rewards import advantages, verifiable
-from rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
-from rl.stage_inputs import StageInputs, on_device
-from rl.training_rows import TrainingRow, batches
+from nautile.model.training import optimizer
+from nautile.model.training.gathered_checkpoint import open_checkpoints
+from nautile.model.training.preemption import joint_termination
+from nautile.rl.finite_updates import SkippedUpdates
+from nautile.rl.rewards import advantages, verifiable
+from nautile.rl.rollouts import Group, RolloutEngine, append_rows, truncate_log
+from nautile.rl.stage_inputs import StageInputs, on_device
+from nautile.rl.training_rows import TrainingRow, batches
 
 logger = logging.getLogger(__name__)
 Aggregate = Literal["example", "batch_tokens"]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import jax
 
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PolicyConfig, ProblemsConfig, RolloutConfig
-from data.chat_template import encode_prompt
-from data.screening.contamination import load_contamination_index
-from data.sources.reasoning_gym import Problem
-from data.tokenizer import tokenizer_for
-from model.layers.common import Params
-from model.weights.files import load_weights
-from rl.problems.load import ProblemScreen, Unanswered, load, load_guard
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PolicyConfig, ProblemsConfig, RolloutConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.screening.contamination import load_contamination_index
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.layers.common import Params
+from nautile.model.weights.files import load_weights
+from nautile.rl.problems.load import ProblemScreen, Unanswered, load, load_guard
 
 
 @dataclass(frozen=True)

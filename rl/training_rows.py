@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.tokens.target_weights import target_weights
-from model.decoding.buckets import length_buckets
+from nautile.data.tokens.target_weights import target_weights
+from nautile.model.decoding.buckets import length_buckets
 
 RowBatch = dict[str, np.ndarray]
 

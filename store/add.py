@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import sha256_of, writing
-from common.input_files import check_regular, open_regular
-from store.artifacts import Artifact, Store
-from store.manifest import ADDED, stage_key
-from store.mirror import MirroredStore
+from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of, writing
+from nautile.common.input_files import check_regular, open_regular
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.manifest import ADDED, stage_key
+from nautile.store.mirror import MirroredStore
 
 logger = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.commands import shell_command
-from common.errors import ConfigError, Retryable
-from common.files import not_writable, read_json, sync_folder, write_json, writing
-from configs.base import fingerprint
-from store.locks import KeyLock
-from store.manifest import (
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import not_writable, read_json, sync_folder, write_json, writing
+from nautile.configs.base import fingerprint
+from nautile.store.locks import KeyLock
+from nautile.store.manifest import (
     ADDED,
     FORMAT,
     KEY,
@@ -46,7 +46,7 @@ from store.manifest import (
     version_order,
     with_seal,
 )
-from store.verify import damaged_files, trust_files
+from nautile.store.verify import damaged_files, trust_files
 
 DESCRIPTION = "store.json"  # of a store, and of its remote: the number of its layout
 LAYOUT = 1  # what folders and files are called, and what is in them; a store of another one is refused

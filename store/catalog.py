@@ -27,15 +27,15 @@ from typing import Any
 
 import duckdb
 
-from common.errors import ConfigError, Retryable
-from common.file_locks import has_locks
-from common.files import NOT_WRITABLE, atomic_path, writing
-from common.text import first_line
-from store.artifacts import Store
-from store.events import READ_LIMIT, read_events
-from store.locks import KeyLock, flock_until
-from store.manifest import MANIFEST
-from store.schema import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.file_locks import has_locks
+from nautile.common.files import NOT_WRITABLE, atomic_path, writing
+from nautile.common.text import first_line
+from nautile.store.artifacts import Store
+from nautile.store.events import READ_LIMIT, read_events
+from nautile.store.locks import KeyLock, flock_until
+from nautile.store.manifest import MANIFEST
+from nautile.store.schema import (
     ARTIFACTS,
     INPUTS,
     LINEAGE_WITH_CALLS,

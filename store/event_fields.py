@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from common.text import one_line
-from store.manifest import utc_time
+from nautile.common.text import one_line
+from nautile.store.manifest import utc_time
 
 MOST_STEPS = 10_000  # of a plan
 LARGEST_INTEGER = 2**63 - 1  # of a column of 64 bits

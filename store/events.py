@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.files import is_full_or_read_only, parse_json, read_json, write_json
-from configs.base import fingerprint
-from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
+from nautile.common.files import is_full_or_read_only, parse_json, read_json, write_json
+from nautile.configs.base import fingerprint
+from nautile.store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from time import sleep
 
-from common.errors import ConfigError
-from common.file_locks import try_flock
-from common.files import sha256_of, writing
-from store.locks import flock_until
-from store.manifest import read_manifest
-from store.mirror import MirroredStore, payload_prefix
+from nautile.common.errors import ConfigError
+from nautile.common.file_locks import try_flock
+from nautile.common.files import sha256_of, writing
+from nautile.store.locks import flock_until
+from nautile.store.manifest import read_manifest
+from nautile.store.mirror import MirroredStore, payload_prefix
 
 POLL_S = 0.05
 LOCK = "lock"  # held briefly while a file is opened, added or evicted

@@ -24,18 +24,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from common.errors import ConfigError, Retryable
-from common.files import read_json, writing
-from common.text import as_file_name
-from configs.operation import RetentionConfig
-from store.artifacts import QUESTIONS, Artifact, Store, VersionId
-from store.catalog import Catalog
-from store.locks import KeyLock
-from store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
-from store.mirror import MirroredStore
-from store.remote import RemoteObject
-from store.request_claims import FOLDER as CLAIMS
-from store.staging_mirror import StagingMirror
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json, writing
+from nautile.common.text import as_file_name
+from nautile.configs.operation import RetentionConfig
+from nautile.store.artifacts import QUESTIONS, Artifact, Store, VersionId
+from nautile.store.catalog import Catalog
+from nautile.store.locks import KeyLock
+from nautile.store.manifest import KEY, LARGEST_MANIFEST, MANIFEST, host, read_manifest
+from nautile.store.mirror import MirroredStore
+from nautile.store.remote import RemoteObject
+from nautile.store.request_claims import FOLDER as CLAIMS
+from nautile.store.staging_mirror import StagingMirror
 
 logger = logging.getLogger(__name__)
 

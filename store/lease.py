@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import folder_identity, parse_json, read_json, write_json
-from store.locks import KeyLock
-from store.manifest import host
-from store.remote import Remote
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import folder_identity, parse_json, read_json, write_json
+from nautile.store.locks import KeyLock
+from nautile.store.manifest import host
+from nautile.store.remote import Remote
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from common.errors import ConfigError
-from common.file_locks import has_locks, try_flock
-from common.files import writing
+from nautile.common.errors import ConfigError
+from nautile.common.file_locks import has_locks, try_flock
+from nautile.common.files import writing
 
 
 class KeyLock:

@@ -31,11 +31,11 @@ from pydantic import (
     model_validator,
 )
 
-import configs
-from common.errors import ConfigError
-from common.files import read_json, sync_folder
-from common.text import one_line
-from configs.base import fingerprint
+from nautile import configs
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, sync_folder
+from nautile.common.text import one_line
+from nautile.configs.base import fingerprint
 
 logger = logging.getLogger(__name__)
 

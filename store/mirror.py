@@ -34,12 +34,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import file_size, parse_json, read_json, sha256_of, sync_folder, write_json, write_text, writing
-from common.text import as_file_name
-from store.artifacts import DESCRIPTION, Artifact, KeyLease, Store, VersionId, check_layout, damage_message, in_place
-from store.lease import Lease, Leases, machine_id
-from store.manifest import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import (
+    file_size,
+    parse_json,
+    read_json,
+    sha256_of,
+    sync_folder,
+    write_json,
+    write_text,
+    writing,
+)
+from nautile.common.text import as_file_name
+from nautile.store.artifacts import (
+    DESCRIPTION,
+    Artifact,
+    KeyLease,
+    Store,
+    VersionId,
+    check_layout,
+    damage_message,
+    in_place,
+)
+from nautile.store.lease import Lease, Leases, machine_id
+from nautile.store.manifest import (
     ABSENT,
     KEY,
     KIND,
@@ -52,9 +70,9 @@ from store.manifest import (
     version_order,
     with_seal,
 )
-from store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
-from store.staging_mirror import STOP_S, StagingMirror
-from store.verify import trust_files
+from nautile.store.remote import RECORD, ObjectTooLarge, Remote, record_remote, resolve_location
+from nautile.store.staging_mirror import STOP_S, StagingMirror
+from nautile.store.verify import trust_files
 
 logger = logging.getLogger(__name__)
 

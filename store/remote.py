@@ -24,9 +24,9 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from common.errors import ConfigError, Retryable
-from common.files import not_writable, parse_json, read_json, write_json
-from common.retry import Backoff, retry
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import not_writable, parse_json, read_json, write_json
+from nautile.common.retry import Backoff, retry
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ import queue
 import threading
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import parse_json
-from common.text import as_file_name
-from store.lease import EXPIRES_S, RENEW_S, clock
-from store.manifest import host
-from store.mirror import MirroredStore
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import parse_json
+from nautile.common.text import as_file_name
+from nautile.store.lease import EXPIRES_S, RENEW_S, clock
+from nautile.store.manifest import host
+from nautile.store.mirror import MirroredStore
 
 logger = logging.getLogger(__name__)
 

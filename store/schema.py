@@ -15,10 +15,10 @@ from typing import Any
 
 import duckdb
 
-from store.artifacts import Artifact
-from store.event_fields import MODELS, as_line, as_text, checked_fields
-from store.events import NAMED_BY_FIELD, with_finite
-from store.manifest import EARLIEST, LATEST, recorded_execution, utc_time
+from nautile.store.artifacts import Artifact
+from nautile.store.event_fields import MODELS, as_line, as_text, checked_fields
+from nautile.store.events import NAMED_BY_FIELD, with_finite
+from nautile.store.manifest import EARLIEST, LATEST, recorded_execution, utc_time
 
 SCHEMA = 1  # a catalog with another number is built anew
 

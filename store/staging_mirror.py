@@ -27,11 +27,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import read_json, sync_folder, write_json, writing
-from common.text import duration
-from store.manifest import LARGEST_MANIFEST, is_safe_name
-from store.remote import Remote
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json, sync_folder, write_json, writing
+from nautile.common.text import duration
+from nautile.store.manifest import LARGEST_MANIFEST, is_safe_name
+from nautile.store.remote import Remote
 
 logger = logging.getLogger(__name__)
 

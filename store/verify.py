@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json, sha256_of, write_json
-from store.manifest import MANIFEST
+from nautile.common.files import read_json, sha256_of, write_json
+from nautile.store.manifest import MANIFEST
 
 LARGE = 2**20  # bytes; reading a smaller file is as fast as reading its saved stamp
 

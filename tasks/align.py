@@ -5,19 +5,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from common.files import write_json
-from configs.training import AlignConfig, JudgeConfig
-from data.endpoints.pool import EndpointPool
-from data.sources.reasoning_gym import derived_seed
-from rl.calibration import KINDS, calibrate
-from rl.judge import Judge, JudgeItem
-from rl.problems.load import load_references
-from rl.rewards import is_mastered, judged, verifiable
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.files import write_json
+from nautile.configs.training import AlignConfig, JudgeConfig
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.sources.reasoning_gym import derived_seed
+from nautile.rl.calibration import KINDS, calibrate
+from nautile.rl.judge import Judge, JudgeItem
+from nautile.rl.problems.load import load_references
+from nautile.rl.rewards import is_mastered, judged, verifiable
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 if TYPE_CHECKING:
-    from rl.rollouts import Group
+    from nautile.rl.rollouts import Group
 
 
 class JudgeScorer:
@@ -59,10 +59,10 @@ class JudgeScorer:
 def align(job: Job) -> None:
     """Calibrate the judge, train the input checkpoint by reinforcement, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.processes import on_first
-    from model.weights.files import save_weights
-    from rl.reinforce import Reinforcement, check, reinforce
-    from rl.stage_inputs import load_inputs
+    from nautile.model.processes import on_first
+    from nautile.model.weights.files import save_weights
+    from nautile.rl.reinforce import Reinforcement, check, reinforce
+    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
     seed = derived_seed(job.seed("data"), job.stage)

@@ -1,10 +1,10 @@
 """The `classify` stage: from a `checkpoint` and a table of texts to a label for each row."""
 
-from common.files import write_json, write_text
-from configs.labelling import ClassifyConfig
-from data.labelled.texts import gold_labels, read_texts, write_rows
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.files import write_json, write_text
+from nautile.configs.labelling import ClassifyConfig
+from nautile.data.labelled.texts import gold_labels, read_texts, write_rows
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 
@@ -13,7 +13,7 @@ ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 def classify(job: Job) -> None:
     """Label each row that has no label yet; publish the rows, examples and a summary."""
     # Imported here because every command imports this file, and JAX takes seconds.
-    from evals.labelling.classifier import (
+    from nautile.evals.labelling.classifier import (
         TextClassifier,
         classification_card,
         classification_examples,

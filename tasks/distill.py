@@ -5,25 +5,25 @@ from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from common.errors import ConfigError
-from common.files import sha256_of
-from configs.distill import DistillConfig, IndexConfig
-from configs.model import TokenizerConfig
-from data.distill.prompt_files import check_prompt_set
-from data.distill.run import DOCUMENTS, distill_prompts
-from data.distill.stats import DistillStats, distill_facts
-from data.distill.teacher_prompt import template_for
-from data.endpoints.pool import EndpointPool
-from data.retrieval.embedders import encoder_for
-from data.retrieval.exemplar_index import ExemplarIndex
-from data.screening.contamination import ContaminationIndex, read_questions
-from data.sources.local_files import read_jsonl
-from data.tokens.build import PublishedTokens, write_tokens
-from data.tokens.losses import LOST
-from data.tokens.tokenise_file import CorpusPlan
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
-from tasks.reporting.data_card import write_card
+from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of
+from nautile.configs.distill import DistillConfig, IndexConfig
+from nautile.configs.model import TokenizerConfig
+from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.distill.run import DOCUMENTS, distill_prompts
+from nautile.data.distill.stats import DistillStats, distill_facts
+from nautile.data.distill.teacher_prompt import template_for
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.retrieval.embedders import encoder_for
+from nautile.data.retrieval.exemplar_index import ExemplarIndex
+from nautile.data.screening.contamination import ContaminationIndex, read_questions
+from nautile.data.sources.local_files import read_jsonl
+from nautile.data.tokens.build import PublishedTokens, write_tokens
+from nautile.data.tokens.losses import LOST
+from nautile.data.tokens.tokenise_file import CorpusPlan
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
+from nautile.tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096

@@ -5,27 +5,27 @@ from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 
-from common.errors import ConfigError
-from common.files import write_json, write_text
-from configs.evaluation import EvaluateConfig, ModelUnderTest
-from configs.model import TokenizerConfig
-from data.endpoints.pool import EndpointPool
-from data.tokens.losses import LOST, lost_records
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from evals.benchmarks.items import BenchmarkItem
-from evals.benchmarks.loading import items_for
-from evals.benchmarks.stand_ins import HELD_OUT, held_out
-from evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from evals.running.likelihood import CheckpointScorer, with_options
-from evals.running.rows import SampleRow, read_rows, sample_readings
-from evals.running.runner import evaluate as ask
-from evals.running.runner import score_options
-from evals.scoring.scores import Scores, summarise
-from evals.tables.breakdown import breakdown
-from evals.tables.results import table_2, to_html, to_json, to_markdown
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
-from tasks.reporting.render import write_table
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json, write_text
+from nautile.configs.evaluation import EvaluateConfig, ModelUnderTest
+from nautile.configs.model import TokenizerConfig
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.tokens.losses import LOST, lost_records
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.benchmarks.loading import items_for
+from nautile.evals.benchmarks.stand_ins import HELD_OUT, held_out
+from nautile.evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
+from nautile.evals.running.likelihood import CheckpointScorer, with_options
+from nautile.evals.running.rows import SampleRow, read_rows, sample_readings
+from nautile.evals.running.runner import evaluate as ask
+from nautile.evals.running.runner import score_options
+from nautile.evals.scoring.scores import Scores, summarise
+from nautile.evals.tables.breakdown import breakdown
+from nautile.evals.tables.results import table_2, to_html, to_json, to_markdown
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
+from nautile.tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; the log has all of them

@@ -2,12 +2,12 @@
 
 import json
 
-from common.files import write_json, write_text
-from configs.labelling import ExtractConfig
-from data.labelled.texts import read_texts, write_rows
-from evals.extraction.report import card_of, summary_of
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.files import write_json, write_text
+from nautile.configs.labelling import ExtractConfig
+from nautile.data.labelled.texts import read_texts, write_rows
+from nautile.evals.extraction.report import card_of, summary_of
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 
@@ -16,7 +16,7 @@ ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 def extract(job: Job) -> None:
     """Extract a document for each row that has no result yet; publish the valid documents and the refused rows."""
     # Imported here because every command imports this file, and JAX takes seconds.
-    from evals.extraction.runner import Extractor
+    from nautile.evals.extraction.runner import Extractor
 
     config = job.part("extract", ExtractConfig)
     _, texts = read_texts(config.texts, job.file_digests[config.texts.path])

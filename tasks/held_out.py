@@ -6,13 +6,13 @@ It is the first stage of a run, so a benchmark that cannot be read fails the run
 from collections import Counter
 from itertools import chain
 
-from configs.evaluation import HeldOutPart
-from data.screening.contamination import COMMON, NGRAM, SHORTEST, ContaminationIndex, write_questions
-from data.tokens.losses import LOST, lost_records
-from evals.benchmarks.held_out import questions
-from evals.benchmarks.stand_ins import STAND_INS
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.configs.evaluation import HeldOutPart
+from nautile.data.screening.contamination import COMMON, NGRAM, SHORTEST, ContaminationIndex, write_questions
+from nautile.data.tokens.losses import LOST, lost_records
+from nautile.evals.benchmarks.held_out import questions
+from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 @stage("held_out", version=1, outputs=("questions",))

@@ -1,10 +1,10 @@
 """The `index` stage (paper §3.2): embed the exemplars and build a search index that every distillation reuses."""
 
-from configs.distill import IndexConfig
-from data.retrieval.embedders import encoder_for
-from data.retrieval.exemplar_index import EXEMPLARS, build_index
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.configs.distill import IndexConfig
+from nautile.data.retrieval.embedders import encoder_for
+from nautile.data.retrieval.exemplar_index import EXEMPLARS, build_index
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 @stage("index", version=1, outputs=("retrieval",))

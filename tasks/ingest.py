@@ -14,23 +14,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import write_atomically
-from configs.ingest import IngestPart, SourceConfig
-from configs.model import TokenizerConfig
-from data.screening import minhash
-from data.screening.contamination import load_contamination_index
-from data.screening.corpus_copies import find_copies, publish_signatures
-from data.sources.corpus_source import list_files, read_file, stand_in_of
-from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.slips import Slips
-from data.tokens.build import PublishedTokens, pack_file, publish_tokens
-from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
-from data.tokens.losses import LOST, losses_line
-from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
-from tasks.engine.fanout.items import FanOut, finished_items, skipped_items
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_atomically
+from nautile.configs.ingest import IngestPart, SourceConfig
+from nautile.configs.model import TokenizerConfig
+from nautile.data.screening import minhash
+from nautile.data.screening.contamination import load_contamination_index
+from nautile.data.screening.corpus_copies import find_copies, publish_signatures
+from nautile.data.sources.corpus_source import list_files, read_file, stand_in_of
+from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
+from nautile.data.sources.slips import Slips
+from nautile.data.tokens.build import PublishedTokens, pack_file, publish_tokens
+from nautile.data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
+from nautile.data.tokens.losses import LOST, losses_line
+from nautile.data.tokens.tokenise_file import (
+    CorpusPlan,
+    DocumentChecks,
+    read_counts,
+    remove_partial_files,
+    tokenise_file,
+)
+from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import write_atomically, write_json
-from common.text import markdown_table, markdown_text, visible
-from configs.label import LabelConfig
-from configs.tune import LabelledDataConfig
-from data.endpoints.own_server import stand_in_of
-from data.endpoints.pool import EndpointPool
-from data.labelled.rows import LabelledRow, read_rows
-from data.labelled.teacher import UNANSWERED, UNASKED, TeacherLabel, ask_labels, check_label_share
-from data.screening.contamination import load_contamination_index
-from data.screening.text_hash import text_hash
-from evals.labelling.agreement import agreement
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_atomically, write_json
+from nautile.common.text import markdown_table, markdown_text, visible
+from nautile.configs.label import LabelConfig
+from nautile.configs.tune import LabelledDataConfig
+from nautile.data.endpoints.own_server import stand_in_of
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.labelled.rows import LabelledRow, read_rows
+from nautile.data.labelled.teacher import UNANSWERED, UNASKED, TeacherLabel, ask_labels, check_label_share
+from nautile.data.screening.contamination import load_contamination_index
+from nautile.data.screening.text_hash import text_hash
+from nautile.evals.labelling.agreement import agreement
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 LABELS = "labels.jsonl"
 SAMPLES = 24  # texts that become sample rows of the run

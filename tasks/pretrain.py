@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from configs.training import PretrainConfig
-from data.tokens.shards import read_index
-from store.manifest import read_manifest
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PretrainConfig
+from nautile.data.tokens.shards import read_index
+from nautile.store.manifest import read_manifest
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 START = "start.checkpoint"  # name of the input to start from; the dot keeps it apart from names of sources
 
@@ -24,7 +24,7 @@ START = "start.checkpoint"  # name of the input to start from; the dot keeps it 
 def pretrain(job: Job) -> None:
     """Train on the sources that the mixtures name. All of them must have been tokenised by one tokenizer."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.training.loop import Pretraining, Start, train
+    from nautile.model.training.loop import Pretraining, Start, train
 
     sources = {name: folder for name, folder in job.inputs.items() if name != START}
     if not sources:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.training import ReasonConfig
-from data.sources.reasoning_gym import derived_seed
-from rl.objective_registry import Balance
-from rl.rewards import verifiable
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.configs.training import ReasonConfig
+from nautile.data.sources.reasoning_gym import derived_seed
+from nautile.rl.objective_registry import Balance
+from nautile.rl.rewards import verifiable
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 if TYPE_CHECKING:
-    from rl.rollouts import Group
+    from nautile.rl.rollouts import Group
 
 
 class AnswerScorer:
@@ -34,9 +34,9 @@ class AnswerScorer:
 def reason(job: Job) -> None:
     """Train the input checkpoint by reinforcement; publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.weights.files import save_weights
-    from rl.reinforce import Reinforcement, reinforce
-    from rl.stage_inputs import load_inputs
+    from nautile.model.weights.files import save_weights
+    from nautile.rl.reinforce import Reinforcement, reinforce
+    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("reason", ReasonConfig)
     seed = derived_seed(job.seed("data"), job.stage)

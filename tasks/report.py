@@ -6,16 +6,16 @@ durations come from the catalog, for the executions that published these artifac
 
 from collections import Counter
 
-from common.errors import ConfigError
-from common.files import write_json, write_text
-from configs.evaluation import ReportConfig
-from store.mirror import open_store
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
-from tasks.reporting.data import collect, read_inputs
-from tasks.reporting.opening import about_line
-from tasks.reporting.render import html_page, markdown, write_table
-from tasks.reporting.sections import compose, paper_tables
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json, write_text
+from nautile.configs.evaluation import ReportConfig
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
+from nautile.tasks.reporting.data import collect, read_inputs
+from nautile.tasks.reporting.opening import about_line
+from nautile.tasks.reporting.render import html_page, markdown, write_table
+from nautile.tasks.reporting.sections import compose, paper_tables
 
 
 @stage("report", version=5, outputs=("report",))

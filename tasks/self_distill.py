@@ -1,18 +1,18 @@
 """The `self_distill` stage (paper §4.4): from a `checkpoint` to its best traces and a better `checkpoint`."""
 
-from configs.training import SelfDistillConfig
-from data.sources.reasoning_gym import derived_seed
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.configs.training import SelfDistillConfig
+from nautile.data.sources.reasoning_gym import derived_seed
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 @stage("self_distill", version=7, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
 def self_distill(job: Job) -> None:
     """Sample completions, keep those better than their group's mean, and train on them, weighted by advantage."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.weights.files import save_weights
-    from rl.self_distillation import SelfDistillation, self_distil
-    from rl.stage_inputs import load_inputs
+    from nautile.model.weights.files import save_weights
+    from nautile.rl.self_distillation import SelfDistillation, self_distil
+    from nautile.rl.stage_inputs import load_inputs
 
     config = job.part("self_distill", SelfDistillConfig)
     seed = derived_seed(job.seed("data"), job.stage)

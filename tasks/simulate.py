@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.events import Emit
-from common.files import atomic_path, write_json, write_text
-from configs.survey import SimulateConfig, SurveyConfig
-from data.labelled.table import is_missing
-from data.surveys.people import Person, group_name, groups_of
-from data.surveys.reading import choose_people, read_respondents
-from evals.opinions.comparison import compare
-from evals.opinions.probabilities import OpinionScorer, position_bias
-from evals.opinions.tables import card, report
-from store.artifacts import checkpoint_name
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.events import Emit
+from nautile.common.files import atomic_path, write_json, write_text
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.data.labelled.table import is_missing
+from nautile.data.surveys.people import Person, group_name, groups_of
+from nautile.data.surveys.reading import choose_people, read_respondents
+from nautile.evals.opinions.comparison import compare
+from nautile.evals.opinions.probabilities import OpinionScorer, position_bias
+from nautile.evals.opinions.tables import card, report
+from nautile.store.artifacts import checkpoint_name
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 CHUNK = 64  # personas
 ROWS = "opinions.parquet"

@@ -1,11 +1,11 @@
 """The `snapshot` stage (`nautile store snapshot`): publish a saved step of an unfinished pretraining."""
 
-from common.errors import ConfigError
-from common.files import read_json
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig, TokenizerConfig
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 @stage("snapshot", version=1, outputs=("checkpoint",))
@@ -15,9 +15,9 @@ def snapshot(job: Job) -> None:
     `section["of"]` is the key of the pretraining, `section["step"]` the saved step. The inputs are the pretraining's.
     """
     # Imported here because every command imports the stages, and JAX takes seconds.
-    from model.training.checkpoint import read_step
-    from model.training.step import state_like
-    from model.weights.files import save_weights
+    from nautile.model.training.checkpoint import read_step
+    from nautile.model.training.step import state_like
+    from nautile.model.weights.files import save_weights
 
     # The saved steps lie in the staging folder of the pretraining, beside that of this job.
     folder = job.staging.parent / job.section["of"] / "scratch" / "checkpoints"

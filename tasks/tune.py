@@ -1,21 +1,21 @@
 """The `tune` stage: from a `checkpoint` and labelled rows to a tuned `checkpoint` and its scores (`tuning`)."""
 
-from common.files import write_text
-from configs.tune import TuneConfig
-from data.labelled.splits import read_splits
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
-from tasks.label import LABELS
+from nautile.common.files import write_text
+from nautile.configs.tune import TuneConfig
+from nautile.data.labelled.splits import read_splits
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
+from nautile.tasks.label import LABELS
 
 
 @stage("tune", version=1, outputs=("checkpoint", "tuning"), accelerator=True)
 def tune(job: Job) -> None:
     """Split the rows, tune for each number of shots and each seed, compare with the baselines, write the card."""
     # Imported here because every command imports this file, and JAX takes seconds.
-    from evals.labelling.tuner import LabelTuning
-    from evals.labelling.tuning_report import run_tuning
-    from model.weights.files import load_weights
-    from tasks.reporting.tuning_card import tuning_card
+    from nautile.evals.labelling.tuner import LabelTuning
+    from nautile.evals.labelling.tuning_report import run_tuning
+    from nautile.model.weights.files import load_weights
+    from nautile.tasks.reporting.tuning_card import tuning_card
 
     config = job.part("tune", TuneConfig)
     if config.data.reader == "labels":

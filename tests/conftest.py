@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -50,6 +51,9 @@ LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
 settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# Importable from the repository's root, which is on the path for `tests.support`: a second copy of each class.
+SHORT_NAMES = {path.name for path in (Path(__file__).parents[1] / "src" / "nautile").iterdir() if path.is_symlink()}
+
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 
 
@@ -91,10 +95,15 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector from the millions of objects of imported packages: it takes 15 % of what follows."""
-    from common.processes import collector_paused
+    from nautile.common.processes import collector_paused
 
     with collector_paused():
         return (yield)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if short := sorted(SHORT_NAMES & sys.modules.keys()):
+        pytest.fail(f"imported as {', '.join(short)}, and not as a part of nautile: `from nautile.{short[0]} import`")
 
 
 def pytest_sessionfinish() -> None:
@@ -119,7 +128,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def store(tmp_path):
     """An empty store that can be written."""
-    from store.artifacts import Store
+    from nautile.store.artifacts import Store
 
     store = Store(tmp_path / "store")
     store.prepare()
@@ -139,7 +148,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
     """`machine("a")`: a store with a remote as the machine of that name has it, all with one remote of this test."""
     import s3fs
 
-    from store.mirror import open_store
+    from nautile.store.mirror import open_store
     from tests.support.servers.object_store import CREDENTIALS, bucket
 
     for name, value in CREDENTIALS.items():
@@ -181,9 +190,9 @@ def build_once(tmp_path_factory) -> BuildOnce:
 @pytest.fixture(scope="session")
 def made(build_once):
     """A store in which the toy chain has run, and label -> kind -> artifact id. It is shared: who writes copies it."""
-    from common.files import read_json, write_json
-    from configs.load import load
-    from store.artifacts import Store
+    from nautile.common.files import read_json, write_json
+    from nautile.configs.load import load
+    from nautile.store.artifacts import Store
     from tests.support.stages.toy_chain import make_all
     from tests.support.stages.toy_stages import TOY
 

@@ -21,8 +21,8 @@ import pytest
 import typer
 import yaml
 
-from common.processes import free_port
-from flows.cli.main import app
+from nautile.common.processes import free_port
+from nautile.flows.cli.main import app
 from tests.support.servers.postgres import DATABASE, PASSWORD, binary, postgres
 from tests.support.servers.prefect_calls import LOGINS, fetch
 from tests.support.stages.toy_dag import TOY_DAG
@@ -234,7 +234,7 @@ def services(tmp_path_factory):
                 service = compose["services"][name]
                 assert set(service["depends_on"]) <= healthy | {"database"}
                 given = {key: value for key, value in service["environment"].items() if value is not None}
-                command = [sys.executable, "-m", "flows.cli.main", *service["command"], *port_option[name]]
+                command = [sys.executable, "-m", "nautile.flows.cli.main", *service["command"], *port_option[name]]
                 with (folder / f"{name}.log").open("wb") as log:
                     started[name] = subprocess.Popen(
                         command, env=own | given | extra[name], stdout=log, stderr=log, start_new_session=True
@@ -278,7 +278,7 @@ def test_the_services_work_together_with_the_login(services, monkeypatch):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_API_URL": api, "NAUTILE_STORE": str(folder / "store"), "PYTHONPATH": str(ROOT)}
     environment |= {"PREFECT_API_AUTH_STRING_FILE": str(folder / "secrets" / "login")}
-    approve = shlex.split(f"{sys.executable} -m flows.cli.main approve {run[:8]}")
+    approve = shlex.split(f"{sys.executable} -m nautile.flows.cli.main approve {run[:8]}")
     done = subprocess.run(approve, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ended = until(

@@ -27,13 +27,13 @@ import openai
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, write_results
-from common.events import Emit, silent
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_cache import ReplyCache
-from data.endpoints.reply_source import ReplySource
-from store.events import EventWriter
+from nautile.common.events import Emit, silent
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import ChatReply, ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.store.events import EventWriter
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import OwnProcess, own_process
 

@@ -25,16 +25,16 @@ import tiktoken
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, medians, print_rows, time_interleaved, write_results
-from common.events import silent
-from configs.model import TokenizerConfig
-from data.screening.contamination import ContaminationIndex, HeldOutQuestion
-from data.screening.corpus_copies import find_copies
-from data.screening.minhash import minhash_bands
-from data.sources.local_files import read_parquet_batches
-from data.sources.wikipedia import articles, web_record
-from data.tokenizer import PATTERN, tokenizer_for
-from data.tokens.build import pack_file, publish_tokens
-from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, tokenise_file
+from nautile.common.events import silent
+from nautile.configs.model import TokenizerConfig
+from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from nautile.data.screening.corpus_copies import find_copies
+from nautile.data.screening.minhash import minhash_bands
+from nautile.data.sources.local_files import read_parquet_batches
+from nautile.data.sources.wikipedia import articles, web_record
+from nautile.data.tokenizer import PATTERN, tokenizer_for
+from nautile.data.tokens.build import pack_file, publish_tokens
+from nautile.data.tokens.tokenise_file import CorpusPlan, DocumentChecks, tokenise_file
 
 ROW_LENGTH = 1024
 

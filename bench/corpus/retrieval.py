@@ -26,9 +26,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
-from configs.distill import IndexConfig
-from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import (
+from nautile.configs.distill import IndexConfig
+from nautile.data.retrieval.embedders import Encoder
+from nautile.data.retrieval.exemplar_index import (
     CANDIDATES_PER_NEIGHBOUR,
     RECALL_NEIGHBOURS,
     SEARCH_BLOCK,
@@ -38,7 +38,7 @@ from data.retrieval.exemplar_index import (
     recall_at,
     search_candidates,
 )
-from data.sources.wikipedia import articles
+from nautile.data.sources.wikipedia import articles
 
 BATCH, NOISE = 64, 0.75
 

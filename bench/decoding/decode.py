@@ -18,11 +18,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, median_seconds
-from configs.model import ModelConfig
-from model.decoding.cache import decode_step, decode_weights, prefill, repack
-from model.decoding.sampling import Sampling, draw
-from model.loss import masked_logits
-from model.nautile import forward, initialise, parameter_counts
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.cache import decode_step, decode_weights, prefill, repack
+from nautile.model.decoding.sampling import Sampling, draw
+from nautile.model.loss import masked_logits
+from nautile.model.nautile import forward, initialise, parameter_counts
 
 
 def seconds(run, repeats=5):

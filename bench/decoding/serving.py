@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from openai import AsyncOpenAI
 
 from bench.measure import argument_parser
-from configs.load import load
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.configs.load import load
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 from tests.support.processes.serving import NAME, serving
 
 CLIENTS = (1, 8, 32)

@@ -18,12 +18,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
-from configs.load import load
-from store.artifacts import Artifact, Store
-from store.catalog import Catalog
-from store.events import EventWriter
-from store.manifest import host
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.configs.load import load
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.store.manifest import host
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 
 Outputs = dict[str, Artifact]  # label of a step -> what it published
 STEPS = ("ingest", "distill", "pretrain", "align", "reason", "self_distill")

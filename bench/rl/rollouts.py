@@ -39,7 +39,7 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
     """Patch sampling so that each sample ends with `stop`, at one of `lengths` selected by its first random number."""
     import jax.numpy as jnp
 
-    from model.decoding import generate, lane, sampling
+    from nautile.model.decoding import generate, lane, sampling
 
     table, draw, uniforms = jnp.asarray(sorted(lengths)), sampling.draw, sampling.uniforms
 
@@ -63,15 +63,15 @@ def serve(setting: str) -> None:
     import jax
     import numpy as np
 
-    from configs.load import load
-    from data.tokenizer import tokenizer_for
-    from model.nautile import initialise
-    from model.sharding import make_mesh
-    from rl import objectives
-    from rl.learner import Learner
-    from rl.problems.load import load as load_problems
-    from rl.rewards import advantages
-    from rl.rollouts import RolloutEngine
+    from nautile.configs.load import load
+    from nautile.data.tokenizer import tokenizer_for
+    from nautile.model.nautile import initialise
+    from nautile.model.sharding import make_mesh
+    from nautile.rl import objectives
+    from nautile.rl.learner import Learner
+    from nautile.rl.problems.load import load as load_problems
+    from nautile.rl.rewards import advantages
+    from nautile.rl.rollouts import RolloutEngine
 
     config = load(ROOT / "bench" / "studies" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
@@ -119,7 +119,7 @@ def serve(setting: str) -> None:
 
 def compare(other: Path, setting: str, repeats: int) -> dict[str, Any]:
     """Seconds of both checkouts, and the speed-up of this one by wall time and by CPU time."""
-    from tasks.engine.child_process import ALLOCATOR
+    from nautile.tasks.engine.child_process import ALLOCATOR
 
     command = [sys.executable, __file__, str(other), "--serve", setting]
     places = {

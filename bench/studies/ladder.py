@@ -22,16 +22,16 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser
-from common.files import read_json
-from configs.load import load
-from configs.training import TRAINED
-from data.sources.calculation import Statement
-from data.sources.slips import FactTable, Slips, fact_of
-from evals.benchmarks.stand_ins import HELD_OUT
-from evals.running.rows import SampleRow, read_rows
-from evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summary
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.common.files import read_json
+from nautile.configs.load import load
+from nautile.configs.training import TRAINED
+from nautile.data.sources.calculation import Statement
+from nautile.data.sources.slips import FactTable, Slips, fact_of
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.scoring.over_seeds import SeedLead, SeedSummary, lead, summary
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 
 ROOT = Path(__file__).parents[2]
 _STATEMENT = re.compile(r"(-?\d+) ([-+*]) (-?\d+) = (-?\d+)")
@@ -216,7 +216,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "flows.cli.main",
+            "nautile.flows.cli.main",
             "sweep",
             arguments.sweep.absolute(),
             "--yes",

@@ -23,12 +23,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, print_rows, write_results
-from configs.model import TokenizerConfig
-from configs.training import PhaseConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.loader import Loader
-from data.tokens.packing import ConcatPacker
-from data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.training import PhaseConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.loader import Loader
+from nautile.data.tokens.packing import ConcatPacker
+from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
 
 HOSTS, BATCH_ROWS, LENGTH, NEEDED = 8, 512, 1024, 1.54e6 / 1024 / 8
 TOKENIZER = TokenizerConfig(ranks=8000)

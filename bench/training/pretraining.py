@@ -19,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, print_rows, write_results
 from bench.training.loader import TOKENIZER, artifact
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig
-from configs.training import PhaseConfig, PretrainConfig
-from data.tokens.loader import Loader
-from model.nautile import parameter_counts
-from model.sharding import make_mesh, put_rows
-from model.training.checkpoint import TrainCheckpoints
-from model.training.step import BATCH, Program
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PhaseConfig, PretrainConfig
+from nautile.data.tokens.loader import Loader
+from nautile.model.nautile import parameter_counts
+from nautile.model.sharding import make_mesh, put_rows
+from nautile.model.training.checkpoint import TrainCheckpoints
+from nautile.model.training.step import BATCH, Program
 
 LENGTH, ROWS = 128, 8
 MODEL = ModelConfig(vocabulary=8192, width=512, blocks=2, context=1024, compute_dtype="float32", remat="none")

@@ -26,11 +26,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.measure import argument_parser, workers, write_results
-from configs.model import ModelConfig
-from model.layers.common import Params
-from model.loss import masked_logits, weighted_loss
-from model.nautile import forward, initialise, parameter_counts
-from tasks.engine.child_process import ALLOCATOR
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.common import Params
+from nautile.model.loss import masked_logits, weighted_loss
+from nautile.model.nautile import forward, initialise, parameter_counts
+from nautile.tasks.engine.child_process import ALLOCATOR
 
 ROOT = Path(__file__).parents[2]
 BATCH, LENGTH = 2, 1024

@@ -3,17 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from configs.distill import DistillConfig, TeacherConfig
-from data.distill.difficulty import blend_probe, choose_teacher, next_teacher, probe_disagreement, prompt_difficulty
-from data.distill.parse_reply import parse_reply
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import teacher_request, template_for
-from data.distill.types import UNASKED, PaidReply, PromptResult, TeacherTask
-from data.distill.verdicts import ReplyVerdict, injection_signs
-from data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool
-from data.endpoints.session import AskResult
-from data.retrieval.exemplar_index import ExemplarIndex, Neighbour
+from nautile.configs.distill import DistillConfig, TeacherConfig
+from nautile.data.distill.difficulty import (
+    blend_probe,
+    choose_teacher,
+    next_teacher,
+    probe_disagreement,
+    prompt_difficulty,
+)
+from nautile.data.distill.parse_reply import parse_reply
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import teacher_request, template_for
+from nautile.data.distill.types import UNASKED, PaidReply, PromptResult, TeacherTask
+from nautile.data.distill.verdicts import ReplyVerdict, injection_signs
+from nautile.data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.endpoints.session import AskResult
+from nautile.data.retrieval.exemplar_index import ExemplarIndex, Neighbour
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import islice
 from typing import Literal
 
-from common.patterns import FilteredPattern, ignoring_case
-from configs.distill import DistillConfig
-from data.distill.parse_reply import ParsedDocument
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import LONGEST_UNROLLED, Template
-from data.retrieval.exemplar_index import Neighbour
-from data.screening.language import detect_language
-from data.screening.words import lower_words
+from nautile.common.patterns import FilteredPattern, ignoring_case
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.parse_reply import ParsedDocument
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import LONGEST_UNROLLED, Template
+from nautile.data.retrieval.exemplar_index import Neighbour
+from nautile.data.screening.language import detect_language
+from nautile.data.screening.words import lower_words
 
 RejectReason = Literal[
     "unparsable",

@@ -15,17 +15,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.events import Emit
-from common.files import write_atomically
-from common.shares import whole_shares
-from common.text import most_common_reasons
-from configs.distill import DistillConfig, PromptSetConfig
-from data.distill.prompt_files import count_prompt_rows
-from data.distill.prompts import Prompt, read_prompt_set
-from data.distill.seen import SeenTexts, TextHashes
-from data.screening.language import detect_language
-from data.tokens.losses import losses_line
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit
+from nautile.common.files import write_atomically
+from nautile.common.shares import whole_shares
+from nautile.common.text import most_common_reasons
+from nautile.configs.distill import DistillConfig, PromptSetConfig
+from nautile.data.distill.prompt_files import count_prompt_rows
+from nautile.data.distill.prompts import Prompt, read_prompt_set
+from nautile.data.distill.seen import SeenTexts, TextHashes
+from nautile.data.screening.language import detect_language
+from nautile.data.tokens.losses import losses_line
 
 BLOCK = 256  # rows of a set screened together
 

@@ -14,9 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from configs.distill import TeacherConfig
-from data.distill.prompts import Prompt
-from data.retrieval.exemplar_index import Neighbour
+from nautile.configs.distill import TeacherConfig
+from nautile.data.distill.prompts import Prompt
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 KIND_WEIGHT, LENGTH_WEIGHT, STEPS_WEIGHT = 0.4, 0.2, 0.4
 MAX_WORDS, MAX_STEPS = 1000, 20

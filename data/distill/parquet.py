@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from data.distill.run import DOCUMENTS
-from data.records import SynthRecord
+from nautile.data.distill.run import DOCUMENTS
+from nautile.data.records import SynthRecord
 
 ROWS_PER_FILE = 200_000  # a multiple of BATCH
 BATCH = 5_000  # rows in memory

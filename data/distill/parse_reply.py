@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.chat_template import THINK_END, parse_text
-from data.reply_objects import ReplyObject, reply_objects
+from nautile.data.chat_template import THINK_END, parse_text
+from nautile.data.reply_objects import ReplyObject, reply_objects
 
 MAX_CHARACTERS = 200_000  # of a reply; the rest is ignored
 _REASONING = ("reasoning", "synthetic_reasoning", "reasoning_trace", "rationale", "thinking", "thought", "thoughts")

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from configs.distill import PromptSetConfig
-from data.records import Rejected
-from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.hub import (
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import PromptSetConfig
+from nautile.data.records import Rejected
+from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
+from nautile.data.sources.hub import (
     COMMIT,
     count_hub_rows,
     describe,
@@ -24,7 +24,7 @@ from data.sources.hub import (
     list_hub_files,
     named_in_errors,
 )
-from data.sources.local_files import (
+from nautile.data.sources.local_files import (
     LINES,
     count_jsonl_rows,
     is_parquet,
@@ -34,7 +34,7 @@ from data.sources.local_files import (
     read_parquet_values,
     refuse_other_kind,
 )
-from data.sources.wikipedia import articles
+from nautile.data.sources.wikipedia import articles
 
 READABLE = (".parquet", *LINES)
 FOOTERS_AT_ONCE = 8  # small requests

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from configs.distill import PromptSetConfig
-from data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, read_prompt_rows
-from data.records import Rejected
-from data.sources.wikipedia import Article, articles, web_record
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import PromptSetConfig
+from nautile.data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, read_prompt_rows
+from nautile.data.records import Rejected
+from nautile.data.sources.wikipedia import Article, articles, web_record
 
 MAX_QUERY = 20_000  # characters; longer "prompts" are misplaced documents
 ROWS_WITHOUT_PROMPT = 1000  # a set without a prompt in its first rows is configured wrongly

@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.events import Emit
-from common.files import write_atomically
-from configs.distill import DistillConfig
-from data.distill.ask import Teachers, document_text
-from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts
-from data.distill.seen import SeenTexts
-from data.distill.stats import (
+from nautile.common.events import Emit
+from nautile.common.files import write_atomically
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.ask import Teachers, document_text
+from nautile.data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts
+from nautile.data.distill.seen import SeenTexts
+from nautile.data.distill.stats import (
     ASK_AGAIN,
     DistillStats,
     check_final_reject_share,
@@ -31,11 +31,11 @@ from data.distill.stats import (
     emit_samples,
     unanswered_message,
 )
-from data.distill.types import UNASKED, PromptResult, result_row, unasked_row
-from data.distill.window import OpenFile, PromptWindow
-from data.endpoints.chat_types import ChatReply, request_digest
-from data.endpoints.pool import EndpointPool
-from data.retrieval.exemplar_index import ExemplarIndex
+from nautile.data.distill.types import UNASKED, PromptResult, result_row, unasked_row
+from nautile.data.distill.window import OpenFile, PromptWindow
+from nautile.data.endpoints.chat_types import ChatReply, request_digest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.retrieval.exemplar_index import ExemplarIndex
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.sorted_keys import SortedKeys, to_bytes
-from data.screening.minhash import minhash_bands
-from data.screening.text_hash import text_hash
+from nautile.common.sorted_keys import SortedKeys, to_bytes
+from nautile.data.screening.minhash import minhash_bands
+from nautile.data.screening.text_hash import text_hash
 
 Duplicate = Literal["duplicate", "near_duplicate"]
 

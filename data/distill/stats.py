@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.events import Emit
-from common.text import most_common_reasons
-from configs.distill import DistillConfig
-from data.distill.teacher_prompt import template_for
-from data.distill.types import UNASKED, PromptResult
-from data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
-from data.endpoints.own_server import stand_in_of
-from data.endpoints.pool import EndpointPool
-from data.screening.language import detect_language
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit
+from nautile.common.text import most_common_reasons
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.teacher_prompt import template_for
+from nautile.data.distill.types import UNASKED, PromptResult
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_cost
+from nautile.data.endpoints.own_server import stand_in_of
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.screening.language import detect_language
 
 SAMPLE_ROWS = 48  # results that become sample rows of the run
 SAMPLES_KEPT = 6  # samples in the statistics, of accepted documents and of each reason for rejection

@@ -13,13 +13,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import ConfigError
-from configs.distill import TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill.prompts import Prompt
-from data.endpoints.chat_types import ChatRequest
-from data.endpoints.outgoing import fenced
-from data.retrieval.exemplar_index import Neighbour
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import TeacherConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.prompts import Prompt
+from nautile.data.endpoints.chat_types import ChatRequest
+from nautile.data.endpoints.outgoing import fenced
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 FULL, COMPACT = "nautile-teacher-2", "nautile-teacher-compact-2"
 

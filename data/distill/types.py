@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from configs.distill import TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill.parse_reply import ParsedDocument
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import Template
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.records import SynthRecord, to_dict
-from data.retrieval.exemplar_index import Neighbour
+from nautile.configs.distill import TeacherConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.parse_reply import ParsedDocument
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import Template
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.records import SynthRecord, to_dict
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 UNASKED = "failed_budget"  # the reason of a prompt that was not sent to a teacher because the budget was spent
 

@@ -11,14 +11,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
-from common.processes import die_with_parent
-from configs.distill import DistillConfig
-from data.distill.checks import reject_reason
-from data.distill.parse_reply import ParsedDocument, read_reply
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import Template
-from data.endpoints.outgoing import hostile_signs
-from data.retrieval.exemplar_index import Neighbour
+from nautile.common.processes import die_with_parent
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.checks import reject_reason
+from nautile.data.distill.parse_reply import ParsedDocument, read_reply
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import Template
+from nautile.data.endpoints.outgoing import hostile_signs
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 WORTH_PROCESSES = 4096  # prompts; two processes take 2 s of a core to start
 MOST_PROCESSES = 4

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from data.distill.ask import PreparedPrompt, Teachers
-from data.distill.collect_prompts import read_prompts
-from data.distill.prompts import Prompt
-from data.distill.stats import FIRST_JUDGED
-from data.distill.types import PromptResult, TeacherTask
-from data.distill.verdicts import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import raise_for_outage
-from data.endpoints.session import AskResult, AskSession
+from nautile.data.distill.ask import PreparedPrompt, Teachers
+from nautile.data.distill.collect_prompts import read_prompts
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.stats import FIRST_JUDGED
+from nautile.data.distill.types import PromptResult, TeacherTask
+from nautile.data.distill.verdicts import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import raise_for_outage
+from nautile.data.endpoints.session import AskResult, AskSession
 
 BLOCK = 256  # prompts prepared together
 OnVerdict = Callable[[PromptResult], None]  # called for each result

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from configs.base import canonical, fingerprint
-from configs.endpoint import EndpointConfig
-from data.endpoints.budget import NO_USAGE, Usage
-from data.endpoints.outgoing import break_markers
+from nautile.configs.base import canonical, fingerprint
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.budget import NO_USAGE, Usage
+from nautile.data.endpoints.outgoing import break_markers
 
 FailureReason = Literal[
     "rate_limited",  # 429 in every attempt

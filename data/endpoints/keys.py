@@ -10,8 +10,8 @@ import json
 import os
 from urllib.parse import quote
 
-from common.errors import ConfigError
-from configs.endpoint import EndpointConfig
+from nautile.common.errors import ConfigError
+from nautile.configs.endpoint import EndpointConfig
 
 MAX_MESSAGE = 300  # characters of an error message
 SHORTEST_KEY = 4  # characters; a shorter one could not be told apart from ordinary text

@@ -13,10 +13,10 @@ from mistralai.client.chat import Chat
 from mistralai.client.errors import MistralError
 from mistralai.client.models import UnknownModelListData
 
-from common.errors import ConfigError
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError, ChatRequest
-from data.endpoints.clients import (
+from nautile.common.errors import ConfigError
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import CallError, ChatRequest
+from nautile.data.endpoints.clients import (
     CLOCK_SKEW_S,
     LABEL,
     BatchJob,
@@ -29,8 +29,8 @@ from data.endpoints.clients import (
     tls_context,
     transport_error,
 )
-from data.endpoints.completions import RawReply, error_of_status, parse_reply_body
-from data.endpoints.keys import key_of
+from nautile.data.endpoints.completions import RawReply, error_of_status, parse_reply_body
+from nautile.data.endpoints.keys import key_of
 
 NOT_FIELDS = {"self", "retries", "server_url", "timeout_ms", "http_headers"}  # parameters of the SDK, not of the API
 

@@ -13,9 +13,9 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, Omit, OpenAI
 
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError, ChatRequest
-from data.endpoints.clients import (
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import CallError, ChatRequest
+from nautile.data.endpoints.clients import (
     CLOCK_SKEW_S,
     CONNECT_S,
     LABEL,
@@ -31,8 +31,8 @@ from data.endpoints.clients import (
     uses_proxy,
     without_key,
 )
-from data.endpoints.completions import RawReply, error_of_status, parse_reply_body, refused_field, token_count
-from data.endpoints.keys import key_of
+from nautile.data.endpoints.completions import RawReply, error_of_status, parse_reply_body, refused_field, token_count
+from nautile.data.endpoints.keys import key_of
 
 
 class OpenAIClient:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from common.patterns import FilteredPattern, ignoring_case
+from nautile.common.patterns import FilteredPattern, ignoring_case
 
 _BAR = "|｜"
 _LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"  # as `str.splitlines`

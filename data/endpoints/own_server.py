@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from common.processes import die_with_parent, module_command
-from configs.vendors import VENDORS
+from nautile.common.processes import die_with_parent, module_command
+from nautile.configs.vendors import VENDORS
 
 START_S = 120.0  # 1 s on an idle machine
 LOG_LINES = 20  # last lines of the log in the message about a process that did not start

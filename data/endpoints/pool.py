@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from common.errors import ConfigError, Retryable
-from common.events import Emit
-from configs.endpoint import EndpointConfig
-from data.endpoints.batch.jobs import check_no_pending_jobs
-from data.endpoints.batch.queue import BatchQueue
-from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
-from data.endpoints.chat_types import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.batch.jobs import check_no_pending_jobs
+from nautile.data.endpoints.batch.queue import BatchQueue
+from nautile.data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
+from nautile.data.endpoints.chat_types import (
     TRANSIENT,
     UNPAID,
     ChatFailure,
@@ -31,10 +31,10 @@ from data.endpoints.chat_types import (
     request_digest,
     with_limits,
 )
-from data.endpoints.endpoint import Endpoint, send_request
-from data.endpoints.reply_cache import BATCHES, DiskState, ReplyCache
-from data.endpoints.reply_source import ReplySource
-from data.endpoints.session import AskResult, AskSession
+from nautile.data.endpoints.endpoint import Endpoint, send_request
+from nautile.data.endpoints.reply_cache import BATCHES, DiskState, ReplyCache
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.data.endpoints.session import AskResult, AskSession
 
 logger = logging.getLogger(__name__)
 

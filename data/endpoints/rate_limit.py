@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from configs.vendors import VENDORS
+from nautile.configs.vendors import VENDORS
 
 HEADROOM = 0.98  # of a stated limit: our clock and the server's differ
 SAMPLE, SAMPLE_S = 16, 2.0  # the accepted rate is measured over this many requests or this time, whichever is more

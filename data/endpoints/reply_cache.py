@@ -26,16 +26,16 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.events import Emit, emit_all
-from common.file_locks import has_locks, try_flock
-from common.files import folder_identity, sync_folder
-from common.keyed_log import KeyedLog
-from common.text import as_file_name
-from data.endpoints.budget import NO_USAGE, Usage
-from data.endpoints.chat_types import ChatFailure, ChatReply, reply_from_row, reply_to_row
-from data.endpoints.reply_source import ReplySource
-from data.endpoints.request_locks import RequestLocks
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, emit_all
+from nautile.common.file_locks import has_locks, try_flock
+from nautile.common.files import folder_identity, sync_folder
+from nautile.common.keyed_log import KeyedLog
+from nautile.common.text import as_file_name
+from nautile.data.endpoints.budget import NO_USAGE, Usage
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, reply_from_row, reply_to_row
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.data.endpoints.request_locks import RequestLocks
 
 logger = logging.getLogger(__name__)
 

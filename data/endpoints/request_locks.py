@@ -10,7 +10,7 @@ import os
 import struct
 from pathlib import Path
 
-from common.file_locks import has_locks, try_lock
+from nautile.common.file_locks import has_locks, try_lock
 
 _FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
 

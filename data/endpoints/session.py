@@ -18,9 +18,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
-from data.endpoints.batch.queue import BatchQueue
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.endpoint import Endpoint
+from nautile.data.endpoints.batch.queue import BatchQueue
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.endpoint import Endpoint
 
 AskResult = ChatReply | ChatFailure
 WAITING_S = 2.0  # how often a caller that waits for a result may say so

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from common.errors import ConfigError
-from common.files import read_bounded_json, write_json
-from configs.base import Section, Share
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json, write_json
+from nautile.configs.base import Section, Share
 
 LABELS = "labels.json"
 HEAD = "head.safetensors"

@@ -6,9 +6,9 @@ beginning that all prompts with the same instructions share, the context with th
 
 from collections.abc import Sequence
 
-from data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
-from data.labelled.label_set import LabelSet
-from data.tokenizer import Tokenizer
+from nautile.data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
+from nautile.data.labelled.label_set import LabelSet
+from nautile.data.tokenizer import Tokenizer
 
 MOST_LISTED = 20  # labels that the instructions name
 INSTRUCTIONS = {

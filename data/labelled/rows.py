@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from configs.tune import LabelledDataConfig
-from data.chat_template import THINK_END, THINK_START, parse_text
-from data.labelled.sentences import read_sentences
-from data.labelled.spans import entity_json, entity_row, spans_of_tags
-from data.labelled.table import READABLE, Table, is_missing, read_table, require_columns, text_value
-from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
-from data.sources.wikipedia import articles
+from nautile.common.errors import ConfigError
+from nautile.configs.tune import LabelledDataConfig
+from nautile.data.chat_template import THINK_END, THINK_START, parse_text
+from nautile.data.labelled.sentences import read_sentences
+from nautile.data.labelled.spans import entity_json, entity_row, spans_of_tags
+from nautile.data.labelled.table import READABLE, Table, is_missing, read_table, require_columns, text_value
+from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.data.sources.wikipedia import articles
 
 MOST_SHOWN = 12  # labels in a message
 

@@ -11,9 +11,9 @@ import tarfile
 import zlib
 from typing import Any
 
-from common.errors import ConfigError
-from configs.tune import SITES, LabelledDataConfig
-from data.labelled.table import Table, read_unchanged
+from nautile.common.errors import ConfigError
+from nautile.configs.tune import SITES, LabelledDataConfig
+from nautile.data.labelled.table import Table, read_unchanged
 
 PACKAGE = "sentiment@5.0.2"
 CLASSES = ("negative", "positive")  # in the files 0 and 1

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 Entity = tuple[str, str]  # its text, a substring of the row's text, and its label
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from common.errors import ConfigError
-from configs.tune import TuneConfig
-from data.labelled.rows import LabelledRow, check_known, read_rows
-from data.screening.text_hash import HASH_RANGE, text_hash
+from nautile.common.errors import ConfigError
+from nautile.configs.tune import TuneConfig
+from nautile.data.labelled.rows import LabelledRow, check_known, read_rows
+from nautile.data.screening.text_hash import HASH_RANGE, text_hash
 
 
 @dataclass

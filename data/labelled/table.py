@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import pyarrow
 from pyarrow.parquet import ParquetFile
 
-from common.errors import ConfigError
-from common.files import refuse_constant
-from common.input_files import open_regular, unpacked_limit
-from common.text import first_line
-from data.sources.local_files import refuse_utf16, text_bytes, text_leaves
+from nautile.common.errors import ConfigError
+from nautile.common.files import refuse_constant
+from nautile.common.input_files import open_regular, unpacked_limit
+from nautile.common.text import first_line
+from nautile.data.sources.local_files import refuse_utf16, text_bytes, text_leaves
 
 LONGEST_LINE = 1_000_000  # bytes of a line, and characters of a value
 LARGEST_FILE = 2 * 2**30  # bytes

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from common.errors import ConfigError
-from common.text import most_common_reasons
-from configs.label import LabelConfig
-from data.chat_template import parse_text
-from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
-from data.endpoints.outgoing import break_markers, fenced, hostile_signs
-from data.endpoints.pool import EndpointPool, raise_for_outage
-from data.endpoints.session import AskResult
-from data.labelled.rows import LabelledRow
+from nautile.common.errors import ConfigError
+from nautile.common.text import most_common_reasons
+from nautile.configs.label import LabelConfig
+from nautile.data.chat_template import parse_text
+from nautile.data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.outgoing import break_markers, fenced, hostile_signs
+from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
+from nautile.data.endpoints.session import AskResult
+from nautile.data.labelled.rows import LabelledRow
 
 UNASKED = "failed_budget"  # the reason of a text that was not sent because the budget was spent
 # The reasons of texts that got no reply for a temporary reason, and are neither labelled nor rejected.

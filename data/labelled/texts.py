@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from common.errors import ConfigError
-from common.files import atomic_path
-from configs.labelling import TextsConfig
-from data.labelled.table import Table, as_text, read_table, require_columns
+from nautile.common.errors import ConfigError
+from nautile.common.files import atomic_path
+from nautile.configs.labelling import TextsConfig
+from nautile.data.labelled.table import Table, as_text, read_table, require_columns
 
 # Beginnings of a formula in spreadsheets, full-width ones too; and numbers, which are none though they have a sign.
 _FORMULA = re.compile("(?s)[=@\t\r\n\uff1d\uff20]|[-+\uff0d\uff0b].")

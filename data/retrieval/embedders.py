@@ -19,14 +19,14 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-from common.errors import ConfigError, Retryable
-from common.events import Emit, silent
-from common.retry import Backoff, retry
-from configs.distill import EmbeddingConfig
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError
-from data.endpoints.keys import check_key
-from data.retrieval.vector_cache import VectorCache
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit, silent
+from nautile.common.retry import Backoff, retry
+from nautile.configs.distill import EmbeddingConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import CallError
+from nautile.data.endpoints.keys import check_key
+from nautile.data.retrieval.vector_cache import VectorCache
 
 MINILM, MINILM_WIDTH = "all-MiniLM-L6-v2-int8", 384
 THREADS = 2

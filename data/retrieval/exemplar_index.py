@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.events import Emit, silent
-from common.files import sha256_of, write_atomically
-from configs.distill import IndexConfig
-from data.records import SynthRecord, from_dict, to_dict
-from data.retrieval.embedders import Encoder
-from data.sources.local_files import read_jsonl
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, silent
+from nautile.common.files import sha256_of, write_atomically
+from nautile.configs.distill import IndexConfig
+from nautile.data.records import SynthRecord, from_dict, to_dict
+from nautile.data.retrieval.embedders import Encoder
+from nautile.data.sources.local_files import read_jsonl
 
 if TYPE_CHECKING:
     import faiss

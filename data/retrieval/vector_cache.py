@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.keyed_log import KeyedLog
+from nautile.common.errors import ConfigError
+from nautile.common.keyed_log import KeyedLog
 
 DIGEST_BYTES, CRC_BYTES = 16, 4
 

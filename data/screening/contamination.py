@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import write_atomically
-from data.screening.words import WordArrays, grams_at, words_of
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_atomically
+from nautile.data.screening.words import WordArrays, grams_at, words_of
 
 QUESTIONS = "questions.jsonl"
 REBUILD = "build it again with `nautile run --force --only held_out`"

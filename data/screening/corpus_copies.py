@@ -28,10 +28,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.events import Emit
-from common.files import file_size, write_atomically
-from configs.base import fingerprint
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit
+from nautile.common.files import file_size, write_atomically
+from nautile.configs.base import fingerprint
 
 HASHES, VERDICTS = "hashes.u8", "verdicts.u1"
 KEPT, EXACT, NEAR, EXACT_ELSEWHERE, NEAR_ELSEWHERE = range(5)

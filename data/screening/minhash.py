@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from rensa import RMinHash
 
-from data.screening.text_hash import text_hash
-from data.screening.words import WordArrays, grams, mix_bits, words_of
+from nautile.data.screening.text_hash import text_hash
+from nautile.data.screening.words import WordArrays, grams, mix_bits, words_of
 
 BANDS, ROWS, WORDS, SEED = 14, 8, 5, 1
 ALGORITHM = 2  # of R-MinHash: rensa raises it when its values change

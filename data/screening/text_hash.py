@@ -8,7 +8,7 @@ import unicodedata
 
 import xxhash
 
-from data.screening.words import FastFolding
+from nautile.data.screening.words import FastFolding
 
 HASH_RANGE = 1 << 64
 

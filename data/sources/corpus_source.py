@@ -9,12 +9,12 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from common.errors import ConfigError
-from configs.ingest import SourceConfig
-from data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
-from data.sources.file_list import SourceFile
-from data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
-from data.sources.local_files import (
+from nautile.common.errors import ConfigError
+from nautile.configs.ingest import SourceConfig
+from nautile.data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
+from nautile.data.sources.file_list import SourceFile
+from nautile.data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
     is_parquet,
@@ -23,10 +23,10 @@ from data.sources.local_files import (
     read_parquet_batches,
     refuse_other_kind,
 )
-from data.sources.reasoning_gym import Problem, derived_seed, problems
-from data.sources.slips import Slips
-from data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
-from data.sources.wikipedia import articles, web_record
+from nautile.data.sources.reasoning_gym import Problem, derived_seed, problems
+from nautile.data.sources.slips import Slips
+from nautile.data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
+from nautile.data.sources.wikipedia import articles, web_record
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.files import write_atomically
+from nautile.common.files import write_atomically
 
 
 @dataclass(frozen=True)

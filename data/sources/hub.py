@@ -25,11 +25,11 @@ import httpx2  # the HTTP client under huggingface_hub
 import pyarrow
 from pyarrow.parquet import ParquetFile
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff, retry, retry_after
-from common.text import first_line
-from data.sources.file_list import SourceFile
-from data.sources.local_files import count_jsonl_rows, is_parquet
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff, retry, retry_after
+from nautile.common.text import first_line
+from nautile.data.sources.file_list import SourceFile
+from nautile.data.sources.local_files import count_jsonl_rows, is_parquet
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ import pyarrow
 import pyarrow.compute
 from pyarrow.parquet import FileMetaData, ParquetFile, read_metadata
 
-from common.errors import ConfigError
-from common.files import parse_json
-from common.input_files import check_regular, matching_paths, open_regular, unpacked_limit
-from common.text import first_line
-from data.records import (
+from nautile.common.errors import ConfigError
+from nautile.common.files import parse_json
+from nautile.common.input_files import check_regular, matching_paths, open_regular, unpacked_limit
+from nautile.common.text import first_line
+from nautile.data.records import (
     BATCH_ROWS,
     MAX_CHARACTERS,
     REQUIRED_COLUMNS,

@@ -21,10 +21,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from configs.base import TaskConfig
-from configs.ingest import ARITHMETIC_TASKS
-from data.sources.calculation import Operation, Result, sum_of, text_of, work_out
+from nautile.common.errors import ConfigError
+from nautile.configs.base import TaskConfig
+from nautile.configs.ingest import ARITHMETIC_TASKS
+from nautile.data.sources.calculation import Operation, Result, sum_of, text_of, work_out
 
 ProblemSplit = Literal["train", "reinforce", "guard", "held_out"]
 ProblemKind = Literal["number", "math", "choice", "text"]

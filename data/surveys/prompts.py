@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.survey import QuestionConfig, SimulateConfig, SurveyConfig
-from data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
-from data.surveys.people import Person, persona_text
-from data.tokenizer import Tokenizer
+from nautile.configs.survey import QuestionConfig, SimulateConfig, SurveyConfig
+from nautile.data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
+from nautile.data.surveys.people import Person, persona_text
+from nautile.data.tokenizer import Tokenizer
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

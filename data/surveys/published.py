@@ -18,11 +18,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.files import read_bounded_json, read_bounded_text
-from configs.survey import PersonasConfig, SurveyConfig
-from data.labelled.table import read_table, require_columns
-from data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json, read_bounded_text
+from nautile.configs.survey import PersonasConfig, SurveyConfig
+from nautile.data.labelled.table import read_table, require_columns
+from nautile.data.sources.hub import describe, fetch_hub_file, list_hub_files, named_in_errors
 
 SUBPOP_COLUMNS = ("qkey", "attribute", "group", "question", "options", "responses", "ordinal")
 WORDS = {

@@ -8,12 +8,19 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.files import read_bounded_toml, read_json, write_json
-from configs.survey import BUILT_IN_SURVEYS, HUB_ID, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
-from data.labelled.table import is_missing
-from data.surveys.people import Digests, Person, read_people, require_fields, text_of
-from data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_toml, read_json, write_json
+from nautile.configs.survey import (
+    BUILT_IN_SURVEYS,
+    HUB_ID,
+    PersonasConfig,
+    QuestionConfig,
+    SimulateConfig,
+    SurveyConfig,
+)
+from nautile.data.labelled.table import is_missing
+from nautile.data.surveys.people import Digests, Person, read_people, require_fields, text_of
+from nautile.data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
 
 MISSING = -1  # code of an unknown answer
 
@@ -49,7 +56,7 @@ def load_survey(name: str | Path) -> SurveyConfig:
     if not path.is_file() and (match := HUB_ID.fullmatch(str(name))) and match[3]:
         return subpop_hub(*match.groups())
     if not path.is_file() and str(name) in BUILT_IN_SURVEYS:
-        path = Path(str(resources.files("data.surveys"))) / f"{name}.toml"
+        path = Path(str(resources.files("nautile.data.surveys"))) / f"{name}.toml"
     if not path.is_file():
         raise ConfigError(
             f"no survey {str(name)!r}: not a file here, and none of the built-in ones ({', '.join(BUILT_IN_SURVEYS)})"

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig, SurveyConfig
-from data.labelled.table import is_missing
-from data.surveys.people import Person, group_name, persona_text
-from data.surveys.prompts import LETTERS, option_orders, question_words
-from data.surveys.reading import Respondents, declared_groups, shares
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.data.labelled.table import is_missing
+from nautile.data.surveys.people import Person, group_name, persona_text
+from nautile.data.surveys.prompts import LETTERS, option_orders, question_words
+from nautile.data.surveys.reading import Respondents, declared_groups, shares
 
 FEWEST = 10  # people of a group that is trained on
 

@@ -26,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.events import Emit
-from common.files import sync_folder, write_atomically
-from data.records import Record, Rejected, SynthRecord, batched
-from data.screening.corpus_copies import KEPT, REASONS, find_copies, read_verdicts
-from data.screening.text_hash import HASH_RANGE
-from data.tokenizer import tokenizer_for
-from data.tokens.exemplar_sample import choose_exemplars
-from data.tokens.packing import ConcatPacker, FirstFitPacker
-from data.tokens.shards import ShardEntry, ShardIndex, Split, write_index, write_shard
-from data.tokens.tokenise_file import (
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit
+from nautile.common.files import sync_folder, write_atomically
+from nautile.data.records import Record, Rejected, SynthRecord, batched
+from nautile.data.screening.corpus_copies import KEPT, REASONS, find_copies, read_verdicts
+from nautile.data.screening.text_hash import HASH_RANGE
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.exemplar_sample import choose_exemplars
+from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker
+from nautile.data.tokens.shards import ShardEntry, ShardIndex, Split, write_index, write_shard
+from nautile.data.tokens.tokenise_file import (
     CANDIDATES,
     HITS,
     CorpusPlan,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.files import write_atomically
-from data.records import Record, SynthRecord, from_dict, to_dict
+from nautile.common.files import write_atomically
+from nautile.data.records import Record, SynthRecord, from_dict, to_dict
 
 LEAST_CANDIDATES = 64  # per exercise and file
 SLACK = 4  # candidates of a file, as a multiple of its even share of the sample

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import RemoteFiles
-from configs.base import TrainOn
-from configs.model import TokenizerConfig
-from configs.training import PhaseConfig
-from data.shuffle import permute
-from data.tokenizer import tokenizer_for
-from data.tokens.row_reader import OpenFiles, PackedRow, RowReader
-from data.tokens.shards import REBUILD, ShardIndex, read_index, verify_shards
-from data.tokens.source_reading import SourceReading
-from data.tokens.target_weights import target_weights
+from nautile.common.errors import ConfigError
+from nautile.common.files import RemoteFiles
+from nautile.configs.base import TrainOn
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.training import PhaseConfig
+from nautile.data.shuffle import permute
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.row_reader import OpenFiles, PackedRow, RowReader
+from nautile.data.tokens.shards import REBUILD, ShardIndex, read_index, verify_shards
+from nautile.data.tokens.source_reading import SourceReading
+from nautile.data.tokens.target_weights import target_weights
 
 Batch = dict[str, np.ndarray]
 MILLION = 1_000_000  # shares are rounded to a millionth, so that row number times share stays within int64

@@ -6,7 +6,7 @@ The step ends with this line, and the artifact has it as the fact `lost`, which 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 
-from data.records import READ_REASONS
+from nautile.data.records import READ_REASONS
 
 LOST = "lost"  # the name of the line among the facts of an artifact
 SHOWN_REASON = 160  # characters of the reason of the first file

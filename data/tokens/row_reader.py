@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import RemoteFiles, file_size
-from configs.base import TrainOn
-from data.tokens.shards import OFFSET_TYPE, OFFSETS, REBUILD, ShardIndex, Split, count_type, token_type
+from nautile.common.errors import ConfigError
+from nautile.common.files import RemoteFiles, file_size
+from nautile.configs.base import TrainOn
+from nautile.data.tokens.shards import OFFSET_TYPE, OFFSETS, REBUILD, ShardIndex, Split, count_type, token_type
 
 RESERVED_FILES = 512  # descriptors reserved for everything else in the process
 MOST_FILES = 65_536

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import INDEX_LIMIT, atomic_path, file_size, read_bounded_text, sha256_of, write_atomically
-from configs.base import TrainOn
-from configs.model import TokenizerConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.packing import PackedRows
+from nautile.common.errors import ConfigError
+from nautile.common.files import INDEX_LIMIT, atomic_path, file_size, read_bounded_text, sha256_of, write_atomically
+from nautile.configs.base import TrainOn
+from nautile.configs.model import TokenizerConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.packing import PackedRows
 
 FORMAT = "nautile-tokens-1"
 OFFSETS = "rows.u4"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.base import TrainOn
+from nautile.configs.base import TrainOn
 
 READING = "reading_by_source"  # the name of these figures among the facts of a checkpoint
 UNKNOWN = "not known"

@@ -29,16 +29,16 @@ from typing import IO, Any
 
 import numpy as np
 
-from common.files import write_atomically
-from configs.model import TokenizerConfig
-from data.chat_template import encode_turns
-from data.records import Record, RecordBatch, RecordForm
-from data.screening.contamination import ContaminationIndex
-from data.screening.corpus_copies import HASHES, band_file
-from data.screening.text_hash import in_validation, text_hash
-from data.tokenizer import Tokenizer, tokenizer_for
-from data.tokens.exemplar_sample import ExemplarSample, write_candidates
-from data.tokens.shards import token_type
+from nautile.common.files import write_atomically
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import encode_turns
+from nautile.data.records import Record, RecordBatch, RecordForm
+from nautile.data.screening.contamination import ContaminationIndex
+from nautile.data.screening.corpus_copies import HASHES, band_file
+from nautile.data.screening.text_hash import in_validation, text_hash
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.data.tokens.exemplar_sample import ExemplarSample, write_candidates
+from nautile.data.tokens.shards import token_type
 
 LENGTHS, PROMPTS, COUNTS = "lengths.u4", "prompts.u4", "counts.json"
 CANDIDATES = "exemplars.jsonl"

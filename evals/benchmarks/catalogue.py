@@ -12,10 +12,10 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from common.errors import ConfigError
-from evals.benchmarks import schemas
-from evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, multiple_choice
-from evals.benchmarks.schemas import BenchmarkRecord, Question
+from nautile.common.errors import ConfigError
+from nautile.evals.benchmarks import schemas
+from nautile.evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, multiple_choice
+from nautile.evals.benchmarks.schemas import BenchmarkRecord, Question
 
 logger = logging.getLogger(__name__)
 

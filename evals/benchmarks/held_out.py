@@ -5,10 +5,10 @@ The text is that of the benchmark, with its passage if it has one, but without o
 
 from collections.abc import Iterator, Sequence
 
-from configs.evaluation import BenchmarkChoice
-from data.screening.contamination import HeldOutQuestion
-from evals.benchmarks.loading import check_benchmark, items_for
-from evals.benchmarks.stand_ins import GENERATED, STAND_INS
+from nautile.configs.evaluation import BenchmarkChoice
+from nautile.data.screening.contamination import HeldOutQuestion
+from nautile.evals.benchmarks.loading import check_benchmark, items_for
+from nautile.evals.benchmarks.stand_ins import GENERATED, STAND_INS
 
 
 def questions(

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from common.errors import ConfigError, Retryable
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import ProblemKind
-from evals.graders import grading
-from evals.graders.answer_forms import is_formula
-from evals.graders.equivalence import grade_math
-from evals.graders.grading import NOT_GRADED, Verdict
-from evals.graders.instructions import grade_instructions
-from evals.graders.notation import tidy, written_number
-from evals.graders.numbers import parse_number
+from nautile.common.errors import ConfigError, Retryable
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import ProblemKind
+from nautile.evals.graders import grading
+from nautile.evals.graders.answer_forms import is_formula
+from nautile.evals.graders.equivalence import grade_math
+from nautile.evals.graders.grading import NOT_GRADED, Verdict
+from nautile.evals.graders.instructions import grade_instructions
+from nautile.evals.graders.notation import tidy, written_number
+from nautile.evals.graders.numbers import parse_number
 
 logger = logging.getLogger(__name__)
 AnswerKind = ProblemKind | Literal["exact", "instructions"]

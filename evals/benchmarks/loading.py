@@ -11,15 +11,15 @@ from typing import Any
 
 import httpx2  # the HTTP client under huggingface_hub
 
-from common.errors import ConfigError, Retryable
-from configs.evaluation import BenchmarkChoice
-from data.labelled.table import read_table
-from data.records import Rejected
-from data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
-from data.sources.local_files import read_json_values
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
-from evals.benchmarks.items import BenchmarkItem
-from evals.benchmarks.stand_ins import STAND_INS
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.evaluation import BenchmarkChoice
+from nautile.data.labelled.table import read_table
+from nautile.data.records import Rejected
+from nautile.data.sources.hub import OWN_DISK, TRANSIENT_STATUSES
+from nautile.data.sources.local_files import read_json_values
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.benchmarks.stand_ins import STAND_INS
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from common.errors import ConfigError
-from evals.graders.instructions import check_known
-from evals.graders.numbers import parse_number
+from nautile.common.errors import ConfigError
+from nautile.evals.graders.instructions import check_known
+from nautile.evals.graders.numbers import parse_number
 
 GPQA_COLUMNS = (
     *("Question", "Record ID", "High-level domain"),

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-from common.errors import ConfigError
-from configs.base import TaskConfig
-from configs.training import ProblemsConfig
-from data.sources.reasoning_gym import Problem, is_correct, problems
-from data.sources.wikipedia import Article, articles
-from evals.benchmarks.catalogue import ALIAS_PROMPT
-from evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
-from evals.graders.instructions import are_compatible, describe
+from nautile.common.errors import ConfigError
+from nautile.configs.base import TaskConfig
+from nautile.configs.training import ProblemsConfig
+from nautile.data.sources.reasoning_gym import Problem, is_correct, problems
+from nautile.data.sources.wikipedia import Article, articles
+from nautile.evals.benchmarks.catalogue import ALIAS_PROMPT
+from nautile.evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
+from nautile.evals.graders.instructions import are_compatible, describe
 
 HELD_OUT = "held_out"
 GENERATED = ("gsm_symbolic", "instructions")  # generated from templates, so their questions are similar

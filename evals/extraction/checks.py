@@ -7,8 +7,8 @@ from typing import Any, Literal
 import jsonschema
 from jsonschema.protocols import Validator
 
-from common.text import first_line
-from data.json_schema import SPAN, Schema, parse_document, pointer_to, violation, with_spans
+from nautile.common.text import first_line
+from nautile.data.json_schema import SPAN, Schema, parse_document, pointer_to, violation, with_spans
 
 Reason = Literal["no_text", "too_long", "cut", "failed", "not_json", "schema", "span"]
 REASONS: dict[Reason, str] = {

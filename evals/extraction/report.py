@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from common.text import markdown_table, markdown_text
-from configs.labelling import ExtractConfig
-from evals.extraction.checks import REASONS
+from nautile.common.text import markdown_table, markdown_text
+from nautile.configs.labelling import ExtractConfig
+from nautile.evals.extraction.checks import REASONS
 
 MOST_DETAILS = 10  # on the card
 

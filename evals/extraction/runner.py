@@ -12,21 +12,21 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from common.errors import ConfigError
-from common.events import Emit, silent
-from configs.labelling import ExtractConfig
-from data.chat_template import encode_prompt_end, parse_completion
-from data.json_schema import Schema, with_spans
-from data.labelled.label_set import LabelSet, read_label_set
-from data.labelled.prompts import beginning_ids
-from data.tokenizer import tokenizer_for
-from evals.extraction.checks import Extraction, ReplyChecker
-from evals.running.rows import RowFile
-from model.decoding.constrained import Constraint
-from model.decoding.engine import Engine
-from model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
-from model.exports.onnx.folder import is_onnx_export
-from model.runtimes.load import load_runtime
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, silent
+from nautile.configs.labelling import ExtractConfig
+from nautile.data.chat_template import encode_prompt_end, parse_completion
+from nautile.data.json_schema import Schema, with_spans
+from nautile.data.labelled.label_set import LabelSet, read_label_set
+from nautile.data.labelled.prompts import beginning_ids
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.extraction.checks import Extraction, ReplyChecker
+from nautile.evals.running.rows import RowFile
+from nautile.model.decoding.constrained import Constraint
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.requests import Chunk, DecodeRequest, EngineEvent, Handle, RequestFailed
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.runtimes.load import load_runtime
 
 WRITE_EVERY_S = 2.0
 AHEAD = 2  # requests submitted per slot, so that no slot is idle

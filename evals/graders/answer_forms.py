@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from evals.graders.notation import depth_of, enclosed, same_number, split_at, tidy, written_number
+from nautile.evals.graders.notation import depth_of, enclosed, same_number, split_at, tidy, written_number
 
 Question = Literal["same", "multiple", "positive multiple"]
 # Whether two values are the same, or one is a multiple of the other by a number. Called with tidy LaTeX.

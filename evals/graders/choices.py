@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from evals.graders.answer_spans import answer_spans, without_bold
+from nautile.evals.graders.answer_spans import answer_spans, without_bold
 
 # A character of a word. Chinese, Japanese and Korean have no spaces, so their characters may touch a letter.
 _CJK = "\u3005-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from common.errors import Retryable
-from common.processes import module_command
-from data.chat_template import ParsedReply
-from evals.graders.answer_forms import AnswerForm, equal, read
-from evals.graders.grading import Verdict, issue_of
-from evals.graders.math_answers import candidates
-from evals.graders.notation import MAX_LENGTH, written_number
+from nautile.common.errors import Retryable
+from nautile.common.processes import module_command
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders.answer_forms import AnswerForm, equal, read
+from nautile.evals.graders.grading import Verdict, issue_of
+from nautile.evals.graders.math_answers import candidates
+from nautile.evals.graders.notation import MAX_LENGTH, written_number
 
 logger = logging.getLogger(__name__)
 START_S = 120.0  # importing sympy on a busy machine
@@ -135,7 +135,7 @@ class Equivalence:
         if self._process is not None:
             return self._process
         process = self._process = subprocess.Popen(
-            module_command("evals.graders.expressions", str(os.getpid())),
+            module_command("nautile.evals.graders.expressions", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-r"""Compare single mathematical values with SymPy, in a process of its own (`-m evals.graders.expressions PID`).
+r"""Compare single mathematical values with SymPy, in a process of its own (`-m nautile.evals.graders.expressions PID`).
 
 One JSON request {question, a, b} per input line, one reply per output line: true, false, or null if SymPy failed. The
 process ends with process PID. It has no limit of time, because SymPy can loop where no Python code can interrupt it:
@@ -15,8 +15,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from common.processes import bounded_memory, die_with_parent
-from evals.graders.notation import WrittenNumber, same_number, stands_for, written_number
+from nautile.common.processes import bounded_memory, die_with_parent
+from nautile.evals.graders.notation import WrittenNumber, same_number, stands_for, written_number
 
 MEMORY = 3 << 30  # bytes of address space beyond what the libraries use
 DIGITS = 30

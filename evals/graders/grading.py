@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data.chat_template import ParsedReply
-from evals.graders import choices, numbers
-from evals.graders.answer_spans import answer_spans
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders import choices, numbers
+from nautile.evals.graders.answer_spans import answer_spans
 
 GradeIssue = Literal["no_answer", "many_answers", "unfinished", "not_graded"]
 

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from data.chat_template import ParsedReply
-from evals.graders.grading import Verdict
+from nautile.common.errors import ConfigError
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 100_000

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-from evals.graders.answer_spans import boxes_at, sentences_at, without_bold
+from nautile.evals.graders.answer_spans import boxes_at, sentences_at, without_bold
 
 # Of limited length, or many marks that are never closed would take a time that grows with the square of theirs.
 _SEGMENT = re.compile(r"\$\$(.{1,1000}?)\$\$|\$(.{1,1000}?)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from evals.graders.answer_spans import answer_spans, without_bold
-from evals.graders.choices import in_order_of_last
+from nautile.evals.graders.answer_spans import answer_spans, without_bold
+from nautile.evals.graders.choices import in_order_of_last
 
 MAX_DIGITS = 300  # a longer literal is noise; Python itself refuses int() of more than 4,300 digits
 _SCALES = {

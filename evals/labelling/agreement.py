@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-from evals.labelling.scores import Interval
-from evals.scoring.intervals import wilson
+from nautile.evals.labelling.scores import Interval
+from nautile.evals.scoring.intervals import wilson
 
 DRAWS = 4000
 

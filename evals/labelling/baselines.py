@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data.retrieval.embedders import Encoder, MiniLM
+from nautile.data.retrieval.embedders import Encoder, MiniLM
 
 MOST_STEPS = 1000
 BASELINES = ("majority", "tfidf", "minilm")

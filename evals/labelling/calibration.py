@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from evals.scoring.intervals import wilson
+from nautile.evals.scoring.intervals import wilson
 
 TEMPERATURES = (0.05, 100.0)
 # What validation rows must have to show a calibration: without errors nothing says how often a probability is wrong.

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.events import Emit, silent
-from common.text import markdown_table, markdown_text
-from configs.labelling import ClassifyConfig
-from data.labelled.label_set import LabelSet, read_label_set
-from data.labelled.prompts import instructions_for
-from evals.labelling.predictor import LabelPredictor
-from evals.labelling.scores import intervals, recalls
-from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, UNTUNED, calibration_note, recall_rows
-from evals.running.rows import RowFile
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, silent
+from nautile.common.text import markdown_table, markdown_text
+from nautile.configs.labelling import ClassifyConfig
+from nautile.data.labelled.label_set import LabelSet, read_label_set
+from nautile.data.labelled.prompts import instructions_for
+from nautile.evals.labelling.predictor import LabelPredictor
+from nautile.evals.labelling.scores import intervals, recalls
+from nautile.evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, UNTUNED, calibration_note, recall_rows
+from nautile.evals.running.rows import RowFile
 
 CHUNK = 256  # rows
 BINS = 10  # of the histogram of probabilities

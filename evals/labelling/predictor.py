@@ -5,20 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set
-from data.labelled.prompts import cut
-from data.tokenizer import Tokenizer, tokenizer_for
-from evals.labelling.calibration import probabilities
-from evals.labelling.verbalised import ContinuationScorer, label_logprobs
-from model.decoding.shared_prefix import SharedPrefixScorer
-from model.exports.onnx.folder import is_onnx_export
-from model.layers.common import Params
-from model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
-from model.tuning.features import Pooling, pooled_states
-from model.tuning.head import load_head
-from model.weights.files import CONFIG, load_weights, read_config
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set
+from nautile.data.labelled.prompts import cut
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.evals.labelling.calibration import probabilities
+from nautile.evals.labelling.verbalised import ContinuationScorer, label_logprobs
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.layers.common import Params
+from nautile.model.runtimes.onnx_runtime import OnnxRuntime, OnnxScorer
+from nautile.model.tuning.features import Pooling, pooled_states
+from nautile.model.tuning.head import load_head
+from nautile.model.weights.files import CONFIG, load_weights, read_config
 
 
 class LabelPredictor:

@@ -14,21 +14,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from data.chat_template import parse_completion
-from data.labelled.label_set import LabelSet, write_label_set
-from data.labelled.prompts import beginning_ids, context_ids, instructions_for, reasoned_ids, reply_ids
-from data.labelled.rows import LabelledRow
-from data.shuffle import permute
-from data.tokenizer import Tokenizer, tokenizer_for
-from evals.labelling.settings import kept_losses, searched_settings
-from evals.labelling.tuner import LabelTuning, asked_rows
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.layers.common import Params
-from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune, mean_loss
-from model.weights.files import save_weights
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.data.chat_template import parse_completion
+from nautile.data.labelled.label_set import LabelSet, write_label_set
+from nautile.data.labelled.prompts import beginning_ids, context_ids, instructions_for, reasoned_ids, reply_ids
+from nautile.data.labelled.rows import LabelledRow
+from nautile.data.shuffle import permute
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.evals.labelling.settings import kept_losses, searched_settings
+from nautile.evals.labelling.tuner import LabelTuning, asked_rows
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.layers.common import Params
+from nautile.model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune, mean_loss
+from nautile.model.weights.files import save_weights
 
 MOST_GENERATED = 200  # test rows whose entities are generated
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evals.labelling.abstention import selective
-from evals.labelling.calibration import expected_calibration_error
-from evals.scoring.intervals import wilson
+from nautile.evals.labelling.abstention import selective
+from nautile.evals.labelling.calibration import expected_calibration_error
+from nautile.evals.scoring.intervals import wilson
 
 DRAWS = 1000
 

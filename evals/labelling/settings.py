@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from configs.tune import TuneConfig
-from model.tuning.fine_tune import TuningSettings
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.configs.tune import TuneConfig
+from nautile.model.tuning.fine_tune import TuningSettings
 
 
 def tuning_settings(config: TuneConfig, loss: Literal["reply", "options"]) -> TuningSettings:

@@ -15,34 +15,34 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_softmax
 
-from common.events import Emit, silent
-from common.files import atomic_path, read_json, write_json
-from configs.model import ModelConfig, TokenizerConfig
-from configs.tune import TuneConfig
-from data.labelled.label_set import HEAD, LabelSet, write_label_set
-from data.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
-from data.labelled.rows import LabelledRow
-from data.labelled.splits import Splits
-from data.screening.text_hash import text_hash
-from data.shuffle import permute
-from data.tokenizer import tokenizer_for
-from evals.labelling.abstention import threshold_for_accuracy, threshold_for_coverage
-from evals.labelling.baselines import BASELINES, baseline
-from evals.labelling.calibration import (
+from nautile.common.events import Emit, silent
+from nautile.common.files import atomic_path, read_json, write_json
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.tune import TuneConfig
+from nautile.data.labelled.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
+from nautile.data.labelled.rows import LabelledRow
+from nautile.data.labelled.splits import Splits
+from nautile.data.screening.text_hash import text_hash
+from nautile.data.shuffle import permute
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.labelling.abstention import threshold_for_accuracy, threshold_for_coverage
+from nautile.evals.labelling.baselines import BASELINES, baseline
+from nautile.evals.labelling.calibration import (
     calibration_evidence,
     expected_calibration_error,
     fit_temperature,
     probabilities,
 )
-from evals.labelling.predictor import likelihood_logits, text_features
-from evals.labelling.scores import score_seeds
-from evals.labelling.settings import searched_settings
-from evals.labelling.verbalised import label_bias
-from model.decoding.shared_prefix import SharedPrefixScorer
-from model.layers.common import Params
-from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
-from model.tuning.head import fit_head, save_head
-from model.weights.files import save_weights
+from nautile.evals.labelling.predictor import likelihood_logits, text_features
+from nautile.evals.labelling.scores import score_seeds
+from nautile.evals.labelling.settings import searched_settings
+from nautile.evals.labelling.verbalised import label_bias
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.layers.common import Params
+from nautile.model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
+from nautile.model.tuning.head import fit_head, save_head
+from nautile.model.weights.files import save_weights
 
 ABSTAINS = 1.0  # the threshold if no lower one reaches the required accuracy
 

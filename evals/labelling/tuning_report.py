@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from common.files import atomic_path, write_json
-from evals.labelling.calibration import probabilities, reliability
-from evals.labelling.replies import tune_replies
-from evals.labelling.scores import confusion, lead, recalls
-from evals.labelling.settings import kept_losses
-from evals.labelling.titles import calibration_note
-from evals.labelling.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
+from nautile.common.files import atomic_path, write_json
+from nautile.evals.labelling.calibration import probabilities, reliability
+from nautile.evals.labelling.replies import tune_replies
+from nautile.evals.labelling.scores import confusion, lead, recalls
+from nautile.evals.labelling.settings import kept_losses
+from nautile.evals.labelling.titles import calibration_note
+from nautile.evals.labelling.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
 PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from common.errors import ConfigError
-from data.labelled.prompts import beginning_ids, context_ids, reply_ids
-from data.tokenizer import Tokenizer
+from nautile.common.errors import ConfigError
+from nautile.data.labelled.prompts import beginning_ids, context_ids, reply_ids
+from nautile.data.tokenizer import Tokenizer
 
 Group = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of a context, and of each of its continuations
 

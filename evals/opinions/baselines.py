@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from data.surveys.people import Person, text_of
-from data.surveys.reading import MISSING
+from nautile.data.surveys.people import Person, text_of
+from nautile.data.surveys.reading import MISSING
 
 TREES, LEAF = 200, 5
 

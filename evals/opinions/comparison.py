@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import PeopleGroup, Person, groups_of
-from data.surveys.reading import MISSING, Respondents, predictors_of, shares
-from evals.opinions.baselines import majority, predictions, uniform
-from evals.opinions.scores import EVERYBODY, Cell, ScoredCell, arm_scores
-from evals.opinions.tables import ARMS
-from evals.scoring.intervals import wilson
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.data.surveys.people import PeopleGroup, Person, groups_of
+from nautile.data.surveys.reading import MISSING, Respondents, predictors_of, shares
+from nautile.evals.opinions.baselines import majority, predictions, uniform
+from nautile.evals.opinions.scores import EVERYBODY, Cell, ScoredCell, arm_scores
+from nautile.evals.opinions.tables import ARMS
+from nautile.evals.scoring.intervals import wilson
 
 SMALLEST_GROUP = 10  # humans; a smaller group is shown but not scored
 

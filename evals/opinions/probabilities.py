@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig, SurveyConfig
-from data.surveys.people import Person
-from data.surveys.prompts import SurveyPrompts
-from data.tokenizer import tokenizer_for
-from evals.labelling.verbalised import ContinuationScorer, Group
-from evals.running.answerers import load_checkpoint
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.prompts import SurveyPrompts
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.labelling.verbalised import ContinuationScorer, Group
+from nautile.evals.running.answerers import load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class OpinionScorer:
                 f"survey {survey.name}: its preface and its longest question have {shortest} tokens, more than the "
                 f"context of {self._model.context} of {self.name}, without any persona"
             )
-        from model.decoding.shared_prefix import SharedPrefixScorer
+        from nautile.model.decoding.shared_prefix import SharedPrefixScorer
 
         self._scorer: ContinuationScorer = SharedPrefixScorer(params, self._model, config.rows_at_once)
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.survey import SimulateConfig, SurveyConfig
-from evals.opinions.distances import rank_correlation, similarity, steerability, wasserstein
+from nautile.configs.survey import SimulateConfig, SurveyConfig
+from nautile.evals.opinions.distances import rank_correlation, similarity, steerability, wasserstein
 
 EVERYBODY = ("", "all")
 Cell = tuple[str, str]  # field and group

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from common.text import markdown_table, markdown_text
+from nautile.common.text import markdown_table, markdown_text
 
 ARMS = {
     "model": "the model",

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from common.errors import ConfigError, Retryable
-from common.files import sha256_of
-from configs.evaluation import EvaluateConfig
-from configs.model import ModelConfig, TokenizerConfig
-from data.chat_template import ParsedReply, encode_prompt, parse_completion, parse_text
-from data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool
-from data.tokenizer import tokenizer_for
-from model.decoding.buckets import length_buckets
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import sha256_of
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.chat_template import ParsedReply, encode_prompt, parse_completion, parse_text
+from nautile.data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.buckets import length_buckets
 
 if TYPE_CHECKING:
-    from model.layers.common import Params
+    from nautile.model.layers.common import Params
 
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class CheckpointAnswerer:
     def __init__(
         self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None, runtime: str = "jax"
     ) -> None:
-        from model.decoding.sampling import Sampling
-        from model.runtimes.load import load_runtime
+        from nautile.model.decoding.sampling import Sampling
+        from nautile.model.runtimes.load import load_runtime
 
         loaded = load_runtime(runtime, folder)
         refuse_other_tokenizer(folder, loaded.config, loaded.tokenizer, tokenizer)
@@ -191,7 +191,7 @@ def load_checkpoint(
 
     Raises `ConfigError` for an unreadable checkpoint, and as `refuse_other_tokenizer`.
     """
-    from model.weights.files import WEIGHTS, load_weights
+    from nautile.model.weights.files import WEIGHTS, load_weights
 
     params, model, tokenizer = load_weights(folder)
     refuse_other_tokenizer(folder, model, tokenizer, expected)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from configs.evaluation import EvaluateConfig
-from configs.model import TokenizerConfig
-from data.tokenizer import tokenizer_for
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.answerers import load_checkpoint
-from evals.running.rows import SampleRow, digest
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.model import TokenizerConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.answerers import load_checkpoint
+from nautile.evals.running.rows import SampleRow, digest
 
 PROMPT = "Question: {question}\nAnswer:"
 
@@ -54,7 +54,7 @@ class CheckpointScorer:
 
     def weigh(self, items: Sequence[BenchmarkItem]) -> list[OptionLikelihoods | None]:
         """Return the likelihoods of each item's options; None if question and option do not fit the context."""
-        from model.decoding.scoring import continuation_logprobs
+        from nautile.model.decoding.scoring import continuation_logprobs
 
         prompts = [self._tokenizer.encode(PROMPT.format(question=item.question)) for item in items]
         # The space belongs to the option, as in running text. Encoded apart, the question has the same ids for all

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import append_durably
-from evals.benchmarks.items import BenchmarkItem, GradedReply
-from evals.graders.grading import NOT_GRADED
-from evals.running.answerers import Answer, SkippedQuestion
+from nautile.common.errors import ConfigError
+from nautile.common.files import append_durably
+from nautile.evals.benchmarks.items import BenchmarkItem, GradedReply
+from nautile.evals.graders.grading import NOT_GRADED
+from nautile.evals.running.answerers import Answer, SkippedQuestion
 
 SampleRow = dict[str, Any]
 

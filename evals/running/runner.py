@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.events import Emit, silent
-from evals.benchmarks.items import BenchmarkItem, grade
-from evals.graders.grading import NOT_GRADED
-from evals.running.answerers import Answerer, SkippedQuestion
-from evals.running.likelihood import CheckpointScorer, likelihood_prompt, likelihood_row
-from evals.running.rows import RowFile, SampleRow, digest, row_of
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, silent
+from nautile.evals.benchmarks.items import BenchmarkItem, grade
+from nautile.evals.graders.grading import NOT_GRADED
+from nautile.evals.running.answerers import Answerer, SkippedQuestion
+from nautile.evals.running.likelihood import CheckpointScorer, likelihood_prompt, likelihood_row
+from nautile.evals.running.rows import RowFile, SampleRow, digest, row_of
 
 TimedRow = tuple[SampleRow, float | None]  # the latency in seconds, if known
 

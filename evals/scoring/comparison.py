@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common.errors import ConfigError
-from evals.benchmarks.catalogue import COMPOSITES
-from evals.running.rows import SampleRow
-from evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
-from evals.scoring.scores import Scores, by_question, title_of, vote
-from evals.tables import paper_figures as paper
-from evals.tables.results import ResultTable, signed
+from nautile.common.errors import ConfigError
+from nautile.evals.benchmarks.catalogue import COMPOSITES
+from nautile.evals.running.rows import SampleRow
+from nautile.evals.scoring.intervals import LEVEL, OVER_PROBLEMS, holm, paired, paired_bootstrap
+from nautile.evals.scoring.scores import Scores, by_question, title_of, vote
+from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.results import ResultTable, signed
 
 Comparison = dict[str, Any]
 Votes = tuple[list[float], list[float]]

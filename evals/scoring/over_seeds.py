@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evals.scoring.intervals import LEVEL, paired, paired_bootstrap
+from nautile.evals.scoring.intervals import LEVEL, paired, paired_bootstrap
 
 POWER = 0.8  # chance of finding an effect of the size `SeedLead.detectable`
 

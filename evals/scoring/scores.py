@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
-from evals.running.rows import SampleRow
-from evals.scoring.intervals import wilson, wilson_mean
-from evals.tables import paper_figures as paper
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from nautile.evals.running.rows import SampleRow
+from nautile.evals.scoring.intervals import wilson, wilson_mean
+from nautile.evals.tables import paper_figures as paper
 
 Scores = dict[str, Any]
 SCHEMA = 1

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from evals.scoring.scores import Scores
-from evals.tables.results import MISSING, ResultTable, with_interval
+from nautile.evals.scoring.scores import Scores
+from nautile.evals.tables.results import MISSING, ResultTable, with_interval
 
 
 def breakdown(scores: Scores) -> list[ResultTable]:

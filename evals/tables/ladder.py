@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.errors import ConfigError
-from evals.running.rows import SampleRow
-from evals.scoring.comparison import Comparison, compare
-from evals.scoring.intervals import OVER_PROBLEMS
-from evals.scoring.scores import Scores, stand_in_note, title_of
-from evals.tables import paper_figures as paper
-from evals.tables.results import MISSING, ResultTable, signed, table_1_benchmark, with_interval
+from nautile.common.errors import ConfigError
+from nautile.evals.running.rows import SampleRow
+from nautile.evals.scoring.comparison import Comparison, compare
+from nautile.evals.scoring.intervals import OVER_PROBLEMS
+from nautile.evals.scoring.scores import Scores, stand_in_note, title_of
+from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.results import MISSING, ResultTable, signed, table_1_benchmark, with_interval
 
 Ladder = dict[str, Any]
 RowsByStage = Mapping[str, Sequence[SampleRow]]

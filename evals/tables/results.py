@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.text import markdown_table
-from evals.benchmarks.catalogue import COMPOSITES
-from evals.benchmarks.stand_ins import HELD_OUT
-from evals.scoring.scores import Scores, title_of
-from evals.tables import paper_figures as paper
+from nautile.common.text import markdown_table
+from nautile.evals.benchmarks.catalogue import COMPOSITES
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.evals.scoring.scores import Scores, title_of
+from nautile.evals.tables import paper_figures as paper
 
 MISSING = "—"
 GAIN = "Gain over pretrain"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.figures import COLOURS, PIXEL, draw
-from evals.tables import paper_figures as paper
-from evals.tables.results import ResultTable
+from nautile.common.figures import COLOURS, PIXEL, draw
+from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.results import ResultTable
 
 _PAPER_COLOURS = ("#333333", "#c9a227", "#9b6fb5", "#5f9ea0", "#b0a0a0")
 _WIDTH, _ROW, _FRAME = 790, 26, 110  # pixels: width of the figure; height of a row; of title, axis and legend

@@ -15,17 +15,17 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from configs.model import ModelConfig
-from flows.cli.tables import text_table
-from model.capacity.decoding_state import state_bytes
-from model.decoding.engine import STRIDE
-from model.decoding.requests import DecodeRequest
-from model.decoding.slot_programs import SlotPrograms
-from model.decoding.slots import slot_settings
-from model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
-from model.exports.onnx.folder import is_onnx_export
-from model.runtimes.load import load_runtime
-from model.weights.files import WEIGHTS
+from nautile.configs.model import ModelConfig
+from nautile.flows.cli.tables import text_table
+from nautile.model.capacity.decoding_state import state_bytes
+from nautile.model.decoding.engine import STRIDE
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.slot_programs import SlotPrograms
+from nautile.model.decoding.slots import slot_settings
+from nautile.model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.runtimes.load import load_runtime
+from nautile.model.weights.files import WEIGHTS
 
 # One stream is a person who chats; 32 is twice the default of `nautile serve --slots`. What lies between shows how much
 # of a step's time is reading the weights, which all streams share.

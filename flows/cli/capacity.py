@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.text import amount, dollars, markdown_table
-from configs.base import fingerprint
-from configs.operation import PlanConfig
-from configs.schema import RunConfig
-from flows.starts import resolve_starts
-from model.capacity.estimate import TrainingEstimate, estimate_training
-from model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
-from store.artifacts import Store
-from tasks.engine.attempt import run_stage
-from tasks.engine.progress import StageUpdate, subscribe
-from tasks.engine.stage import RunContext
-from tasks.reporting.capacity import plan_capacity
+from nautile.common.errors import ConfigError
+from nautile.common.text import amount, dollars, markdown_table
+from nautile.configs.base import fingerprint
+from nautile.configs.operation import PlanConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows.starts import resolve_starts
+from nautile.model.capacity.estimate import TrainingEstimate, estimate_training
+from nautile.model.capacity.topology import GIB, check_compiler, enable_compilers, parse_topology
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.progress import StageUpdate, subscribe
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.reporting.capacity import plan_capacity
 
 
 def estimate_pretraining(config: RunConfig, topology: str, mfu: float, fsdp: int | None) -> TrainingEstimate | None:
@@ -134,7 +134,7 @@ def compare_settings(
     store, so an interrupted comparison resumes. Raises `ConfigError` for an unknown topology or setting.
     """
     enable_compilers()  # before JAX is imported
-    from model.capacity.speed import compare, parse_setting
+    from nautile.model.capacity.speed import compare, parse_setting
 
     parsed_settings = [parse_setting(text) for text in settings]
     targets = [parse_topology(name) for name in topologies.split(",")]

@@ -14,15 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from common.errors import ConfigError
-from common.files import read_json
-from common.text import amount, visible
-from data.chat_template import encode_prompt, parse_completion
-from data.tokenizer import tokenizer_for
-from flows.serve.token_stream import Part, StreamedText, TokenStream
-from model.decoding.sampling import Sampling
-from model.runtimes.load import load_runtime
-from store.manifest import MANIFEST
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.common.text import amount, visible
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.serve.token_stream import Part, StreamedText, TokenStream
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.runtimes.load import load_runtime
+from nautile.store.manifest import MANIFEST
 
 
 @dataclass(frozen=True)

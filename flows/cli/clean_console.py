@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from common.text import visible
+from nautile.common.text import visible
 
 
 class CleanConsole(Console):

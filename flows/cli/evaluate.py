@@ -12,18 +12,18 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from common.errors import ConfigError
-from common.files import read_json
-from configs.schema import RunConfig
-from evals.benchmarks.items import BenchmarkItem
-from evals.benchmarks.stand_ins import HELD_OUT, held_out
-from evals.running.answerers import CheckpointAnswerer
-from evals.running.rows import SampleRow
-from evals.running.runner import evaluate
-from evals.scoring.comparison import compare, comparison_table
-from evals.scoring.intervals import wilson
-from flows.cli.tables import query_table
-from model.exports.onnx.folder import add_measurement
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.configs.schema import RunConfig
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.benchmarks.stand_ins import HELD_OUT, held_out
+from nautile.evals.running.answerers import CheckpointAnswerer
+from nautile.evals.running.rows import SampleRow
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.comparison import compare, comparison_table
+from nautile.evals.scoring.intervals import wilson
+from nautile.flows.cli.tables import query_table
+from nautile.model.exports.onnx.folder import add_measurement
 
 
 def evaluate_folder(

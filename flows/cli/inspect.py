@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.text import did_you_mean
-from configs.operation import RetentionConfig
-from configs.schema import RunConfig
-from configs.training import TRAINED
-from data.tokens.losses import LOST
-from flows.operate.questions import waiting
-from flows.starts import dag_in
-from store.add import add_files, check_plain
-from store.artifacts import Artifact, Store, short_id
-from store.catalog import Catalog, CatalogRow
-from store.events import read_live
-from store.garbage import collect, find_garbage
-from store.manifest import ADDED, MANIFEST
-from store.mirror import MirroredStore, open_store
-from store.schema import TABLES
-from store.staging_mirror import upload_note
-from tasks.engine.staging import read_retry_note
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.text import did_you_mean
+from nautile.configs.operation import RetentionConfig
+from nautile.configs.schema import RunConfig
+from nautile.configs.training import TRAINED
+from nautile.data.tokens.losses import LOST
+from nautile.flows.operate.questions import waiting
+from nautile.flows.starts import dag_in
+from nautile.store.add import add_files, check_plain
+from nautile.store.artifacts import Artifact, Store, short_id
+from nautile.store.catalog import Catalog, CatalogRow
+from nautile.store.events import read_live
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.manifest import ADDED, MANIFEST
+from nautile.store.mirror import MirroredStore, open_store
+from nautile.store.schema import TABLES
+from nautile.store.staging_mirror import upload_note
+from nautile.tasks.engine.staging import read_retry_note
 
 READ_AGAIN = 5  # how often an artifact is verified that runs keep replacing
 # The newest attempt at each key. A reuse is an attempt's row as well, but says nothing about how the work went.
@@ -258,9 +258,9 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     Raises `ConfigError` if the folder is not a valid checkpoint or export.
     """
     # Imports JAX, which the other commands do not need.
-    from data.labelled.label_set import HEAD, LABELS, read_label_set
-    from model.weights.digests import DIGESTS, read_digests
-    from model.weights.files import CONFIG, WEIGHTS, load_weights
+    from nautile.data.labelled.label_set import HEAD, LABELS, read_label_set
+    from nautile.model.weights.digests import DIGESTS, read_digests
+    from nautile.model.weights.files import CONFIG, WEIGHTS, load_weights
 
     if kind == "checkpoint":
         # A tuned checkpoint also has its labels and its classification head; without them it would be a plain one.
@@ -270,7 +270,7 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
         load_weights(folder)
         read_label_set(folder)
     elif kind == "export":
-        from model.runtimes.load import load_runtime
+        from nautile.model.runtimes.load import load_runtime
 
         # The same for an export; its own list of digests says which files belong to it.
         check_plain(folder, [DIGESTS])

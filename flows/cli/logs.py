@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from common.errors import ConfigError
-from common.files import read_json
-from common.text import visible
-from flows.cli.terminal import run_named
-from flows.run_state import RUNS, live_run, questions_by_run
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.manifest import RUN
-from tasks.engine.fanout.items import item_logs
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.common.text import visible
+from nautile.flows.cli.terminal import run_named
+from nautile.flows.run_state import RUNS, live_run, questions_by_run
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import RUN
+from nautile.tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
 MOST_RUNS = 1000  # newest runs, among which a live one is looked for

@@ -17,18 +17,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from common.commands import shell_command
-from common.errors import ConfigError, Retryable
-from common.processes import give_way, loopback_direct, restart_on_huge_pages
-from common.text import controls_escaped, visible
-from flows.cli.many.sweep import sweep
-from flows.cli.notes import note
-from flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
-from flows.cli.plan import plan
-from flows.cli.publish import publish
-from flows.cli.serve import serve
-from flows.cli.store import store_app
-from flows.cli.terminal import (
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import give_way, loopback_direct, restart_on_huge_pages
+from nautile.common.text import controls_escaped, visible
+from nautile.flows.cli.many.sweep import sweep
+from nautile.flows.cli.notes import note
+from nautile.flows.cli.operate import approve, dashboard, deploy, down, reconcile, retry, server, up
+from nautile.flows.cli.plan import plan
+from nautile.flows.cli.publish import publish
+from nautile.flows.cli.serve import serve
+from nautile.flows.cli.store import store_app
+from nautile.flows.cli.terminal import (
     JSON_VERSION,
     CheckpointArgument,
     ConfigArgument,
@@ -45,10 +45,10 @@ from flows.cli.terminal import (
     the_store,
     unexpected,
 )
-from flows.cli.uses.labelling import classify, extract
-from flows.cli.uses.simulate import simulate
-from flows.cli.watch import logs, runs, status
-from flows.operate.secret_files import read_secret_files
+from nautile.flows.cli.uses.labelling import classify, extract
+from nautile.flows.cli.uses.simulate import simulate
+from nautile.flows.cli.watch import logs, runs, status
+from nautile.flows.operate.secret_files import read_secret_files
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
 LONGEST_NAME = 100  # characters in the name of a run
@@ -94,7 +94,7 @@ def run(
     ] = None,
 ) -> None:
     """Run the pipeline. Steps that are in the store are reused; interrupted steps resume."""
-    from configs.load import load, load_base
+    from nautile.configs.load import load, load_base
 
     if name is not None and not (name == name.strip() and 0 < len(name) <= LONGEST_NAME):
         raise ConfigError(f"--name: a name has 1 to {LONGEST_NAME} characters and does not begin or end with a space")
@@ -103,8 +103,8 @@ def run(
     # which inherits the priority and must keep the normal one.
     if "PREFECT_API_URL" in os.environ:
         give_way(run_config.launch.niceness)
-    from flows.run import run as run_pipeline
-    from flows.selection import Selection
+    from nautile.flows.run import run as run_pipeline
+    from nautile.flows.selection import Selection
 
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
     words = config_words(config, settings) + (f" {shell_command('--name', name)}" if name else "")
@@ -121,8 +121,8 @@ def artifacts(
     as_json: Json = False,
 ) -> None:
     """List the artifacts in the store, oldest first."""
-    from flows.cli import inspect
-    from flows.cli.tables import newest_artifacts
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import newest_artifacts
 
     rows = inspect.artifacts(the_store(), kind, superseded)
     shown = rows[-most:] if most else rows if as_json else rows[-100:]
@@ -131,16 +131,16 @@ def artifacts(
 
 def show(artifact: IdArgument, as_json: Json = False) -> None:
     """Show one artifact: its files, facts and inputs, and whether its files match their digests."""
-    from flows.cli import inspect
-    from flows.cli.tables import manifest_view
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import manifest_view
 
     show_as(inspect.show(the_store(), artifact), as_json, manifest_view)
 
 
 def lineage(artifact: IdArgument, as_json: Json = False) -> None:
     """Show all artifacts that an artifact was made from, down to the token shards and the calls to teachers."""
-    from flows.cli import inspect
-    from flows.cli.tables import lineage_tree
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import lineage_tree
 
     show_as(inspect.lineage(the_store(), artifact), as_json, lineage_tree)
 
@@ -155,8 +155,8 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query the catalog with SQL, read-only."""
-    from flows.cli import inspect
-    from flows.cli.tables import query_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import query_table
 
     columns, rows = inspect.sql(the_store(), query)
     show_as([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
@@ -164,10 +164,10 @@ def sql(
 
 def params(config: ConfigArgument = "local", settings: SetOption = None, as_json: Json = False) -> None:
     """Count the parameters of a configuration's model by part, and the bytes of decoding state per sequence."""
-    from configs.load import load
-    from flows.cli.tables import count_table
-    from model.capacity.decoding_state import state_bytes
-    from model.nautile import parameter_counts
+    from nautile.configs.load import load
+    from nautile.flows.cli.tables import count_table
+    from nautile.model.capacity.decoding_state import state_bytes
+    from nautile.model.nautile import parameter_counts
 
     model = load(config, settings).model
     counts = parameter_counts(model)
@@ -200,9 +200,9 @@ def chat(
     """Chat with a checkpoint. Reasoning and answer are shown while they are generated."""
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: an interactive chat prints text only")
-    from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
-    from flows.cli.inspect import checkpoint_folder
-    from store.artifacts import checkpoint_name
+    from nautile.flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, heading, stream_answer
+    from nautile.flows.cli.inspect import checkpoint_folder
+    from nautile.store.artifacts import checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     folder = checkpoint_folder(checkpoint)
@@ -234,9 +234,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a checkpoint or an export on held-out problems; an export's card records its comparison (--against)."""
-    from configs.load import load
-    from flows.cli.evaluate import evaluate_folder, evaluation_view
-    from flows.cli.inspect import checkpoint_folder
+    from nautile.configs.load import load
+    from nautile.flows.cli.evaluate import evaluate_folder, evaluation_view
+    from nautile.flows.cli.inspect import checkpoint_folder
 
     other = None if against is None else checkpoint_folder(against)
     result = evaluate_folder(checkpoint_folder(checkpoint), runtime, other, load(config), problems)
@@ -254,9 +254,9 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure prefill and decoding speed of a checkpoint or an ONNX export here, and the size of its state."""
-    from flows.cli.bench import STREAMS, bench_view
-    from flows.cli.bench import bench as measure
-    from flows.cli.inspect import checkpoint_folder
+    from nautile.flows.cli.bench import STREAMS, bench_view
+    from nautile.flows.cli.bench import bench as measure
+    from nautile.flows.cli.inspect import checkpoint_folder
 
     folders = [checkpoint_folder(name) for name in (checkpoint, against) if name]
     show_as(measure(folders, streams or STREAMS), as_json, bench_view)
@@ -285,9 +285,9 @@ def export(
     """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
     from functools import partial
 
-    from flows.cli.inspect import checkpoint_folder
-    from flows.cli.tables import file_table, how_to_try
-    from model.exports.formats import FORMATS, WITH_BITS
+    from nautile.flows.cli.inspect import checkpoint_folder
+    from nautile.flows.cli.tables import file_table, how_to_try
+    from nautile.model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
         raise ConfigError(f"--format {format_}: not one of {', '.join(FORMATS)}")
@@ -329,9 +329,9 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Convert the author's published weights, or an export for transformers, to an equivalent checkpoint."""
-    from configs.load import load
-    from flows.cli.tables import file_table
-    from model.weights.author_import import import_weights
+    from nautile.configs.load import load
+    from nautile.flows.cli.tables import file_table
+    from nautile.model.weights.author_import import import_weights
 
     base = load(config)
     paths = import_weights(weights, out, base.model, base.tokenizer, context=context, sca_epsilon=sca_epsilon)
@@ -345,10 +345,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print a report, the configuration it is about, and the path of its HTML page."""
-    from common.files import read_json
-    from flows.cli import inspect
-    from flows.cli.tables import relative
-    from tasks.reporting.opening import about_line
+    from nautile.common.files import read_json
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import relative
+    from nautile.tasks.reporting.opening import about_line
 
     folder = inspect.named_or_newest(the_store(), "report", artifact).path
     if as_json:
@@ -387,15 +387,15 @@ def compare(
 
     Or two runs: settings that differ, paired tests of their scores, last values of their curves, time and cost.
     """
-    from flows.cli.many.compare import (
+    from nautile.flows.cli.many.compare import (
         check_choices,
         compare_evaluations,
         comparison_view,
         run_comparison_view,
         runs_named,
     )
-    from flows.sweep.runs import compare_runs
-    from store.catalog import Catalog
+    from nautile.flows.sweep.runs import compare_runs
+    from nautile.store.catalog import Catalog
 
     store = the_store()
     check_choices(verdict, way)
@@ -427,9 +427,9 @@ def distill(
     if not label:
         command = shell_command("nautile", "run", config, "--only", "distill")
         raise ConfigError(f"distill: pass --label; to distil documents, use `{command}`")
-    from configs.label import LabelRun
-    from configs.load import load_part
-    from flows.cli.uses.label import label_texts
+    from nautile.configs.label import LabelRun
+    from nautile.configs.load import load_part
+    from nautile.flows.cli.uses.label import label_texts
 
     words = shell_command("nautile", "distill", "--label", *(["--questions", questions] if questions else []))
     command = f"{words} {config_words(config, settings)}" + " --force" * force
@@ -451,9 +451,9 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a checkpoint on labelled rows, and compare it with baselines trained on the same rows."""
-    from configs.load import load_part
-    from configs.tune import TuneRun
-    from flows.cli.uses.tune import run_tune, tuning_view
+    from nautile.configs.load import load_part
+    from nautile.configs.tune import TuneRun
+    from nautile.flows.cli.uses.tune import run_tune, tuning_view
 
     section = load_part(config, TuneRun, settings)
     command = f"nautile tune {config_words(config, settings)}" + " --force" * force

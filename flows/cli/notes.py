@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from common.errors import ConfigError
-from flows.cli.terminal import console_for, the_store
+from nautile.common.errors import ConfigError
+from nautile.flows.cli.terminal import console_for, the_store
 
 _NOTE = "SELECT text, tags FROM notes WHERE id = ?"
 
@@ -20,7 +20,7 @@ def note(
     """Write a note about a run, or tag it, for the dashboard's table of runs. Without options: print note and tags."""
     from rich.text import Text
 
-    from flows.cli.logs import run_id
+    from nautile.flows.cli.logs import run_id
 
     store = the_store()
     full_id = run_id(store, run)
@@ -34,7 +34,7 @@ def note(
 
 def read_note(store: Any, run: str) -> dict[str, Any]:
     """The `text` and `tags` of a run's note; both empty without a note."""
-    from store.catalog import Catalog
+    from nautile.store.catalog import Catalog
 
     rows = Catalog(store).query(_NOTE, [run])
     return (
@@ -46,9 +46,9 @@ def read_note(store: Any, run: str) -> dict[str, Any]:
 
 def write_note(store: Any, run: str, text: str, tags: list[str], without: list[str]) -> dict[str, Any]:
     """Replace the note of a run, and return it. Tags keep the order in which they were added, without duplicates."""
-    from common.files import writing
-    from store.catalog import Catalog
-    from tasks.engine.attempt_log import write_row
+    from nautile.common.files import writing
+    from nautile.store.catalog import Catalog
+    from nautile.tasks.engine.attempt_log import write_row
 
     if any(not tag.strip() or len(tag) > 60 for tag in tags):
         raise ConfigError("--tag: a tag has 1 to 60 characters")

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.processes import collector_paused, is_loopback, url_host
-from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.processes import collector_paused, is_loopback, url_host
+from nautile.flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
 
 
 def dashboard(
@@ -17,7 +17,7 @@ def dashboard(
     host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
 ) -> None:
     """Serve the web dashboard of the store: runs, curves, rollouts, evaluations, lineage. Read-only."""
-    from flows.dashboard.command import arguments, serve
+    from nautile.flows.dashboard.command import arguments, serve
 
     command = arguments(host, port)  # raises for a port in use, before an address is printed that is another's
     console = console_for(stderr=True)
@@ -34,7 +34,7 @@ def server(
     ] = "127.0.0.1",
 ) -> None:
     """Serve Prefect's API and web UI in the foreground until stopped, for containers and service managers."""
-    from flows.operate import prefect_server
+    from nautile.flows.operate import prefect_server
 
     prefect_server.prepare_to_serve(the_store(), host, port)
     address = f"http://{url_host(host)}:{port}"
@@ -64,15 +64,15 @@ def deploy(
     PREFECT_API_URL must be the address of the Prefect server.
     With --pool, the deployments are only registered, for your own workers.
     """
-    from configs.load import load
-    from flows.operate import prefect_server
+    from nautile.configs.load import load
+    from nautile.flows.operate import prefect_server
 
     run_config = load(config, settings)
     prefect_server.configure_prefect(the_store())
     prefect_server.require_api()
     # Imports Prefect, which reads its settings at import: they must be set by `configure_prefect` before.
     with collector_paused():
-        from flows.operate.deployments import register, serve
+        from nautile.flows.operate.deployments import register, serve
 
     if pool is not None:
         console_for(stderr=True).print(register(run_config, config, pool, limit), soft_wrap=True)
@@ -86,8 +86,8 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Approve the stage that a run waits for. Without RUN: list the waiting runs and their questions."""
-    from flows.cli.tables import waiting_table
-    from flows.operate import questions, services
+    from nautile.flows.cli.tables import waiting_table
+    from nautile.flows.operate import questions, services
 
     services.use_login(the_store())
     if run is None:
@@ -105,8 +105,8 @@ def retry(
 
     For runs of a form, a schedule or an API call: a run from a terminal continues with its own command.
     """
-    from flows.cli.logs import full_id
-    from flows.operate import run_actions, services
+    from nautile.flows.cli.logs import full_id
+    from nautile.flows.operate import run_actions, services
 
     store = the_store()
     api = os.environ.get("PREFECT_API_URL") or services.url_of(store, "server")
@@ -127,9 +127,9 @@ def up(
     ] = "127.0.0.1",
 ) -> None:
     """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
-    from configs.load import load
-    from flows.cli.tables import service_table
-    from flows.operate import prefect_server, services
+    from nautile.configs.load import load
+    from nautile.flows.cli.tables import service_table
+    from nautile.flows.operate import prefect_server, services
 
     load(config)  # raises for an invalid configuration before anything is started
     store, console = the_store(), console_for()
@@ -138,7 +138,7 @@ def up(
         # A server that the operator has named stays the one that is asked.
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         # Imports Prefect, which reads its settings at import: the address must be set before.
-        from flows.operate.reconcile import reconcile_if_possible
+        from nautile.flows.operate.reconcile import reconcile_if_possible
 
         # A machine that went down left runs that Prefect still shows as running. The start of the services is the
         # moment to settle them, before somebody wonders.
@@ -162,7 +162,7 @@ def up(
 
 def down() -> None:
     """Stop the services that `nautile up` started and the runs of their forms, and nothing else."""
-    from flows.operate import services
+    from nautile.flows.operate import services
 
     def report(run: str) -> None:
         console_for().print(
@@ -175,9 +175,9 @@ def down() -> None:
 
 def reconcile(as_json: Json = False) -> None:
     """Clean up after dead processes: runs still shown as running, leftover staging folders, lock files."""
-    from flows.cli.tables import reconciled_view
-    from flows.operate import prefect_server
-    from flows.operate.services import join_server
+    from nautile.flows.cli.tables import reconciled_view
+    from nautile.flows.operate import prefect_server
+    from nautile.flows.operate.services import join_server
 
     store, results = the_store(), []
     if store.root.exists():
@@ -190,7 +190,7 @@ def reconcile(as_json: Json = False) -> None:
                 stack.enter_context(console_for(stderr=True).status("connecting to Prefect"))
                 stack.enter_context(prefect_server.prefect_api())
             # Imports Prefect, which reads its settings at import: `configure_prefect` and `prefect_api` set them.
-            from flows.operate.reconcile import reconcile, unfinished
+            from nautile.flows.operate.reconcile import reconcile, unfinished
 
             results = [*reconcile(store), *unfinished(store)]
     show_as(

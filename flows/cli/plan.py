@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from common.errors import ConfigError, Retryable
-from flows.cli.terminal import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.flows.cli.terminal import (
     ConfigArgument,
     Json,
     SetOption,
@@ -79,17 +79,17 @@ def plan(
         raise ConfigError("--setting needs --compare")
     from dataclasses import asdict
 
-    from configs.load import load
+    from nautile.configs.load import load
 
     if compare:
         compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
         return
-    from flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
-    from flows.dag import pipeline_steps
-    from flows.forecast import forecast_calls, forecast_lines
-    from flows.online import ask_online
-    from flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
-    from flows.reading_forecast import forecast_reading, pack_anew, reading_markdown
+    from nautile.flows.cli.capacity import estimate_markdown, estimate_pretraining, plan_pretraining
+    from nautile.flows.dag import pipeline_steps
+    from nautile.flows.forecast import forecast_calls, forecast_lines
+    from nautile.flows.online import ask_online
+    from nautile.flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
+    from nautile.flows.reading_forecast import forecast_reading, pack_anew, reading_markdown
 
     store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
@@ -148,7 +148,7 @@ def asking_lines(steps: Sequence[Any], answers: Any, command: str) -> list[str]:
         lines = [*listed("refused", answers.refused), *listed("could not be asked", answers.silent)]
         lines += listed("could not be checked", answers.unclear) if answers.unclear else []
         return [*lines, *listed("confirmed", answers.confirmed)]
-    from flows.online import hub_datasets, remote_endpoints
+    from nautile.flows.online import hub_datasets, remote_endpoints
 
     datasets, endpoints = len(hub_datasets(steps)), len(remote_endpoints(steps))
     unknown = [f"the Hub for pinned datasets ({datasets})"] if datasets else []
@@ -158,7 +158,7 @@ def asking_lines(steps: Sequence[Any], answers: Any, command: str) -> list[str]:
 
 def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
     """`nautile plan --compare`: compare mixing forms, chunk sizes and remat for one block."""
-    from flows.cli.capacity import compare_settings, comparison_markdown
+    from nautile.flows.cli.capacity import compare_settings, comparison_markdown
 
     store = the_store()
     topologies = topologies or run_config.launch.topology

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from common.errors import ConfigError
-from flows.cli.terminal import Json, show_as, the_store
+from nautile.common.errors import ConfigError
+from nautile.flows.cli.terminal import Json, show_as, the_store
 
 FOLDER = "published"  # in the working folder
 
@@ -50,10 +50,10 @@ def publish(
 
     Needs a token with write access: HF_TOKEN, or `hf auth login`. Files that the repository already has are not sent.
     """
-    from flows.cli.inspect import checkpoint_artifact
-    from flows.cli.upload import publish_folder
-    from flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
-    from flows.operate.publish import LIBRARIES, documents_of, write_dataset, write_model
+    from nautile.flows.cli.inspect import checkpoint_artifact
+    from nautile.flows.cli.upload import publish_folder
+    from nautile.flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
+    from nautile.flows.operate.publish import LIBRARIES, documents_of, write_dataset, write_model
 
     repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
     repositories += [("dataset", dataset)] if dataset else []

@@ -10,14 +10,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.text import amount, dollars, duration, one_line, visible
-from configs.changes import Change, describe_changes, read_changes
-from configs.load import locate
-from flows.cli.tables import STATES, FittingTable, calls_text, text_table
-from flows.cli.terminal import run_named
-from flows.run_state import (
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.text import amount, dollars, duration, one_line, visible
+from nautile.configs.changes import Change, describe_changes, read_changes
+from nautile.configs.load import locate
+from nautile.flows.cli.tables import STATES, FittingTable, calls_text, text_table
+from nautile.flows.cli.terminal import run_named
+from nautile.flows.run_state import (
     LIVE,
     MOST_SEARCHED,
     RUNS,
@@ -31,8 +31,8 @@ from flows.run_state import (
     state_of,
     time_left_text,
 )
-from store.artifacts import Store
-from store.catalog import Catalog, CatalogRow
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, CatalogRow
 
 PATIENCE_S = 0.3  # how long to wait for processes that write the catalog, before it is read without an update
 # Step state of a run -> `state` in a row, which uses the states of `nautile status CONFIG`. `outcome` has the original.

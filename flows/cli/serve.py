@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from common.errors import ConfigError
-from common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
-from flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
+from nautile.common.errors import ConfigError
+from nautile.common.processes import ExitCode, collector_paused, is_loopback, listen, url_host
+from nautile.flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
 
 
 def serve(
@@ -37,16 +37,16 @@ def serve(
     with collector_paused():
         import uvicorn
 
-        from data.tokenizer import tokenizer_for
-        from flows.cli.inspect import checkpoint_folder
-        from flows.operate.own_page import OwnPageOnly
-        from flows.serve.http import ServedModel, application
-        from flows.serve.protocol import ApiError
-        from flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
-        from model.compile_cache import enable_compile_cache
-        from model.decoding.engine import Engine
-        from model.runtimes.load import load_runtime
-        from store.artifacts import checkpoint_name
+        from nautile.data.tokenizer import tokenizer_for
+        from nautile.flows.cli.inspect import checkpoint_folder
+        from nautile.flows.operate.own_page import OwnPageOnly
+        from nautile.flows.serve.http import ServedModel, application
+        from nautile.flows.serve.protocol import ApiError
+        from nautile.flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
+        from nautile.model.compile_cache import enable_compile_cache
+        from nautile.model.decoding.engine import Engine
+        from nautile.model.runtimes.load import load_runtime
+        from nautile.store.artifacts import checkpoint_name
 
     if key_env is not None and not os.environ.get(key_env):
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or omit the option")

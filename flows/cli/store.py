@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from common.processes import ExitCode
-from flows.cli.terminal import ConfigArgument, IdArgument, Json, show_as, the_store
+from nautile.common.processes import ExitCode
+from nautile.flows.cli.terminal import ConfigArgument, IdArgument, Json, show_as, the_store
 
 store_app = typer.Typer(
     no_args_is_help=True,
@@ -22,8 +22,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare every file with its recorded digest. Exit code 2 if a file is damaged."""
-    from flows.cli import inspect
-    from flows.cli.tables import verify_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import verify_table
 
     result = inspect.verify(the_store(), artifact, remote=not local)
     show_as(result, as_json, verify_table)
@@ -35,8 +35,8 @@ def verify(
 @store_app.command()
 def rebuild(as_json: Json = False) -> None:
     """Rebuild the catalog from the manifests and event files, including remote ones."""
-    from flows.cli.tables import count_table
-    from store.catalog import Catalog
+    from nautile.flows.cli.tables import count_table
+    from nautile.store.catalog import Catalog
 
     store = the_store()
     store.refresh(events=True)
@@ -83,13 +83,13 @@ def gc(
     batch jobs is kept until --unfinished names it (`nautile reconcile` lists it). Paid replies are kept until
     --replies names their model.
     """
-    from configs.operation import RetentionConfig
-    from flows.cli import inspect
-    from flows.cli.tables import garbage_table
+    from nautile.configs.operation import RetentionConfig
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import garbage_table
 
     rules = RetentionConfig()
     if config is not None:
-        from configs.load import load
+        from nautile.configs.load import load
 
         rules = load(config).retention
     # An option replaces the number of the configuration, but adds to its kinds and pins: what the configuration
@@ -114,8 +114,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Add a checkpoint or an export that was made elsewhere to the store, as an artifact with a manifest."""
-    from flows.cli import inspect
-    from flows.cli.tables import artifact_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import artifact_table
 
     show_as([inspect.add(the_store(), folder, kind)], as_json, artifact_table)
 
@@ -127,10 +127,10 @@ def snapshot(
     as_json: Json = False,
 ) -> None:
     """Publish a saved step of an unfinished pretraining as a checkpoint, e.g. for `[pretrain] start`."""
-    from configs.load import load
-    from flows.cli import inspect
-    from flows.cli.tables import artifact_table
-    from flows.snapshot import publish_snapshot
+    from nautile.configs.load import load
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import artifact_table
+    from nautile.flows.snapshot import publish_snapshot
 
     artifact = publish_snapshot(the_store(), load(config), config, step)
     show_as([inspect.row_of(artifact)], as_json, artifact_table)
@@ -145,8 +145,8 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Send missing artifacts to the remote. Runs do this automatically; use it after a machine has crashed."""
-    from flows.cli import inspect
-    from flows.cli.tables import artifact_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import artifact_table
 
     show_as(inspect.push(the_store(), artifact), as_json, artifact_table)
 
@@ -154,8 +154,8 @@ def push(
 @store_app.command()
 def fetch(artifact: IdArgument, as_json: Json = False) -> None:
     """Download an artifact's files from the remote and verify them. Also repairs a damaged local copy."""
-    from flows.cli import inspect
-    from flows.cli.tables import artifact_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import artifact_table
 
     show_as([inspect.fetch(the_store(), artifact)], as_json, artifact_table)
 
@@ -168,7 +168,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write one table of the catalog, or all of them, as Parquet."""
-    from flows.cli import inspect
-    from flows.cli.tables import count_table
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import count_table
 
     show_as(inspect.export(the_store(), table, out, overwrite), as_json, count_table)

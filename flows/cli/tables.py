@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from common.commands import shell_command
-from common.text import amount, counted, duration, size, visible
-from store.manifest import short_commit
+from nautile.common.commands import shell_command
+from nautile.common.text import amount, counted, duration, size, visible
+from nautile.store.manifest import short_commit
 
 SHOWN_INPUTS = 3  # differing inputs printed per step
 DEEPEST = 100  # levels of a printed lineage: drawing more takes a time that is quadratic in them

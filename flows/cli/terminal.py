@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.text import controls_escaped
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.text import controls_escaped
 
 
 def complete_config(incomplete: str) -> list[str]:
     """Shell completion of a configuration: the shipped ones, and TOML files."""
-    from configs.load import shipped_files
+    from nautile.configs.load import shipped_files
 
     names = [path.stem for path in shipped_files() if path.stem.startswith(incomplete)]
     return [*names, *sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))]
@@ -27,7 +27,7 @@ def complete_config(incomplete: str) -> list[str]:
 
 def complete_stage(incomplete: str) -> list[str]:
     """Shell completion of a stage."""
-    from configs.operation import OPERATED
+    from nautile.configs.operation import OPERATED
 
     return [stage for stage in OPERATED if stage.startswith(incomplete)]
 
@@ -84,7 +84,7 @@ def json_text(value: Any, *, ensure_ascii: bool = True) -> str:
 
 def the_store() -> Any:
     """The store that NAUTILE_STORE names."""
-    from store.mirror import open_store
+    from nautile.store.mirror import open_store
 
     return open_store()
 
@@ -95,7 +95,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
     A setting that Prefect refuses as it is imported is the user's mistake. Else it is a fault of the program or of
     Prefect's server, whose trace goes into the store: logs/errors.log.
     """
-    from flows.operate.prefect_faults import described, setting_fault
+    from nautile.flows.operate.prefect_faults import described, setting_fault
 
     if fault := setting_fault(str(error)):
         return fault, 2
@@ -111,7 +111,7 @@ def unexpected(error: Exception) -> tuple[str, int]:
 
 def console_for(stderr: bool = False) -> Any:
     """The Rich console of all commands: it interprets no markup, and prints no control character of any text."""
-    from flows.cli.clean_console import CleanConsole
+    from nautile.flows.cli.clean_console import CleanConsole
 
     return CleanConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 

@@ -8,10 +8,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from common.text import size, visible
-from flows.cli.tables import relative, text_table
-from flows.cli.terminal import console_for
-from flows.operate.hub_upload import HubUploader, RepositoryKind, UploadPlan, planned_files
+from nautile.common.text import size, visible
+from nautile.flows.cli.tables import relative, text_table
+from nautile.flows.cli.terminal import console_for
+from nautile.flows.operate.hub_upload import HubUploader, RepositoryKind, UploadPlan, planned_files
 
 
 def publish_folder(

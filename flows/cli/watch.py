@@ -9,10 +9,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from common.commands import shell_command
-from common.errors import ConfigError, Retryable
-from common.text import one_line
-from flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import one_line
+from nautile.flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
 
 EVERY_S = 2.0
 RunOrConfig = Annotated[
@@ -41,7 +41,7 @@ def status(
     """
     from rich.text import Text
 
-    from flows.cli import runs
+    from nautile.flows.cli import runs
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
@@ -71,14 +71,14 @@ def status(
         )
         show_as([], as_json, lambda _: Text(message))
         return
-    from configs.load import load
-    from flows.cli import inspect
-    from flows.cli.tables import status_table
+    from nautile.configs.load import load
+    from nautile.flows.cli import inspect
+    from nautile.flows.cli.tables import status_table
 
     run_config = load(what or "local", settings)
     if why:
-        from flows.cli.tables import why_text
-        from flows.cli.why import explain
+        from nautile.flows.cli.tables import why_text
+        from nautile.flows.cli.why import explain
 
         show_as(explain(store, run_config, step), as_json, why_text)
         return
@@ -98,8 +98,8 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with their name, state, and changes from their base configuration."""
-    from flows.cli.runs import count_runs, list_runs, queued_rows, runs_table
-    from flows.operate.run_actions import queued_runs
+    from nautile.flows.cli.runs import count_runs, list_runs, queued_rows, runs_table
+    from nautile.flows.operate.run_actions import queued_runs
 
     store = the_store()
     rows = list_runs(store, most)
@@ -116,9 +116,9 @@ def runs(
 
 def _note_left_out(store: Any) -> None:
     """Print, on standard error, how many events are not shown because their form is unknown."""
-    from flows.cli.runs import PATIENCE_S
-    from flows.cli.tables import left_out_text
-    from store.catalog import Catalog
+    from nautile.flows.cli.runs import PATIENCE_S
+    from nautile.flows.cli.tables import left_out_text
+    from nautile.store.catalog import Catalog
 
     left_out: dict[str, int] = {}
     with contextlib.suppress(ConfigError, Retryable):  # the next command says it
@@ -176,7 +176,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Print the last N lines; 0: all.")] = 200,
 ) -> None:
     """Print the output of a stage's process, during and after its execution."""
-    from flows.cli import logs
+    from nautile.flows.cli import logs
 
     store, notes = the_store(), console_for(stderr=True)
     log = logs.choose(store, run, stage)

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from common.errors import ConfigError
-from common.text import did_you_mean
-from configs.keys import key_fields
-from configs.schema import RunConfig
-from flows.dag import Step
-from flows.starts import dag_in
-from store.artifacts import Artifact, Store, short_id
-from store.catalog import CatalogRow
-from store.manifest import KEY
+from nautile.common.errors import ConfigError
+from nautile.common.text import did_you_mean
+from nautile.configs.keys import key_fields
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step
+from nautile.flows.starts import dag_in
+from nautile.store.artifacts import Artifact, Store, short_id
+from nautile.store.catalog import CatalogRow
+from nautile.store.manifest import KEY
 
 
 def explain(store: Store, config: RunConfig, only: str | None = None) -> list[CatalogRow]:

@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import streamlit as st
 
-from flows.dashboard import shared
-from flows.dashboard.pages import PAGES
-from flows.run_state import LIVE
+from nautile.flows.dashboard import shared
+from nautile.flows.dashboard.pages import PAGES
+from nautile.flows.run_state import LIVE
 
 EVERY_S = 5
 IDLE_S = 60  # interval while no run is live; a new run is still detected after EVERY_S

@@ -11,8 +11,8 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup, escape
 
-from common.text import visible
-from flows.dashboard.shared import split_thinking
+from nautile.common.text import visible
+from nautile.flows.dashboard.shared import split_thinking
 
 LONGEST_OPEN = 1200  # characters; longer texts are folded
 SIGNS = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "—")}

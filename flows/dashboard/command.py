@@ -4,8 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.processes import module_command
+from nautile.common.errors import ConfigError
+from nautile.common.processes import module_command
 
 APP = Path(__file__).with_name("server.py")
 _SETTINGS = {

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from flows.dashboard.artifacts import lineage, storage
-from flows.dashboard.evaluation import classification, evaluations, extraction, surveys
-from flows.dashboard.runs import compare, logs, overview, system
-from flows.dashboard.shared import ChosenRun
-from flows.dashboard.training import curves, distillation, samples, tuning
+from nautile.flows.dashboard.artifacts import lineage, storage
+from nautile.flows.dashboard.evaluation import classification, evaluations, extraction, surveys
+from nautile.flows.dashboard.runs import compare, logs, overview, system
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.dashboard.training import curves, distillation, samples, tuning
 
 
 class Page(NamedTuple):

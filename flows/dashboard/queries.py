@@ -6,7 +6,7 @@ thousand.
 
 from pathlib import Path
 
-from flows.run_state import RUNS, STEPS
+from nautile.flows.run_state import RUNS, STEPS
 
 STAGES = STEPS  # the last attempt at each step of a run. (run)
 MOST_RUNS = 200  # newest runs in lists

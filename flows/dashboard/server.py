@@ -12,13 +12,13 @@ from pathlib import Path
 import streamlit as st
 from starlette.middleware import Middleware
 
-from flows.operate.own_page import OwnPageOnly
+from nautile.flows.operate.own_page import OwnPageOnly
 
 
 @asynccontextmanager
 async def ready(_: st.App) -> AsyncIterator[None]:
     """Import the pages before the server answers, else the first window waits for seconds."""
-    importlib.import_module("flows.dashboard.pages")
+    importlib.import_module("nautile.flows.dashboard.pages")
     yield
 
 

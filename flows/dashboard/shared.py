@@ -20,17 +20,25 @@ from urllib.parse import quote, urlencode
 
 import streamlit as st
 
-from common.errors import ConfigError
-from common.files import read_json
-from common.text import visible
-from configs.changes import describe_changes, read_changes
-from flows.dashboard import queries
-from flows.operate import run_actions
-from flows.run_state import MOST_SEARCHED, RUNS, RunState, newest_with_content, questions_by_run, run_state, state_of
-from store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
-from store.manifest import MANIFEST
-from store.mirror import open_store
-from tasks.engine.progress import RateMeter
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.common.text import visible
+from nautile.configs.changes import describe_changes, read_changes
+from nautile.flows.dashboard import queries
+from nautile.flows.operate import run_actions
+from nautile.flows.run_state import (
+    MOST_SEARCHED,
+    RUNS,
+    RunState,
+    newest_with_content,
+    questions_by_run,
+    run_state,
+    state_of,
+)
+from nautile.store.catalog import Catalog, CatalogBusy, CatalogReader, CatalogRow, query_files
+from nautile.store.manifest import MANIFEST
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.progress import RateMeter
 
 CACHE_S = 3.0  # how long the result of a catalog query is reused
 PATIENCE_S = 5.0

@@ -7,12 +7,12 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.events import emit_event
 
-from common.commands import shell_command
-from common.text import visible
-from configs.schema import RunConfig
-from evals.tables.results import ResultTable, to_markdown
-from flows.operate.notifications import message, post_webhook
-from store.artifacts import Artifact
+from nautile.common.commands import shell_command
+from nautile.common.text import visible
+from nautile.configs.schema import RunConfig
+from nautile.evals.tables.results import ResultTable, to_markdown
+from nautile.flows.operate.notifications import message, post_webhook
+from nautile.store.artifacts import Artifact
 
 logger = logging.getLogger(__name__)
 

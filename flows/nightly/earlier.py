@@ -9,11 +9,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import read_json
-from configs.operation import ScheduleConfig
-from evals.running.rows import read_rows
-from evals.scoring.comparison import (
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.configs.operation import ScheduleConfig
+from nautile.evals.running.rows import read_rows
+from nautile.evals.scoring.comparison import (
     Comparison,
     best_of,
     compare,
@@ -22,10 +22,10 @@ from evals.scoring.comparison import (
     regressed,
     scored_benchmarks,
 )
-from evals.scoring.scores import Scores
-from evals.tables.results import ResultTable
-from store.artifacts import Artifact, Store
-from store.manifest import recorded_execution
+from nautile.evals.scoring.scores import Scores
+from nautile.evals.tables.results import ResultTable
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.manifest import recorded_execution
 
 ROWS = "rows.jsonl"
 _PER_BENCHMARK = ("sources", "likelihood")  # protocol fields that may differ: rows are paired by their prompts

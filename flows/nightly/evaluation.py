@@ -15,40 +15,40 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from common.commands import retry_command
-from common.errors import ConfigError, Retryable
-from common.files import write_json, write_text
-from configs.keys import with_local_files
-from configs.load import load_form
-from configs.operation import NEWEST
-from configs.schema import RunConfig
-from evals.tables.results import to_html, to_markdown
-from flows.dag import Need, Step, evaluate_section
-from flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, run_name
-from flows.nightly.alert import publish, raise_regression
-from flows.nightly.earlier import (
+from nautile.common.commands import retry_command
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_json, write_text
+from nautile.configs.keys import with_local_files
+from nautile.configs.load import load_form
+from nautile.configs.operation import NEWEST
+from nautile.configs.schema import RunConfig
+from nautile.evals.tables.results import to_html, to_markdown
+from nautile.flows.dag import Need, Step, evaluate_section
+from nautile.flows.forms import ConfigName, Overrides, RunName, end_with_server, failed_state, run_name
+from nautile.flows.nightly.alert import publish, raise_regression
+from nautile.flows.nightly.earlier import (
     EarlierComparison,
     EarlierEvaluations,
     compare_with_earlier,
     earlier_table,
     find_earlier,
 )
-from flows.nightly.own_checkpoints import executions_of_others, newest_own
-from flows.operate import approval, concurrency
-from flows.operate.automations import sent_before_the_end
-from flows.operate.notifications import notifying
-from flows.plans import recorded, refused
-from flows.selection import PreparedRun, Selection, is_in_store
-from store.artifacts import Artifact, Store
-from store.catalog import Catalog, CatalogBusy
-from store.manifest import stage_key
-from store.mirror import MirroredStore, open_store
-from tasks.engine.child_process import cancelling
-from tasks.engine.errors import StageCrash
-from tasks.engine.failure import advice, reason
-from tasks.engine.prefect_task import as_prefect_task
-from tasks.engine.stage import RunContext
-from tasks.evaluate import evaluate
+from nautile.flows.nightly.own_checkpoints import executions_of_others, newest_own
+from nautile.flows.operate import approval, concurrency
+from nautile.flows.operate.automations import sent_before_the_end
+from nautile.flows.operate.notifications import notifying
+from nautile.flows.plans import recorded, refused
+from nautile.flows.selection import PreparedRun, Selection, is_in_store
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.manifest import stage_key
+from nautile.store.mirror import MirroredStore, open_store
+from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.prefect_task import as_prefect_task
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.evaluate import evaluate
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ A store has all of them. The scheduled evaluation watches one pipeline: the arm 
 no regression of it.
 """
 
-from common.errors import ConfigError
-from configs.schema import RunConfig
-from configs.training import TRAINED
-from flows.starts import dag_in
-from store.artifacts import Artifact, Store
-from store.catalog import Catalog
+from nautile.common.errors import ConfigError
+from nautile.configs.schema import RunConfig
+from nautile.configs.training import TRAINED
+from nautile.flows.starts import dag_in
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog
 
 # Executions of which it is known that only runs of other configurations made them. (name)
 _OF_OTHERS = """

@@ -11,13 +11,13 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from common.commands import shell_command
-from common.text import fenced, visible
-from evals.scoring.comparison import comparison_table
-from evals.tables.results import to_markdown
-from flows.cli.many.compare import compare_evaluations
-from flows.operate.automations import sent_before_the_end
-from store.mirror import open_store
+from nautile.common.commands import shell_command
+from nautile.common.text import fenced, visible
+from nautile.evals.scoring.comparison import comparison_table
+from nautile.evals.tables.results import to_markdown
+from nautile.flows.cli.many.compare import compare_evaluations
+from nautile.flows.operate.automations import sent_before_the_end
+from nautile.store.mirror import open_store
 
 MAX_SAMPLES, MAX_CHARACTERS = 10, 600  # what a page in Prefect shows comfortably; the command shows the rest
 

@@ -35,20 +35,20 @@ from prefect.runtime import deployment
 from prefect.settings import get_current_settings
 from prefect.states import Paused, State, Suspended
 
-from common.errors import ConfigError
-from common.files import write_json
-from common.text import amount, counted, duration
-from configs.schema import RunConfig
-from flows.dag import Step
-from flows.forecast import forecast_calls, forecast_text
-from flows.operate.automations import end_of_heartbeats
-from flows.selection import is_in_store
-from store.artifacts import QUESTIONS, Store
-from store.catalog import Catalog, CatalogBusy
-from store.manifest import host, now
-from tasks.engine.attempt_log import write_row
-from tasks.engine.failure import slug
-from tasks.engine.progress import StageUpdate, notify
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.common.text import amount, counted, duration
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step
+from nautile.flows.forecast import forecast_calls, forecast_text
+from nautile.flows.operate.automations import end_of_heartbeats
+from nautile.flows.selection import is_in_store
+from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.manifest import host, now
+from nautile.tasks.engine.attempt_log import write_row
+from nautile.tasks.engine.failure import slug
+from nautile.tasks.engine.progress import StageUpdate, notify
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.events.worker import EventsWorker
 from prefect.settings import get_current_settings
 
-from configs.schema import RunConfig
-from flows.nightly.alert import CONFIG_LABEL, EVENT
+from nautile.configs.schema import RunConfig
+from nautile.flows.nightly.alert import CONFIG_LABEL, EVENT
 
 logger = logging.getLogger(__name__)
 

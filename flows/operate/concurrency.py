@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from prefect.client.orchestration import get_client
 
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 
 SHARED = "NAUTILE_SHARED_SLOTS"  # set for the runs of a sweep, to an id of its start
 PREFIX = "nautile-"  # prefix of the limits' names

@@ -25,22 +25,22 @@ from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
 from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.processes import give_way
-from configs.forms import WORKER, ServedConfig
-from configs.load import load, load_base
-from configs.operation import DeployConfig
-from configs.schema import RunConfig
-from flows.dag import pipeline_steps
-from flows.forms import SERVED_BY
-from flows.nightly.evaluation import evaluation
-from flows.nightly.regression import regression
-from flows.operate import automations, concurrency, serving
-from flows.operate.automations import TAG
-from flows.pipeline import pipeline
-from flows.stage_flows import STAGE_FLOWS
-from store.mirror import open_store
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.processes import give_way
+from nautile.configs.forms import WORKER, ServedConfig
+from nautile.configs.load import load, load_base
+from nautile.configs.operation import DeployConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import pipeline_steps
+from nautile.flows.forms import SERVED_BY
+from nautile.flows.nightly.evaluation import evaluation
+from nautile.flows.nightly.regression import regression
+from nautile.flows.operate import automations, concurrency, serving
+from nautile.flows.operate.automations import TAG
+from nautile.flows.pipeline import pipeline
+from nautile.flows.stage_flows import STAGE_FLOWS
+from nautile.store.mirror import open_store
 
 log = logging.getLogger(__name__)
 

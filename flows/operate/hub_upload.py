@@ -19,11 +19,11 @@ from typing import Any, Literal, TypeVar
 
 import httpx2  # the HTTP client under huggingface_hub
 
-from common.errors import ConfigError, Retryable
-from common.files import sha256_of
-from common.retry import Backoff, retry, retry_after
-from common.text import first_line, visible
-from data.sources.hub import TRANSIENT_STATUSES
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import sha256_of
+from nautile.common.retry import Backoff, retry, retry_after
+from nautile.common.text import first_line, visible
+from nautile.data.sources.hub import TRANSIENT_STATUSES
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

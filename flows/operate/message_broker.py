@@ -14,7 +14,7 @@ from prefect.server.utilities.messaging import Message, MessageHandler
 from prefect.server.utilities.messaging.memory import Consumer as _MemoryConsumer
 from prefect.server.utilities.messaging.memory import Publisher, break_topic, ephemeral_subscription
 
-from common.retry import Backoff, retry_async
+from nautile.common.retry import Backoff, retry_async
 
 __all__ = ["Consumer", "Publisher", "break_topic", "ephemeral_subscription"]  # what Prefect looks for in a broker
 

@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 import httpx
 
-from common.commands import shell_command
-from common.retry import Backoff, retry
-from common.text import counted, visible
-from configs.training import TRAINED
-from evals.scoring.scores import title_of
-from store.artifacts import Store
-from tasks.engine.failure import advice, reason
-from tasks.engine.prefect_page import run_page
-from tasks.engine.progress import StageUpdate, subscribe
+from nautile.common.commands import shell_command
+from nautile.common.retry import Backoff, retry
+from nautile.common.text import counted, visible
+from nautile.configs.training import TRAINED
+from nautile.evals.scoring.scores import title_of
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.failure import advice, reason
+from nautile.tasks.engine.prefect_page import run_page
+from nautile.tasks.engine.progress import StageUpdate, subscribe
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import os
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from common.errors import ConfigError
-from common.retry import Backoff, retry
+from nautile.common.errors import ConfigError
+from nautile.common.retry import Backoff, retry
 
 if TYPE_CHECKING:
     import httpx

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from common.commands import shell_command
-from common.processes import is_loopback
-from common.text import visible
-from flows.operate.prefect_calls import call, wants_login
+from nautile.common.commands import shell_command
+from nautile.common.processes import is_loopback
+from nautile.common.text import visible
+from nautile.flows.operate.prefect_calls import call, wants_login
 
 TIMEOUT_S = 10.0
 LONGEST = 200  # characters of an error in a message

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.processes import (
+from nautile.common.errors import ConfigError
+from nautile.common.processes import (
     collector_paused,
     die_with_parent,
     free_port,
@@ -33,8 +33,8 @@ from common.processes import (
     module_command,
     url_host,
 )
-from flows.operate.own_page import OwnPageOnly
-from flows.operate.prefect_faults import (
+from nautile.flows.operate.own_page import OwnPageOnly
+from nautile.flows.operate.prefect_faults import (
     DATABASE,
     api_fault,
     database_fault,
@@ -42,11 +42,11 @@ from flows.operate.prefect_faults import (
     last_error,
     setting_fault,
 )
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 
 log = logging.getLogger(__name__)
 
-BROKER = "flows.operate.message_broker"
+BROKER = "nautile.flows.operate.message_broker"
 STARTUP_S = 180.0
 RESTARTS = 10  # a server that dies more often has a reason that no restart removes
 _QUIET = {
@@ -194,7 +194,7 @@ def prefect_api() -> Iterator[str]:
 def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with open(log_name, "ab") as output:
         return subprocess.Popen(
-            module_command("flows.operate.prefect_server", str(port), str(os.getpid())),
+            module_command("nautile.flows.operate.prefect_server", str(port), str(os.getpid())),
             env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -322,7 +322,7 @@ async def _forget_heartbeats() -> None:
     import sqlalchemy.exc
     from prefect.server.database import provide_database_interface
 
-    from flows.operate.automations import SILENT
+    from nautile.flows.operate.automations import SILENT
 
     database = provide_database_interface()
     named = sqlalchemy.select(database.Automation.id).where(database.Automation.name == SILENT)

@@ -9,15 +9,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.files import sha256_of, write_text
-from data.distill.parquet import write_parquet
-from data.labelled.label_set import LabelSet, read_label_set
-from model.exports.formats import FORMATS
-from store.artifacts import Artifact, Store
-from tasks.reporting.dataset_card import dataset_card
-from tasks.reporting.model_card import TASKS, Publication, Snippet, model_card
-from tasks.reporting.model_facts import distilled_documents, lineage, model_facts
+from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of, write_text
+from nautile.data.distill.parquet import write_parquet
+from nautile.data.labelled.label_set import LabelSet, read_label_set
+from nautile.model.exports.formats import FORMATS
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.reporting.dataset_card import dataset_card
+from nautile.tasks.reporting.model_card import TASKS, Publication, Snippet, model_card
+from nautile.tasks.reporting.model_facts import distilled_documents, lineage, model_facts
 
 CARD = "README.md"
 LIBRARIES = {"nautile": "nautile", "transformers": "transformers"}  # format -> library that loads it

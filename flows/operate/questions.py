@@ -13,13 +13,13 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from common.errors import ConfigError
-from common.files import read_json
-from common.processes import is_loopback
-from common.text import one_line
-from flows.operate.prefect_calls import ask_server, call
-from store.artifacts import QUESTIONS, Store
-from store.manifest import RUN, host, utc_time
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.common.processes import is_loopback
+from nautile.common.text import one_line
+from nautile.flows.operate.prefect_calls import ask_server, call
+from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.manifest import RUN, host, utc_time
 
 logger = logging.getLogger(__name__)
 

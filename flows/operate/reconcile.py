@@ -35,21 +35,21 @@ from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
-from common.commands import shell_command
-from common.errors import ConfigError, Retryable
-from common.files import read_json, write_json
-from common.processes import is_loopback
-from common.text import size, visible
-from flows.operate.concurrency import PREFIX
-from flows.operate.prefect_calls import call
-from flows.plans import record_interrupted
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
-from store.locks import locks_work
-from store.manifest import KEY, host
-from store.schema import RUNS
-from tasks.engine.attempt_log import write_attempt_row
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json, write_json
+from nautile.common.processes import is_loopback
+from nautile.common.text import size, visible
+from nautile.flows.operate.concurrency import PREFIX
+from nautile.flows.operate.prefect_calls import call
+from nautile.flows.plans import record_interrupted
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
+from nautile.store.locks import locks_work
+from nautile.store.manifest import KEY, host
+from nautile.store.schema import RUNS
+from nautile.tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import httpx
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from flows.operate import services
-from flows.operate.prefect_calls import ask_server, call, wants_login
-from store.artifacts import Store
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.flows.operate import services
+from nautile.flows.operate.prefect_calls import ask_server, call, wants_login
+from nautile.store.artifacts import Store
 
 TIMEOUT_S = 10.0
 QUEUE_TIMEOUT_S = 3.0  # a list and a page wait for it

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 _SECRET = re.compile(
     r"(PREFECT_API_AUTH_STRING|PREFECT_SERVER_DATABASE_(CONNECTION_URL|PASSWORD)|HF_TOKEN|\w+_API_KEY)_FILE"

@@ -20,15 +20,15 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from common.processes import is_loopback, listen, module_command, url_host
-from configs.operation import OPERATED
-from flows.operate import prefect_server
-from flows.operate.prefect_calls import call
-from flows.operate.prefect_faults import database_fault, last_error, setting_fault
-from store.artifacts import Store
-from tasks.engine import prefect_page
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.common.processes import is_loopback, listen, module_command, url_host
+from nautile.configs.operation import OPERATED
+from nautile.flows.operate import prefect_server
+from nautile.flows.operate.prefect_calls import call
+from nautile.flows.operate.prefect_faults import database_fault, last_error, setting_fault
+from nautile.store.artifacts import Store
+from nautile.tasks.engine import prefect_page
 
 # One per stage, and those of the pipeline, the evaluation and the regression.
 DEPLOYMENTS = len(OPERATED) + 3
@@ -89,7 +89,7 @@ def up(
     # A service that runs already keeps its address, whatever the ports of this call; the others are to find it there.
     api = running["server"].url if "server" in running else f"http://{name}:{server_port}/api"
     page = running["dashboard"].url if "dashboard" in running else f"http://{_HOST}:{dashboard_port}"
-    nautile = module_command("flows.cli.main")
+    nautile = module_command("nautile.flows.cli.main")
     api_variable = {"PREFECT_API_URL": api}
     login = None
     if "server" not in running:
@@ -99,7 +99,7 @@ def up(
         if not is_loopback(host):
             login = os.environ["PREFECT_API_AUTH_STRING"] = _login(store, api)
     use_login(store)
-    start_server = module_command("flows.operate.prefect_server", str(server_port))
+    start_server = module_command("nautile.flows.operate.prefect_server", str(server_port))
     server = prefect_server.server_settings(host, server_port, login)
     deploy_command, deploy_variables = [*nautile, "deploy", config], api_variable | {prefect_page.DASHBOARD_URL: page}
     dashboard_command = [*nautile, "dashboard", "--port", str(dashboard_port)]

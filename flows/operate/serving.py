@@ -39,9 +39,9 @@ from prefect.runner import Runner
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 from prefect.states import Cancelled
 
-from flows.operate.reconcile import settle_runs
-from store.mirror import open_store
-from tasks.engine.failure import slug
+from nautile.flows.operate.reconcile import settle_runs
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.failure import slug
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ requests.
 
 import asyncio
 
-from common.errors import ConfigError
-from flows.serve.protocol import ApiError
-from model.decoding.engine import Engine
-from model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull
+from nautile.common.errors import ConfigError
+from nautile.flows.serve.protocol import ApiError
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull
 
 
 class EngineBridge:

@@ -20,12 +20,12 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as StarletteError
 
-from data.tokenizer import Tokenizer
-from flows.serve import documented as bodies
-from flows.serve.documented import described, documented
-from flows.serve.engine_bridge import EngineBridge, RequestEvents
-from flows.serve.metrics import CLIENT_CLOSED_REQUEST, MeasuredRequests, ServerMetrics
-from flows.serve.protocol import (
+from nautile.data.tokenizer import Tokenizer
+from nautile.flows.serve import documented as bodies
+from nautile.flows.serve.documented import described, documented
+from nautile.flows.serve.engine_bridge import EngineBridge, RequestEvents
+from nautile.flows.serve.metrics import CLIENT_CLOSED_REQUEST, MeasuredRequests, ServerMetrics
+from nautile.flows.serve.protocol import (
     ApiError,
     ChatCompletionRequest,
     CompletionRequest,
@@ -34,11 +34,11 @@ from flows.serve.protocol import (
     TokenizeRequest,
     invalid_request,
 )
-from flows.serve.response_format import constraint_for
-from flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
-from flows.serve.token_stream import StreamedText, bytes_of
-from model.decoding.engine import Engine
-from model.decoding.requests import Chunk, PromptScores, RequestFailed
+from nautile.flows.serve.response_format import constraint_for
+from nautile.flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
+from nautile.flows.serve.token_stream import StreamedText, bytes_of
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20  # hundreds of times the context as text; the list of tokens of a harness fits as well
 MOST_MEMBERS = 64  # of an object of a request, but for a schema's and metadata's; each wrong one is an error in memory

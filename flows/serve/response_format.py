@@ -8,11 +8,11 @@ import functools
 import json
 from dataclasses import replace
 
-from common.errors import ConfigError
-from data.tokenizer import Tokenizer
-from flows.serve.protocol import ApiError, ResponseFormat
-from model.decoding.constrained import Constraint
-from model.decoding.requests import DecodeRequest
+from nautile.common.errors import ConfigError
+from nautile.data.tokenizer import Tokenizer
+from nautile.flows.serve.protocol import ApiError, ResponseFormat
+from nautile.model.decoding.constrained import Constraint
+from nautile.model.decoding.requests import DecodeRequest
 
 FIELD = "response_format"
 CACHED_SCHEMAS = 32

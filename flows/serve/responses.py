@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.chat_template import encode_prompt
-from data.tokenizer import Tokenizer
-from flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
-from flows.serve.response_format import constrained_request
-from flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
-from model.decoding.constrained import Constraint
-from model.decoding.requests import Chunk, DecodeRequest, PromptScores
+from nautile.data.chat_template import encode_prompt
+from nautile.data.tokenizer import Tokenizer
+from nautile.flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
+from nautile.flows.serve.response_format import constrained_request
+from nautile.flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
+from nautile.model.decoding.constrained import Constraint
+from nautile.model.decoding.requests import Chunk, DecodeRequest, PromptScores
 
 DEFAULT_TOKENS = 16  # default of `max_tokens` in /v1/completions, as in OpenAI's API
 TokenScore = tuple[int, float]  # a token id and its log-probability

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from data.tokenizer import Tokenizer
+from nautile.data.tokenizer import Tokenizer
 
 Part = Literal["thinking", "answer"]
 

@@ -9,19 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from common.text import did_you_mean, visible
-from configs.changes import short_names
-from configs.load import load, load_own, locate
-from configs.schema import RunConfig
-from configs.sweep import SweepConfig
-from evals.benchmarks.catalogue import COMPOSITES
-from evals.benchmarks.stand_ins import HELD_OUT
-from flows.cli.terminal import config_words
-from flows.dag import Step
-from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.common.text import did_you_mean, visible
+from nautile.configs.changes import short_names
+from nautile.configs.load import load, load_own, locate
+from nautile.configs.schema import RunConfig
+from nautile.configs.sweep import SweepConfig
+from nautile.evals.benchmarks.catalogue import COMPOSITES
+from nautile.evals.benchmarks.stand_ins import HELD_OUT
+from nautile.flows.cli.terminal import config_words
+from nautile.flows.dag import Step
+from nautile.flows.selection import PreparedRun, Selection, is_in_store, prepare_run
+from nautile.store.artifacts import Store
 
 MOST_ARMS = 20  # maximum number of runs without --yes
 LONGEST_VALUE = 40  # characters of a value in the name of an arm

@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from common.commands import shell_command
-from common.processes import ExitCode, module_command
-from common.text import duration, visible
-from flows.operate import prefect_server
-from flows.operate.concurrency import SHARED
-from flows.operate.services import join_server
-from flows.run import terminable
-from flows.sweep.arms import MOST_ARMS, Sweep, SweepRun
-from store.artifacts import Store
-from tasks.engine.staging import failure_in_sweep
+from nautile.common.commands import shell_command
+from nautile.common.processes import ExitCode, module_command
+from nautile.common.text import duration, visible
+from nautile.flows.operate import prefect_server
+from nautile.flows.operate.concurrency import SHARED
+from nautile.flows.operate.services import join_server
+from nautile.flows.run import terminable
+from nautile.flows.sweep.arms import MOST_ARMS, Sweep, SweepRun
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.staging import failure_in_sweep
 
 _REUSED = re.compile(r"^\S+: reused\b")
 PrintLine = Callable[[str], None]
@@ -167,4 +167,4 @@ def command(sweep: Sweep, run: SweepRun) -> Sequence[str]:
     """The command line of a run's process."""
     settings = [word for setting in (*run.settings, f"name={run.run_name}") for word in ("--set", setting)]
     until = ["--until", sweep.section.until] if sweep.section.until else []
-    return module_command("flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until)
+    return module_command("nautile.flows.sweep.child", str(os.getpid()), "run", sweep.base, *settings, *until)

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError
-from common.files import read_json
-from evals.running.rows import SampleRow, read_rows
-from evals.scoring.comparison import mean_weights
-from evals.scoring.intervals import LEVEL, holm, wilson_mean
-from evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
-from evals.scoring.scores import by_question, title_of, vote
-from flows.sweep.arms import FOLDER
-from store.artifacts import Store
-from store.catalog import CatalogRow
-from tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.scoring.comparison import mean_weights
+from nautile.evals.scoring.intervals import LEVEL, holm, wilson_mean
+from nautile.evals.scoring.over_seeds import SeedLead, lead_of_votes, summary
+from nautile.evals.scoring.scores import by_question, title_of, vote
+from nautile.flows.sweep.arms import FOLDER
+from nautile.store.artifacts import Store
+from nautile.store.catalog import CatalogRow
+from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, spread
 
 Query = Callable[..., list[CatalogRow]]  # SQL and its parameters -> rows
 Record = dict[str, Any]

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from common.errors import ConfigError
-from common.metrics import metric
-from configs.changes import differences
-from evals.running.rows import read_rows
-from evals.scoring.comparison import compare, whose_gain
-from evals.scoring.scores import title_of
-from flows.run_state import PLAN, STEPS, Query, output_of
-from flows.sweep.arms import EVALUATE
-from flows.sweep.report import DOLLARS, SECONDS, WAYS
-from store.artifacts import Store
-from store.catalog import CatalogRow
-from tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_seeds
+from nautile.common.errors import ConfigError
+from nautile.common.metrics import metric
+from nautile.configs.changes import differences
+from nautile.evals.running.rows import read_rows
+from nautile.evals.scoring.comparison import compare, whose_gain
+from nautile.evals.scoring.scores import title_of
+from nautile.flows.run_state import PLAN, STEPS, Query, output_of
+from nautile.flows.sweep.arms import EVALUATE
+from nautile.flows.sweep.report import DOLLARS, SECONDS, WAYS
+from nautile.store.artifacts import Store
+from nautile.store.catalog import CatalogRow
+from nautile.tasks.reporting.other_seeds import Accuracies, accuracies_by_seed, recipe_seeds
 
 # Metrics with a best value -> whether higher is better. Others (norms, schedules) have only a last value.
 BEST = {

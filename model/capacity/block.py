@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from common.files import parse_json, sha256_of, write_atomically
-from configs.base import fingerprint
-from configs.model import ModelConfig
-from model.capacity.topology import Topology, compiler_of, devices
-from model.layers.common import compute_dtype
-from model.loss import weighted_loss
-from model.nautile import run_blocks, shapes
+from nautile.common.files import parse_json, sha256_of, write_atomically
+from nautile.configs.base import fingerprint
+from nautile.configs.model import ModelConfig
+from nautile.model.capacity.topology import Topology, compiler_of, devices
+from nautile.model.layers.common import compute_dtype
+from nautile.model.loss import weighted_loss
+from nautile.model.nautile import run_blocks, shapes
 
 _BUILD = 2  # version of the cache: increase it when the programs below change
 _MODEL = Path(__file__).parents[1]

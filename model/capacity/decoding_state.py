@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from configs.model import ModelConfig
-from model.decoding.cache import Cache, KeysValues, prefill
-from model.nautile import shapes
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.cache import Cache, KeysValues, prefill
+from nautile.model.nautile import shapes
 
 
 def state_bytes(config: ModelConfig) -> dict[str, int]:

@@ -6,12 +6,12 @@ Time is that of the formula's operations at an assumed utilisation in both.
 
 from dataclasses import dataclass
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from configs.training import PretrainConfig
-from model.capacity.flops import training_flops
-from model.capacity.topology import GPUS, Topology
-from model.training.micro_batches import check_rows, rows_at_once
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PretrainConfig
+from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.topology import GPUS, Topology
+from nautile.model.training.micro_batches import check_rows, rows_at_once
 
 # Bytes for each value of the layer whose gradient is computed: the value, its gradient and copies in float32. Fitted to
 # what the compilers report of the published model (docs/tpu.md): within 25 % of them for 2 to 256 rows on a chip.

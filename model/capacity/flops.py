@@ -7,7 +7,7 @@ model needs, so the utilisations of different settings are comparable.
 
 from typing import Literal, NamedTuple
 
-from configs.model import ModelConfig
+from nautile.configs.model import ModelConfig
 
 # Dense bfloat16 peaks of one chip, FLOP/s: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of
 # A100, H100 (SXM), H200 and RTX 4090 (summed in float32), without sparsity.

@@ -14,14 +14,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from configs.model import ModelConfig
-from configs.training import PretrainConfig
-from model.capacity.flops import training_flops
-from model.capacity.topology import GIB, Topology, devices
-from model.nautile import parameter_counts
-from model.sharding import make_mesh
-from model.training.micro_batches import check_rows, rows_at_once
-from model.training.step import Program
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PretrainConfig
+from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.topology import GIB, Topology, devices
+from nautile.model.nautile import parameter_counts
+from nautile.model.sharding import make_mesh
+from nautile.model.training.micro_batches import check_rows, rows_at_once
+from nautile.model.training.step import Program
 
 Notify = Callable[[str], None]
 MAX_DOUBLINGS = 6  # the largest micro-batch to try is 64 times the configured one

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from configs.training import PretrainConfig
-from model.capacity.block import Setting, compiled_block, compiled_head
-from model.capacity.compiled import ProgramCost, program_cost
-from model.capacity.flops import Direction, kernel_work, training_flops
-from model.capacity.topology import Chip, Topology
-from model.layers.mixing.kernels import gpu, tpu
-from model.nautile import parameter_counts
-from model.training.micro_batches import check_rows, rows_at_once
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PretrainConfig
+from nautile.model.capacity.block import Setting, compiled_block, compiled_head
+from nautile.model.capacity.compiled import ProgramCost, program_cost
+from nautile.model.capacity.flops import Direction, kernel_work, training_flops
+from nautile.model.capacity.topology import Chip, Topology
+from nautile.model.layers.mixing.kernels import gpu, tpu
+from nautile.model.nautile import parameter_counts
+from nautile.model.training.micro_batches import check_rows, rows_at_once
 
 CHUNKS = (32, 128)
 # A float32 product at the highest precision is six bfloat16 ones on a TPU.

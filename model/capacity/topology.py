@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.text import first_line
-from model.capacity.flops import PEAK_FLOPS
+from nautile.common.errors import ConfigError
+from nautile.common.text import first_line
+from nautile.model.capacity.flops import PEAK_FLOPS
 
 GIB = 2**30
 AHEAD = Path(sys.prefix) / "ahead"  # where `make ahead` installs the compilers, hidden from every other process

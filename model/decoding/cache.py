@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.layers.attention import attention, feed_forward, project
-from model.layers.common import Params, Transposed, compute_dtype, linear
-from model.layers.mixing.operator import empty_state
-from model.layers.sca import SCAState, Spectrum, projection_width, sca, sca_step, spectrum
-from model.nautile import embed
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.attention import attention, feed_forward, project
+from nautile.model.layers.common import Params, Transposed, compute_dtype, linear
+from nautile.model.layers.mixing.operator import empty_state
+from nautile.model.layers.sca import SCAState, Spectrum, projection_width, sca, sca_step, spectrum
+from nautile.model.nautile import embed
 
 _MASKED = -1e30
 # Cast to the compute type once per generation; the other parameters of a layer stay float32.

@@ -20,9 +20,9 @@ from jsonschema.protocols import Validator
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.tiktoken import lltokenizer_from_encoding
 
-from common.errors import ConfigError
-from common.text import first_line
-from data.json_schema import (
+from nautile.common.errors import ConfigError
+from nautile.common.text import first_line
+from nautile.data.json_schema import (
     TooManySteps,
     bounded_validator,
     inclusive_bounds,
@@ -31,8 +31,8 @@ from data.json_schema import (
     shortest_document,
     violation,
 )
-from data.tokenizer import Tokenizer
-from model.decoding.span_grammar import SpanGrammar, document_grammar, has_spans
+from nautile.data.tokenizer import Tokenizer
+from nautile.model.decoding.span_grammar import SpanGrammar, document_grammar, has_spans
 
 WORD = 32  # tokens per uint32 of a mask
 EVERY_TOKEN = 2**WORD - 1

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from common.errors import ConfigError
-from model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
-from model.decoding.requests import (
+from nautile.common.errors import ConfigError
+from nautile.model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
+from nautile.model.decoding.requests import (
     Chunk,
     DecodeRequest,
     EngineEvent,
@@ -30,8 +30,8 @@ from model.decoding.requests import (
     QueueFull,
     RequestFailed,
 )
-from model.decoding.slot_programs import SlotPrograms
-from model.decoding.slots import PrefillScores, slot_settings
+from nautile.model.decoding.slot_programs import SlotPrograms
+from nautile.model.decoding.slots import PrefillScores, slot_settings
 
 logger = logging.getLogger(__name__)
 

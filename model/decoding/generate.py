@@ -20,15 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.decoding.cache import decode_weights
-from model.decoding.lane import STRIDE, Lane, Sample, advance, empty_lane, prefill_prompts
-from model.decoding.sampling import Sampling, sample_keys
-from model.layers.common import Params
-from model.nautile import shapes
-from model.program_thread import program_threads
-from model.sharding import OnMesh
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.cache import decode_weights
+from nautile.model.decoding.lane import STRIDE, Lane, Sample, advance, empty_lane, prefill_prompts
+from nautile.model.decoding.sampling import Sampling, sample_keys
+from nautile.model.layers.common import Params
+from nautile.model.nautile import shapes
+from nautile.model.program_thread import program_threads
+from nautile.model.sharding import OnMesh
 
 CPU_SLOTS = 32  # most slots of a lane on CPU, where the time of a token is proportional to the slots
 

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from configs.model import ModelConfig
-from model.decoding.buckets import length_buckets
-from model.decoding.cache import (
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import (
     BlockCache,
     Cache,
     DecodeWeights,
@@ -33,11 +33,11 @@ from model.decoding.cache import (
     prefill,
     repack,
 )
-from model.decoding.sampling import Sampling, draw, uniforms
-from model.layers.common import Params, compute_dtype
-from model.layers.sca import SCAState
-from model.loss import next_logits
-from model.sharding import everywhere, split_rows
+from nautile.model.decoding.sampling import Sampling, draw, uniforms
+from nautile.model.layers.common import Params, compute_dtype
+from nautile.model.layers.sca import SCAState
+from nautile.model.loss import next_logits
+from nautile.model.sharding import everywhere, split_rows
 
 FIRST_GROWTH = 128  # tokens of a completion at which the ring of columns first grows
 STRIDE = 64  # most tokens of one call, which ends earlier to refill slots

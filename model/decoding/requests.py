@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from model.decoding.constrained import Constraint, ReplyMask
+from nautile.model.decoding.constrained import Constraint, ReplyMask
 
 FinishReason = Literal["stop", "length"]
 

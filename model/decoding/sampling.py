@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 HOTTEST = 1e6  # temperature: every token is as likely long before it; far above, so would be the masked ones
 _BLOCK = 128  # probabilities per block in `_invert`

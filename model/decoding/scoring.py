@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.decoding.buckets import length_buckets
-from model.layers.common import Params
-from model.loss import token_logprobs
-from model.nautile import forward
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.layers.common import Params
+from nautile.model.loss import token_logprobs
+from nautile.model.nautile import forward
 
 
 def continuation_logprobs(

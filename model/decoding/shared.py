@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from model.decoding.generate import Completion, Generator
-from model.layers.common import Params
-from model.processes import rows_of_each, share_of
-from model.sharding import own_mesh, parameter_shardings, whole_on_hosts
+from nautile.model.decoding.generate import Completion, Generator
+from nautile.model.layers.common import Params
+from nautile.model.processes import rows_of_each, share_of
+from nautile.model.sharding import own_mesh, parameter_shardings, whole_on_hosts
 
 MakeGenerator = Callable[[int, Mesh | None], Generator]
 

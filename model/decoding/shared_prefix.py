@@ -23,16 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from configs.model import ModelConfig
-from model.decoding.buckets import length_buckets
-from model.decoding.cache import KeysValues, cast_matrices, empty_block
-from model.decoding.prefix_tree import PrefixNode, prefix_tree
-from model.decoding.scoring import refuse_unscorable
-from model.layers.attention import attention
-from model.layers.common import Params, compute_dtype
-from model.layers.sca import sca
-from model.loss import next_logits, token_logprobs
-from model.nautile import embed
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import KeysValues, cast_matrices, empty_block
+from nautile.model.decoding.prefix_tree import PrefixNode, prefix_tree
+from nautile.model.decoding.scoring import refuse_unscorable
+from nautile.model.layers.attention import attention
+from nautile.model.layers.common import Params, compute_dtype
+from nautile.model.layers.sca import sca
+from nautile.model.loss import next_logits, token_logprobs
+from nautile.model.nautile import embed
 
 SHORTEST_RUN = 4  # smallest bucket, of the tokens of a run and of the distinct first tokens of a context
 

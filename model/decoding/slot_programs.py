@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from configs.model import ModelConfig
-from model.decoding.buckets import length_buckets
-from model.decoding.cache import decode_weights
-from model.decoding.slots import (
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.cache import decode_weights
+from nautile.model.decoding.slots import (
     PrefillScores,
     SlotOutput,
     SlotSettings,
@@ -22,7 +22,7 @@ from model.decoding.slots import (
     fill_slots,
     prefill_prompts,
 )
-from model.layers.common import Params
+from nautile.model.layers.common import Params
 
 
 class SlotPrograms(Protocol):

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from configs.model import ModelConfig
-from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, empty_block, map_columns, prefill
-from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
-from model.layers.common import Params, compute_dtype
-from model.loss import chunks, join_chunks, next_logits
+from nautile.configs.model import ModelConfig
+from nautile.model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, empty_block, map_columns, prefill
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
+from nautile.model.layers.common import Params, compute_dtype
+from nautile.model.loss import chunks, join_chunks, next_logits
 
 MAX_ALTERNATIVES = 20  # per generated token, as in OpenAI's API
 MAX_PROMPT_ALTERNATIVES = 5  # per scored prompt token

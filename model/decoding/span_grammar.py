@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from data.json_schema import ITEM_SEPARATOR, KEY_SEPARATOR, SPAN, Schema, resolve_ref, with_parts
+from nautile.data.json_schema import ITEM_SEPARATOR, KEY_SEPARATOR, SPAN, Schema, resolve_ref, with_parts
 
 STYLE = {"item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR, "whitespace_flexible": False}
 CHARACTER = r'/[^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4}/'  # of a JSON string

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from model.exports.nautile_format import export_nautile
-from model.exports.onnx.folder import export_onnx
-from model.exports.transformers.export import export_transformers
-from model.exports.web.folder import export_web
+from nautile.model.exports.nautile_format import export_nautile
+from nautile.model.exports.onnx.folder import export_onnx
+from nautile.model.exports.transformers.export import export_transformers
+from nautile.model.exports.web.folder import export_web
 
 # Each exports a checkpoint folder into a new or empty folder, returns the files, and raises ConfigError if it cannot.
 FORMATS: dict[str, Callable[..., list[Path]]] = {

@@ -6,12 +6,12 @@ The weights keep this project's names and bytes, so `load_weights` on an export 
 import json
 from pathlib import Path
 
-from common.files import write_text
-from data.chat_template import encode_prompt
-from data.labelled.label_set import copy_label_set
-from data.tokenizer import tokenizer_for
-from model.exports.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
-from model.weights.files import load_weights, refuse_occupied, save_weights
+from nautile.common.files import write_text
+from nautile.data.chat_template import encode_prompt
+from nautile.data.labelled.label_set import copy_label_set
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.exports.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
+from nautile.model.weights.files import load_weights, refuse_occupied, save_weights
 
 
 def export_nautile(checkpoint: Path, out: Path) -> list[Path]:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from configs.model import ModelConfig, TokenizerConfig
-from data.tokenizer import PATTERN, Tokenizer, tokenizer_for
-from model.layers.common import Params
-from model.weights.files import load_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.tokenizer import PATTERN, Tokenizer, tokenizer_for
+from nautile.model.layers.common import Params
+from nautile.model.weights.files import load_weights
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

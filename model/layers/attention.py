@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from configs.model import ModelConfig
-from model.layers.common import Params, linear, matrix, normals, rms_norm, rope_angles, rotate
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.common import Params, linear, matrix, normals, rms_norm, rope_angles, rotate
 
 QUERY_BLOCK = 256
 _MASKED = -1e30

@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from configs.model import ModelConfig
-from model.layers.mixing.parts import sine_cosine
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.mixing.parts import sine_cosine
 
 Params = dict[str, Any]
 

@@ -18,8 +18,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from configs.model import ModelConfig
-from model.layers.common import (
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.common import (
     Params,
     barrier_on_cpu,
     causal_convolution,
@@ -29,9 +29,9 @@ from model.layers.common import (
     prepend_history,
     rms_norm,
 )
-from model.layers.mixing.operator import mix, mix_step
-from model.layers.mixing.parts import MixState, Operands
-from model.sharding import ROWS, WHOLE, on_each_device
+from nautile.model.layers.mixing.operator import mix, mix_step
+from nautile.model.layers.mixing.parts import MixState, Operands
+from nautile.model.sharding import ROWS, WHOLE, on_each_device
 
 # The range of the grid, that of the initial decays over the heads, and the bounds of the author's decay weights.
 THETA_LOW, THETA_HIGH = 0.001, 3.0

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.files import sha256_of
-from model.decoding.generate import Completion, Generator
-from model.decoding.sampling import Sampling
-from model.decoding.slot_programs import JaxSlots
-from model.layers.common import Params
-from model.weights.files import WEIGHTS, load_weights
+from nautile.common.files import sha256_of
+from nautile.model.decoding.generate import Completion, Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.layers.common import Params
+from nautile.model.weights.files import WEIGHTS, load_weights
 
 
 class JaxSampler:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import ConfigError
-from model.exports.onnx.folder import is_onnx_export
-from model.runtimes.jax_runtime import JaxRuntime
-from model.runtimes.onnx_runtime import OnnxRuntime
-from model.runtimes.protocol import Runtime
+from nautile.common.errors import ConfigError
+from nautile.model.exports.onnx.folder import is_onnx_export
+from nautile.model.runtimes.jax_runtime import JaxRuntime
+from nautile.model.runtimes.onnx_runtime import OnnxRuntime
+from nautile.model.runtimes.protocol import Runtime
 
 RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": OnnxRuntime}
 

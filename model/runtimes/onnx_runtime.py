@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_softmax
 
-from common.errors import ConfigError
-from model.decoding.generate import Sampled
-from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import Sampling, likeliest, only_allowed
-from model.decoding.scoring import refuse_unscorable
-from model.decoding.shared_prefix import Group
-from model.decoding.slots import (
+from nautile.common.errors import ConfigError
+from nautile.model.decoding.generate import Sampled
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.sampling import Sampling, likeliest, only_allowed
+from nautile.model.decoding.scoring import refuse_unscorable
+from nautile.model.decoding.shared_prefix import Group
+from nautile.model.decoding.slots import (
     MAX_PROMPT_ALTERNATIVES,
     PrefilledPrompts,
     PrefillScores,
@@ -30,11 +30,11 @@ from model.decoding.slots import (
     slot_settings,
     slots_without_caches,
 )
-from model.exports.onnx.folder import check_digests
-from model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
-from model.runtimes.onnx_sessions import load_sessions
-from model.tuning.features import Pooling, refuse_unreadable
-from model.weights.files import CONFIG, read_config
+from nautile.model.exports.onnx.folder import check_digests
+from nautile.model.exports.onnx.signature import HIDDEN, PAST, sca_shapes
+from nautile.model.runtimes.onnx_sessions import load_sessions
+from nautile.model.tuning.features import Pooling, refuse_unreadable
+from nautile.model.weights.files import CONFIG, read_config
 
 STREAM_STRIDE = 4  # tokens per part of a streamed reply
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 
-from common.errors import ConfigError
-from common.processes import bounded_memory
-from common.text import first_line
-from configs.model import ModelConfig
-from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS
-from model.exports.onnx.scan import check_graph
-from model.exports.onnx.signature import (
+from nautile.common.errors import ConfigError
+from nautile.common.processes import bounded_memory
+from nautile.common.text import first_line
+from nautile.configs.model import ModelConfig
+from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS
+from nautile.model.exports.onnx.scan import check_graph
+from nautile.model.exports.onnx.signature import (
     CHUNK,
     HIDDEN,
     PAST,

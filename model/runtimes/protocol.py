@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from configs.model import ModelConfig, TokenizerConfig
-from model.decoding.generate import Sampled
-from model.decoding.sampling import Sampling
-from model.decoding.slot_programs import SlotPrograms
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.model.decoding.generate import Sampled
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slot_programs import SlotPrograms
 
 
 class ReplySampler(Protocol):

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from common.errors import ConfigError, Retryable
-from common.files import sha256_of, sync_folder, write_json
-from common.text import first_line
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import sha256_of, sync_folder, write_json
+from nautile.common.text import first_line
 
 logger = logging.getLogger(__name__)
 

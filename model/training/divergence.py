@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from model.processes import arrays_of_first, on_first
-from model.sharding import whole_on_hosts
-from model.training.checkpoint import TrainCheckpoints
+from nautile.model.processes import arrays_of_first, on_first
+from nautile.model.sharding import whole_on_hosts
+from nautile.model.training.checkpoint import TrainCheckpoints
 
 
 class GatheredCheckpoints:

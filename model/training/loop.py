@@ -18,28 +18,28 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.errors import ConfigError, Retryable
-from common.events import Emit, flush, silent
-from common.files import RemoteFiles, sha256_of
-from configs.base import TrainOn
-from configs.keys import key_fields
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PretrainConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.loader import Batch, Loader
-from data.tokens.source_reading import READING, reading_line
-from model.capacity.flops import peak_of, training_flops
-from model.nautile import parameter_counts
-from model.sharding import make_mesh, put_rows, whole_on_hosts
-from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
-from model.training.gathered_checkpoint import open_checkpoints
-from model.training.metrics import MetricTotals, TrainMetrics
-from model.training.micro_batches import check_rows
-from model.training.midtrain_eval import MidtrainSampler, validate
-from model.training.preemption import StopRequested, termination
-from model.training.step import BATCH, Program, StepMetrics, TrainState
-from model.weights.files import WEIGHTS, load_weights, save_weights
-from model.weights.start import refuse_other_shape
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit, flush, silent
+from nautile.common.files import RemoteFiles, sha256_of
+from nautile.configs.base import TrainOn
+from nautile.configs.keys import key_fields
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PretrainConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.loader import Batch, Loader
+from nautile.data.tokens.source_reading import READING, reading_line
+from nautile.model.capacity.flops import peak_of, training_flops
+from nautile.model.nautile import parameter_counts
+from nautile.model.sharding import make_mesh, put_rows, whole_on_hosts
+from nautile.model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
+from nautile.model.training.gathered_checkpoint import open_checkpoints
+from nautile.model.training.metrics import MetricTotals, TrainMetrics
+from nautile.model.training.micro_batches import check_rows
+from nautile.model.training.midtrain_eval import MidtrainSampler, validate
+from nautile.model.training.preemption import StopRequested, termination
+from nautile.model.training.step import BATCH, Program, StepMetrics, TrainState
+from nautile.model.weights.files import WEIGHTS, load_weights, save_weights
+from nautile.model.weights.start import refuse_other_shape
 
 logger = logging.getLogger(__name__)
 

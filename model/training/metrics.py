@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import psutil
 
-from common.events import Emit
-from model.training.step import StepMetrics
+from nautile.common.events import Emit
+from nautile.model.training.step import StepMetrics
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Rows in a micro-batch, and whether a batch divides into micro-batches over the devices. Without JAX."""
 
-from common.errors import ConfigError
-from configs.training import PretrainConfig
+from nautile.common.errors import ConfigError
+from nautile.configs.training import PretrainConfig
 
 
 def rows_at_once(config: PretrainConfig, devices: int) -> int:

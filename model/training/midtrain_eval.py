@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from common.events import Emit
-from configs.model import ModelConfig, TokenizerConfig
-from data.tokenizer import Tokenizer, tokenizer_for
-from data.tokens.loader import Batch, Loader
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.layers.common import Params
-from model.sharding import put_rows
-from model.training.step import BATCH, Program
+from nautile.common.events import Emit
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.data.tokens.loader import Batch, Loader
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.layers.common import Params
+from nautile.model.sharding import put_rows
+from nautile.model.training.step import BATCH, Program
 
 SAMPLES_PER_SOURCE = 4
 OPENING = 16  # tokens of a plain document that the model continues

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from configs.base import OptimizerConfig
-from model.layers.common import Params
+from nautile.configs.base import OptimizerConfig
+from nautile.model.layers.common import Params
 
 MUON_RMS = 0.2  # root mean square of an AdamW update (arXiv:2502.16982 §2.2): both share one learning rate
 # The values of Muon's author (Keller Jordan): momentum, and steps of the Newton-Schulz iteration.

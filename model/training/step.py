@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig
-from configs.training import PretrainConfig
-from model.layers.common import Params
-from model.loss import LossSums, weighted_loss
-from model.nautile import initialise, shapes
-from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from model.training.micro_batches import rows_at_once
-from model.training.optimizer import applied, build, finite_update, schedule
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig
+from nautile.configs.training import PretrainConfig
+from nautile.model.layers.common import Params
+from nautile.model.loss import LossSums, weighted_loss
+from nautile.model.nautile import initialise, shapes
+from nautile.model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from nautile.model.training.micro_batches import rows_at_once
+from nautile.model.training.optimizer import applied, build, finite_update, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source", "bytes")
 OF_ROWS = ("source", "bytes")  # those with one number per row

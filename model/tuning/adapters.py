@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from model.layers.common import Params
-from model.training.optimizer import is_stacked, matrix_axes
+from nautile.model.layers.common import Params
+from nautile.model.training.optimizer import is_stacked, matrix_axes
 
 
 def new_adapters(params: Params, rank: int, seed: int) -> Params:

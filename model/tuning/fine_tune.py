@@ -16,18 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from common.errors import ConfigError
-from common.events import Emit, flush, silent
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig
-from data.shuffle import permute
-from data.tokens.target_weights import target_weights
-from model.layers.common import Params
-from model.loss import token_logprobs
-from model.nautile import forward
-from model.training import optimizer
-from model.training.checkpoint import TrainCheckpoints
-from model.tuning.adapters import merge_adapters, new_adapters
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit, flush, silent
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig
+from nautile.data.shuffle import permute
+from nautile.data.tokens.target_weights import target_weights
+from nautile.model.layers.common import Params
+from nautile.model.loss import token_logprobs
+from nautile.model.nautile import forward
+from nautile.model.training import optimizer
+from nautile.model.training.checkpoint import TrainCheckpoints
+from nautile.model.tuning.adapters import merge_adapters, new_adapters
 
 Batch = dict[str, np.ndarray]
 COLUMNS = 32  # lengths are multiples of the mixing operator's chunk, so that no remainder is compiled separately

@@ -7,9 +7,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from common.errors import ConfigError
-from common.files import atomic_path
-from common.text import first_line
+from nautile.common.errors import ConfigError
+from nautile.common.files import atomic_path
+from nautile.common.text import first_line
 
 MAX_ITERATIONS = 1000
 

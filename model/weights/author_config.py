@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.files import read_bounded_json
-from configs.model import ModelConfig, TokenizerConfig
-from data.tokenizer import tokenizer_for
-from model.weights.files import LARGEST
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.weights.files import LARGEST
 
 # Names of fields here, by the author's names. Not listed: the number of layers and the ratio of the two kinds, which
 # together determine `blocks` and `pattern`.

@@ -16,12 +16,12 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.files import read_bounded_json
-from common.input_files import check_regular
-from common.text import first_line
-from model.weights.digests import DIGESTS, first_fault, read_digests
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json
+from nautile.common.input_files import check_regular
+from nautile.common.text import first_line
+from nautile.model.weights.digests import DIGESTS, first_fault, read_digests
 
 INDEX = ".index.json"
 HEADER_BYTES = 16_384  # of an array in an archive; numpy itself accepts headers of up to 10,000

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
-from configs.model import ModelConfig, TokenizerConfig
-from data.labelled.label_set import copy_label_set
-from model.layers.common import Params
-from model.weights.author_config import read_author_config
-from model.weights.author_files import TensorFile, check_digests, tensor_files
-from model.weights.author_layout import author_shapes, from_author
-from model.weights.files import CONFIG, refuse_not_finite, refuse_occupied, save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.labelled.label_set import copy_label_set
+from nautile.model.layers.common import Params
+from nautile.model.weights.author_config import read_author_config
+from nautile.model.weights.author_files import TensorFile, check_digests, tensor_files
+from nautile.model.weights.author_layout import author_shapes, from_author
+from nautile.model.weights.files import CONFIG, refuse_not_finite, refuse_occupied, save_weights
 
 ROPE = ("cos_emb", "sin_emb")  # the author's RoPE tables [positions, head dim / 2]
 LARGEST_CONTEXT = 1 << 17  # rows of such a table: a few bytes of an archive can unpack to any amount of zeros

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from configs.model import ModelConfig
-from model.layers.common import Params
-from model.layers.sca import projection_width
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.common import Params
+from nautile.model.layers.sca import projection_width
 
 # The author's tensor names by our parameter names, for parameters that differ at most by a transpose.
 _SCA = {

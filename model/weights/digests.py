@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.files import read_bounded_json, sha256_of, write_text
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json, sha256_of, write_text
 
 DIGESTS = "digests.json"
 

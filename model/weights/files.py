@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from common.errors import ConfigError
-from common.files import atomic_path, read_bounded_json, write_text
-from common.input_files import check_regular
-from common.text import first_line
-from configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
-from model.layers.common import Params
-from model.nautile import shapes
+from nautile.common.errors import ConfigError
+from nautile.common.files import atomic_path, read_bounded_json, write_text
+from nautile.common.input_files import check_regular
+from nautile.common.text import first_line
+from nautile.configs.model import MOST_LAYERS, ModelConfig, TokenizerConfig
+from nautile.model.layers.common import Params
+from nautile.model.nautile import shapes
 
 FORMAT = 2  # of config.json; 1 had the number of SCA layers before the only attention layer of a block, not `pattern`
 WEIGHTS = "weights.safetensors"

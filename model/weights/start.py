@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.files import read_json
-from configs.model import ModelConfig, TokenizerConfig
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.configs.model import ModelConfig, TokenizerConfig
 
 # Fields in which the model may differ from the checkpoint: they change no parameter's shape or meaning.
 _MAY_DIFFER = {"context", "compute_dtype", "mixing", "chunk", "remat"}

@@ -6,12 +6,12 @@ what the graders of the evaluations read.
 
 import math
 
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem
-from evals.benchmarks.items import grade
-from evals.benchmarks.stand_ins import problem_item
-from evals.graders.numbers import parse_number
-from rl.checker.arithmetic import CheckedStep, numbers_of, steps_of
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.evals.benchmarks.items import grade
+from nautile.evals.benchmarks.stand_ins import problem_item
+from nautile.evals.graders.numbers import parse_number
+from nautile.rl.checker.arithmetic import CheckedStep, numbers_of, steps_of
 
 UNCHECKED, SKIPPED = 3, 2  # marks of reasoning without a step, for a question without and with several numbers
 SENTENCE, PARAGRAPH = 6, 40  # most extra words around the answer for a `follow` of 4 and of 3

@@ -1,6 +1,6 @@
 """HTTP server of the checker: OpenAI's chat completions API on loopback, for the requests of `rl.judge.Judge`.
 
-    python -m rl.checker.server --parent PID      prints the line {"url": ...} once it accepts requests
+    python -m nautile.rl.checker.server --parent PID      prints the line {"url": ...} once it accepts requests
 
 Any other request is refused with status 400. The sections of a request are data to mark, never instructions.
 """
@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from data.endpoints.checker import MODEL
-from data.endpoints.outgoing import read_fenced
-from data.endpoints.own_server import announce, child_arguments
-from rl.checker.marks import marks
-from rl.rubric import ANSWER, QUESTION, REASONING, REFERENCE, RUBRICS
+from nautile.data.endpoints.checker import MODEL
+from nautile.data.endpoints.outgoing import read_fenced
+from nautile.data.endpoints.own_server import announce, child_arguments
+from nautile.rl.checker.marks import marks
+from nautile.rl.rubric import ANSWER, QUESTION, REASONING, REFERENCE, RUBRICS
 
 TITLES = ([QUESTION, REASONING, ANSWER], [QUESTION, REASONING, ANSWER, REFERENCE])
 
@@ -58,7 +58,9 @@ async def _list_models(request: Request) -> JSONResponse:
 
 def main() -> None:
     """Serve on a free port until the parent process ends."""
-    child_arguments(argparse.ArgumentParser(prog="python -m rl.checker.server", description="Serve the checker."))
+    child_arguments(
+        argparse.ArgumentParser(prog="python -m nautile.rl.checker.server", description="Serve the checker.")
+    )
     routes = [
         Route("/v1/chat/completions", _complete, methods=["POST"]),
         Route("/v1/models", _list_models),

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from common.errors import ConfigError
-from common.files import read_bounded_text
-from configs.training import ProblemsConfig, ProblemSource
-from data.distill.prompt_files import check_prompt_set
-from data.reply_objects import reply_objects
-from data.sources.reasoning_gym import Problem, ProblemKind
-from evals.benchmarks.items import LETTERS, answer_kind
-from evals.graders.choices import plain
-from evals.graders.equivalence import shared
-from evals.graders.numbers import parse_number
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_text
+from nautile.configs.training import ProblemsConfig, ProblemSource
+from nautile.data.distill.prompt_files import check_prompt_set
+from nautile.data.reply_objects import reply_objects
+from nautile.data.sources.reasoning_gym import Problem, ProblemKind
+from nautile.evals.benchmarks.items import LETTERS, answer_kind
+from nautile.evals.graders.choices import plain
+from nautile.evals.graders.equivalence import shared
+from nautile.evals.graders.numbers import parse_number
 
 KINDS = get_args(ProblemKind)
 LARGEST = 2 * 2**30  # bytes of a file

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from common.shares import whole_shares
-from configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig, ProblemSource
-from data.screening.contamination import ContaminationIndex
-from data.sources import reasoning_gym
-from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
-from rl.problems.files import check_expressions, read_problems, refuse_unanswered
-from rl.problems.sets import TRAINING_SETS, prompt_of, prompts_without_answers, training_problems
+from nautile.common.errors import ConfigError
+from nautile.common.shares import whole_shares
+from nautile.configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig, ProblemSource
+from nautile.data.screening.contamination import ContaminationIndex
+from nautile.data.sources import reasoning_gym
+from nautile.data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
+from nautile.rl.problems.files import check_expressions, read_problems, refuse_unanswered
+from nautile.rl.problems.sets import TRAINING_SETS, prompt_of, prompts_without_answers, training_problems
 
 Unanswered = Literal["refuse", "keep", "skip"]
 SCREEN_BATCH = 256  # problems screened at a time

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from common.errors import ConfigError
-from configs.training import ProblemSource
-from data.distill.prompts import Prompt, read_prompt_set
-from data.screening.language import detect_language
-from data.sources.reasoning_gym import Problem, ProblemKind, ProblemSplit, problem_split
-from evals.benchmarks.catalogue import BENCHMARKS, Benchmark, items_of
-from evals.benchmarks.items import multiple_choice
-from evals.benchmarks.loading import COMMIT, read_hub
-from evals.benchmarks.schemas import BenchmarkRecord, Question
-from evals.graders.answer_spans import boxed
+from nautile.common.errors import ConfigError
+from nautile.configs.training import ProblemSource
+from nautile.data.distill.prompts import Prompt, read_prompt_set
+from nautile.data.screening.language import detect_language
+from nautile.data.sources.reasoning_gym import Problem, ProblemKind, ProblemSplit, problem_split
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, Benchmark, items_of
+from nautile.evals.benchmarks.items import multiple_choice
+from nautile.evals.benchmarks.loading import COMMIT, read_hub
+from nautile.evals.benchmarks.schemas import BenchmarkRecord, Question
+from nautile.evals.graders.answer_spans import boxed
 
 
 @dataclass(frozen=True)

@@ -22,23 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import write_json, writing
-from store.artifacts import Artifact, KeyLease, Store
-from store.events import EventWriter, read_live
-from store.locks import KeyLock
-from store.manifest import code_commit, host
-from store.mirror import MirroredStore, open_store
-from tasks.engine.attempt_log import AttemptLog
-from tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
-from tasks.engine.errors import StageCrash
-from tasks.engine.fanout.executor import ExecutorFactory, local_executor
-from tasks.engine.fanout.own_disk import through_remote
-from tasks.engine.fanout.runner import FanOutRunner
-from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
-from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
-from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_json, writing
+from nautile.store.artifacts import Artifact, KeyLease, Store
+from nautile.store.events import EventWriter, read_live
+from nautile.store.locks import KeyLock
+from nautile.store.manifest import code_commit, host
+from nautile.store.mirror import MirroredStore, open_store
+from nautile.tasks.engine.attempt_log import AttemptLog
+from nautile.tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.fanout.executor import ExecutorFactory, local_executor
+from nautile.tasks.engine.fanout.own_disk import through_remote
+from nautile.tasks.engine.fanout.runner import FanOutRunner
+from nautile.tasks.engine.stage import RunContext, Stage
+from nautile.tasks.engine.staging import PublishedAs, Staging, failure_in_sweep, open_staging
+from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
+from nautile.tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class _Attempt:
             on_progress(read_live(staging.files.live))
 
         exit_status = run_child(
-            "tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
+            "nautile.tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
             str(staging.request),
             log=staging.files.log,
             store=str(self.store.root),
@@ -311,7 +311,7 @@ class _Attempt:
         """
         asks = self.store.url is not None and bool(self.section.get("endpoints"))
         all_local = all(map(self.store.has_files, self.inputs.values()))
-        return "tasks.engine.child_main" if all_local and not asks else "tasks.engine.remote_child"
+        return "nautile.tasks.engine.child_main" if all_local and not asks else "nautile.tasks.engine.remote_child"
 
     def _events(self, staging: Staging) -> Path:
         """The path that the names of this attempt's event files start with."""

@@ -14,19 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import write_text, writing
-from common.text import first_line
-from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy
-from store.events import EventWriter
-from store.manifest import code_commit, host, now
-from store.mirror import MirroredStore
-from tasks.engine.failure import failure_page, reason, slug
-from tasks.engine.prefect_page import run_page
-from tasks.engine.progress import StageUpdate, State, notify
-from tasks.engine.stage import RunContext
-from tasks.engine.staging import Staging, note_failure
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_text, writing
+from nautile.common.text import first_line
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.events import EventWriter
+from nautile.store.manifest import code_commit, host, now
+from nautile.store.mirror import MirroredStore
+from nautile.tasks.engine.failure import failure_page, reason, slug
+from nautile.tasks.engine.prefect_page import run_page
+from nautile.tasks.engine.progress import StageUpdate, State, notify
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.engine.staging import Staging, note_failure
 
 logger = logging.getLogger(__name__)
 

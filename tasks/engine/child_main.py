@@ -1,4 +1,4 @@
-"""The child process of a stage: `python -m tasks.engine.child_main REQUEST.json [FAN_OUT ITEM SLOT PARENT_PID]`.
+"""Child process of a stage: `python -m nautile.tasks.engine.child_main REQUEST.json [FAN_OUT ITEM SLOT PARENT_PID]`.
 
 Without further arguments it calls the stage's function. With a fan-out it processes one item, or lists the items if
 ITEM is empty. Exit codes: `common.processes.ExitCode`. `error.json` beside the log holds the message of a failure;
@@ -21,24 +21,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from common.environment import environment
-from common.errors import ConfigError, Retryable
-from common.events import Emit, silent
-from common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
-from common.processes import ExitCode, collector_paused, die_with_parent, give_way
-from data.endpoints.reply_source import HostClaims
-from store.events import EventWriter
-from tasks.engine.errors import NotWritable
-from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
-from tasks.engine.job import Job
-from tasks.engine.progress_log import LoggedProgress
-from tasks.engine.stage import Stage
-from tasks.engine.usage import usage_reported
+from nautile.common.environment import environment
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import Emit, silent
+from nautile.common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
+from nautile.common.processes import ExitCode, collector_paused, die_with_parent, give_way
+from nautile.data.endpoints.reply_source import HostClaims
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.errors import NotWritable
+from nautile.tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.progress_log import LoggedProgress
+from nautile.tasks.engine.stage import Stage
+from nautile.tasks.engine.usage import usage_reported
 
 STOP = b"stop\n"  # on standard input of a host's process: save and exit
 JOIN_S = 300  # how long the hosts wait for each other at the start
 
-logger = logging.getLogger("tasks.engine.child_main")
+logger = logging.getLogger("nautile.tasks.engine.child_main")
 
 
 def main(arguments: list[str]) -> int:
@@ -163,7 +163,7 @@ def _stage_of(request: dict[str, Any]) -> Stage:
 def keep_compiled(store: Path, rank: int = 0) -> None:
     """Enable JAX's compilation cache in the store, shared by all its processes. Imports JAX."""
     with collector_paused():
-        from model import compile_cache  # imports JAX, which most stages do not need
+        from nautile.model import compile_cache  # imports JAX, which most stages do not need
 
     compile_cache.enable_compile_cache(store / "compiled")
     if rank:

@@ -1,4 +1,4 @@
-"""Compile the programs of later stages ahead of time: `python -m tasks.engine.compile_ahead REQUEST.json`.
+"""Compile the programs of later stages ahead of time: `python -m nautile.tasks.engine.compile_ahead REQUEST.json`.
 
 The process runs only while the cores are otherwise idle. It writes the programs to the store's compilation cache. A
 stage that begins before its programs are there compiles them itself, so results never depend on this process.
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.processes import only_idle_time
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
-from rl.objective_registry import Balance
-from tasks.engine.child_main import begin, keep_compiled
+from nautile.common.processes import only_idle_time
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import AlignConfig, ReasonConfig, SelfDistillConfig
+from nautile.rl.objective_registry import Balance
+from nautile.tasks.engine.child_main import begin, keep_compiled
 
-logger = logging.getLogger("tasks.engine.compile_ahead")
+logger = logging.getLogger("nautile.tasks.engine.compile_ahead")
 
 REHEARSED = ("align", "reason", "self_distill")  # stages whose programs can be compiled ahead, in a run's order
 
@@ -59,7 +59,7 @@ def main(path: Path) -> None:
 def rehearse(stage: str, section: dict[str, Any], model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Compile the programs of a stage of `REHEARSED`, configured by `section`."""
     # Imported here because the flow imports this file, and JAX takes seconds.
-    from rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
+    from nautile.rl.rehearsal import rehearse_reinforcement, rehearse_self_distillation
 
     seed = 0  # any: the programs are the same with all
     if stage == "self_distill":

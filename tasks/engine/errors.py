@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
 
 CRASHES = 2  # retries after consecutive crashes
 BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # pauses between the attempts of a stage

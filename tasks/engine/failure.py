@@ -7,9 +7,9 @@ outside, so they stand in Markdown fences, where nothing of them is markup.
 import re
 from pathlib import Path
 
-from common.errors import ConfigError, Retryable
-from common.text import fenced, visible
-from tasks.engine.errors import StageCrash
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.text import fenced, visible
+from nautile.tasks.engine.errors import StageCrash
 
 RESUME_HEADING = "Finished work is kept. Continue with:"
 

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from common.events import Emit
-from common.files import RemoteFiles, read_json, write_json
-from configs.base import Section, SeedName
-from configs.endpoint import EndpointConfig
-from configs.keys import FILES
-from data.endpoints.reply_source import HostClaims, ReplySource
+from nautile.common.errors import ConfigError
+from nautile.common.events import Emit
+from nautile.common.files import RemoteFiles, read_json, write_json
+from nautile.configs.base import Section, SeedName
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.keys import FILES
+from nautile.data.endpoints.reply_source import HostClaims, ReplySource
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 

@@ -1,4 +1,4 @@
-"""Run one stage in several processes, one per host: `python -m tasks.engine.multihost REQUEST.json`.
+"""Run one stage in several processes, one per host: `python -m nautile.tasks.engine.multihost REQUEST.json`.
 
 It replaces `tasks.engine.child_main` as the child process: it launches that module on every host (locally, by the
 template in `launch.command`, or through an actor of a Ray cluster), copies their output to the stage's log with the
@@ -26,16 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.errors import ConfigError, Retryable
-from common.files import read_json, write_json
-from common.processes import ExitCode, die_with_parent, free_port, module_command
-from configs.operation import LaunchConfig
-from tasks.engine.child_main import STOP, host_environment
-from tasks.engine.ray_cluster import connected
-from tasks.engine.ray_hosts import print_line, start_actors
-from tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json, write_json
+from nautile.common.processes import ExitCode, die_with_parent, free_port, module_command
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.child_main import STOP, host_environment
+from nautile.tasks.engine.ray_cluster import connected
+from nautile.tasks.engine.ray_hosts import print_line, start_actors
+from nautile.tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
 
-logger = logging.getLogger("tasks.engine.multihost")
+logger = logging.getLogger("nautile.tasks.engine.multihost")
 
 POLL_S = 0.1
 GRACE_S = 60.0  # for the other hosts to save, once a host has ended by `Retryable` (a preemption)
@@ -159,10 +159,10 @@ def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
     launch = request["launch"]
     settings = shlex.join(f"{name}={value}" for name, value in host_environment(launch, host).items())
     if "url" in request:
-        module = shlex.join(["tasks.engine.remote_child", request["url"], request["key"]])
+        module = shlex.join(["nautile.tasks.engine.remote_child", request["url"], request["key"]])
         settings += f" NAUTILE_STORE={shlex.quote(request['url'])}"
     else:
-        module = f"tasks.engine.child_main {shlex.quote(str(path))}"
+        module = f"nautile.tasks.engine.child_main {shlex.quote(str(path))}"
     member = f"{settings} .venv/bin/python -P -m {module}"
     commit = shlex.quote(request["commit"])
     fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}

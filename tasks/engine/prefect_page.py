@@ -10,13 +10,13 @@ import os
 from typing import Any
 from urllib.parse import urlencode
 
-from common.errors import ConfigError
-from common.text import amount, markdown_table, size, visible
-from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy
-from tasks.engine.progress import StageUpdate
-from tasks.reporting.blocks import LineChart
-from tasks.reporting.charts import svg
+from nautile.common.errors import ConfigError
+from nautile.common.text import amount, markdown_table, size, visible
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.tasks.engine.progress import StageUpdate
+from nautile.tasks.reporting.blocks import LineChart
+from nautile.tasks.reporting.charts import svg
 
 logger = logging.getLogger(__name__)
 

@@ -29,20 +29,20 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Pending, Running
 from prefect.utilities.engine import emit_task_run_state_change_event
 
-from common.errors import Retryable
-from common.text import first_line, visible
-from store.locks import KeyLock
-from store.mirror import open_store
-from tasks.engine.attempt import run_stage
-from tasks.engine.child_process import pause
-from tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
-from tasks.engine.failure import reason, slug
-from tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
-from tasks.engine.fanout.ray_executor import ray_executor
-from tasks.engine.prefect_page import run_page, summary
-from tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
-from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import note_giving_up, write_retry_note
+from nautile.common.errors import Retryable
+from nautile.common.text import first_line, visible
+from nautile.store.locks import KeyLock
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.child_process import pause
+from nautile.tasks.engine.errors import BACKOFF, RetryPolicy, StageCancelled
+from nautile.tasks.engine.failure import reason, slug
+from nautile.tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
+from nautile.tasks.engine.fanout.ray_executor import ray_executor
+from nautile.tasks.engine.prefect_page import run_page, summary
+from nautile.tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
+from nautile.tasks.engine.stage import RunContext, Stage
+from nautile.tasks.engine.staging import note_giving_up, write_retry_note
 
 logger = logging.getLogger(__name__)
 

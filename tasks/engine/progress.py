@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from common.text import amount, duration
+from nautile.common.text import amount, duration
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from store.events import EventWriter
-from tasks.engine.progress import RateMeter, describe_progress
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.progress import RateMeter, describe_progress
 
 logger = logging.getLogger(__name__)
 

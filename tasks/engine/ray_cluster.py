@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.errors import ConfigError
-from common.text import first_line
-from configs.operation import LaunchConfig
+from nautile.common.errors import ConfigError
+from nautile.common.text import first_line
+from nautile.configs.operation import LaunchConfig
 
 CONNECT_S = 10.0
 

@@ -18,15 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import ConfigError, Retryable
-from common.processes import free_port, module_command
-from configs.operation import LaunchConfig
-from tasks.engine.child_main import STOP, host_environment
-from tasks.engine.child_process import child_environment
-from tasks.engine.fanout.work_item import check_same_commit
-from tasks.engine.ray_cluster import address_of, host_bundle, nodes_with
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import free_port, module_command
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.child_main import STOP, host_environment
+from nautile.tasks.engine.child_process import child_environment
+from nautile.tasks.engine.fanout.work_item import check_same_commit
+from nautile.tasks.engine.ray_cluster import address_of, host_bundle, nodes_with
 
-logger = logging.getLogger("tasks.engine.multihost")
+logger = logging.getLogger("nautile.tasks.engine.multihost")
 
 PLACE_S = 300.0  # how long to wait for hosts, before it counts as an outage
 POLL_S = 0.5
@@ -68,7 +68,7 @@ class HostActor:
             return str(error)
         # With a URL the child fetches its request; otherwise it reads it from the shared disk, which must be there.
         if "url" in request:
-            command = ["tasks.engine.remote_child", request["url"], request["key"]]
+            command = ["nautile.tasks.engine.remote_child", request["url"], request["key"]]
         elif Path(path).exists():
             command = [request["child"], path]
         else:

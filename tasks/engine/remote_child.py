@@ -1,4 +1,4 @@
-"""The child process of a stage that needs the store's remote: `python -m tasks.engine.remote_child`.
+"""The child process of a stage that needs the store's remote: `python -m nautile.tasks.engine.remote_child`.
 
 It replaces `tasks.engine.child_main`, which so need not import the clients of remotes. Its arguments:
 
@@ -24,17 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import read_json, write_json
-from common.processes import ExitCode
-from store.file_cache import FileCache
-from store.manifest import LARGEST_MANIFEST
-from store.mirror import MirroredStore, open_store
-from store.request_claims import RequestClaims
-from store.staging_mirror import StagingMirror, host_files
-from tasks.engine.child_main import RemoteAccess, begin, failed, leave, load_stage, process_rank, work
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json, write_json
+from nautile.common.processes import ExitCode
+from nautile.store.file_cache import FileCache
+from nautile.store.manifest import LARGEST_MANIFEST
+from nautile.store.mirror import MirroredStore, open_store
+from nautile.store.request_claims import RequestClaims
+from nautile.store.staging_mirror import StagingMirror, host_files
+from nautile.tasks.engine.child_main import RemoteAccess, begin, failed, leave, load_stage, process_rank, work
 
-logger = logging.getLogger("tasks.engine.remote_child")
+logger = logging.getLogger("nautile.tasks.engine.remote_child")
 
 BYTES_PER_GIGABYTE = 10**9
 LIVE_EVERY_S = 10.0

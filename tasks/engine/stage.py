@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.keys import key_fields
-from configs.operation import LaunchConfig, StageOperation, TelemetryConfig
-from store.manifest import stage_key
-from tasks.engine.fanout.items import FanOut
-from tasks.engine.job import Job
+from nautile.configs.keys import key_fields
+from nautile.configs.operation import LaunchConfig, StageOperation, TelemetryConfig
+from nautile.store.manifest import stage_key
+from nautile.tasks.engine.fanout.items import FanOut
+from nautile.tasks.engine.job import Job
 
 Work = Callable[[Job], None]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

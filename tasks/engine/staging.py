@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.files import read_json, write_json
-from store.artifacts import Artifact, Store
-from store.manifest import execution_after_takeover
-from store.staging_mirror import PUBLICATION
-from tasks.engine.child_process import ChildFiles
-from tasks.engine.stage import RunContext
+from nautile.common.files import read_json, write_json
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.manifest import execution_after_takeover
+from nautile.store.staging_mirror import PUBLICATION
+from nautile.tasks.engine.child_process import ChildFiles
+from nautile.tasks.engine.stage import RunContext
 
 LATE_S = 60.0  # a retry note is stale so long after the time at which the attempt was due
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from common.processes import thread_beside
-from store.events import EventWriter
+from nautile.common.processes import thread_beside
+from nautile.store.events import EventWriter
 
 EVERY_S = 5.0  # interval at first
 MOST_POINTS = 500  # then the interval is 1/500 of the elapsed time, so that days of work add few rows

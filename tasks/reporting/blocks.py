@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evals.tables.results import ResultTable
+from nautile.evals.tables.results import ResultTable
 
 Points = Sequence[tuple[float, float]]  # (x, y)
 

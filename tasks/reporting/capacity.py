@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from common.errors import ConfigError
-from common.text import amount, first_line, markdown_table
-from configs.model import ModelConfig
-from configs.operation import PlanConfig
-from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
-from rl.objective_registry import Balance
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.common.text import amount, first_line, markdown_table
+from nautile.configs.model import ModelConfig
+from nautile.configs.operation import PlanConfig
+from nautile.configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from nautile.rl.objective_registry import Balance
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 GIB = 2**30
 _PRETRAINING = (
@@ -40,14 +40,14 @@ def plan_capacity(job: Job) -> None:
     """Compile a step of each training stage for a topology; write its memory and time as plan.json and plan.md."""
     # Imported here because the command line imports this file, and JAX takes seconds. The compilers for other chips
     # must be enabled before JAX is imported.
-    from model.capacity import topology
+    from nautile.model.capacity import topology
 
     topology.enable_compilers()
     import jax
 
-    from model.capacity.planner import plan_training
-    from model.sharding import make_mesh
-    from rl.capacity import estimate_memory
+    from nautile.model.capacity.planner import plan_training
+    from nautile.model.sharding import make_mesh
+    from nautile.rl.capacity import estimate_memory
 
     def notify(note: str) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
-from evals.tables.results import ResultTable, to_markdown
-from tasks.reporting.render import template_environment
+from nautile.common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
+from nautile.evals.tables.results import ResultTable, to_markdown
+from nautile.tasks.reporting.render import template_environment
 
 NOT_RECORDED = "not recorded"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
-from common.figures import COLOURS, PIXEL, draw
-from tasks.reporting.blocks import (
+from nautile.common.figures import COLOURS, PIXEL, draw
+from nautile.tasks.reporting.blocks import (
     BarChart,
     IntervalChart,
     LineChart,

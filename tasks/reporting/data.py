@@ -11,17 +11,17 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json
-from common.text import visible
-from configs.vendors import JUDGES
-from data.endpoints.own_server import program_of
-from evals.running.rows import SampleRow, read_rows
-from evals.tables.ladder import ladder
-from evals.tables.results import TABLE_1_BENCHMARKS
-from store.artifacts import Artifact, Store
-from store.catalog import Catalog
-from tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
-from tasks.reporting.problems import changed_problems
+from nautile.common.files import read_json
+from nautile.common.text import visible
+from nautile.configs.vendors import JUDGES
+from nautile.data.endpoints.own_server import program_of
+from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.tables.ladder import ladder
+from nautile.evals.tables.results import TABLE_1_BENCHMARKS
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.reporting.other_seeds import accuracies_by_seed, ladder_over_seeds
+from nautile.tasks.reporting.problems import changed_problems
 
 Facts = dict[str, Any]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.files import write_json, write_text
-from common.text import amount, size, visible
-from configs.distill import DistillConfig
-from data.distill.stats import BINS, DistillStats
-from data.tokens.source_reading import share_text
-from evals.tables.results import MISSING, ResultTable
-from tasks.reporting.blocks import BarChart, Paragraph, ReportBlock, ReportSection, Samples, TimeChart
-from tasks.reporting.render import html_page, markdown
+from nautile.common.files import write_json, write_text
+from nautile.common.text import amount, size, visible
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.stats import BINS, DistillStats
+from nautile.data.tokens.source_reading import share_text
+from nautile.evals.tables.results import MISSING, ResultTable
+from nautile.tasks.reporting.blocks import BarChart, Paragraph, ReportBlock, ReportSection, Samples, TimeChart
+from nautile.tasks.reporting.render import html_page, markdown
 
 Facts = Mapping[str, Any]
 TITLE = "Data card: distilled documents"

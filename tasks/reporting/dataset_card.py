@@ -6,13 +6,13 @@ The figures come from the manifest of the documents and, if it exists, from the 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.files import read_json
-from common.text import visible
-from data.distill.parquet import COLUMNS
-from store.artifacts import Artifact, Store
-from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
-from tasks.reporting.model_card import UNKNOWN_LICENSE, Snippet, prompt_set_rows, teacher_rows
-from tasks.reporting.model_facts import lineage, teachers
+from nautile.common.files import read_json
+from nautile.common.text import visible
+from nautile.data.distill.parquet import COLUMNS
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
+from nautile.tasks.reporting.model_card import UNKNOWN_LICENSE, Snippet, prompt_set_rows, teacher_rows
+from nautile.tasks.reporting.model_facts import lineage, teachers
 
 _PARTS = ("query", "reasoning", "answer")  # of an example
 LONGEST_EXAMPLE = 800  # characters of each part

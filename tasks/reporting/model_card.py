@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.text import duration
-from data.tokens.source_reading import SourceReading, reading_rows
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.tables.ladder import gains_in_words, ladder_table
-from evals.tables.results import table_1, table_2, with_interval
-from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
-from tasks.reporting.data import stand_ins_by_note
-from tasks.reporting.model_facts import own_scores
+from nautile.common.text import duration
+from nautile.data.tokens.source_reading import SourceReading, reading_rows
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.tables.ladder import gains_in_words, ladder_table
+from nautile.evals.tables.results import table_1, table_2, with_interval
+from nautile.tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
+from nautile.tasks.reporting.data import stand_ins_by_note
+from nautile.tasks.reporting.model_facts import own_scores
 
 Facts = dict[str, Any]
 

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json
-from configs.model import ModelConfig
-from data.labelled.label_set import read_label_set
-from data.tokens.source_reading import READING
-from evals.scoring.scores import Scores
-from evals.tables.ladder import ladder
-from rl.problems.sets import TRAINING_SETS
-from store.artifacts import Artifact, Store
-from store.catalog import Catalog
-from tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins
+from nautile.common.files import read_json
+from nautile.configs.model import ModelConfig
+from nautile.data.labelled.label_set import read_label_set
+from nautile.data.tokens.source_reading import READING
+from nautile.evals.scoring.scores import Scores
+from nautile.evals.tables.ladder import ladder
+from nautile.rl.problems.sets import TRAINING_SETS
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins
 
 Facts = dict[str, Any]
 
 
 def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Facts:
     """All facts for the card of the checkpoint in `folder`. `checkpoint`: its artifact; None: it is not in a store."""
-    from model.nautile import parameter_counts  # imports JAX
+    from nautile.model.nautile import parameter_counts  # imports JAX
 
     saved = read_json(folder / "config.json") or {}
     facts: Facts = {

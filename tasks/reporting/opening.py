@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.text import amount, dollars, duration
-from evals.tables.ladder import gains_in_words, ladder_table, verdict
-from evals.tables.results import MISSING, ResultTable
-from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
-from tasks.reporting.data import stand_ins_by_note
+from nautile.common.text import amount, dollars, duration
+from nautile.evals.tables.ladder import gains_in_words, ladder_table, verdict
+from nautile.evals.tables.results import MISSING, ResultTable
+from nautile.tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
+from nautile.tasks.reporting.data import stand_ins_by_note
 
 Facts = dict[str, Any]
 COST, STAND_INS = "Cost", "Stand-ins"  # titles of the detailed sections

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from configs.keys import classified_fields
-from evals.scoring.intervals import holm
-from evals.scoring.over_seeds import lead, summary
-from evals.tables.ladder import Ladder
-from store.catalog import CatalogRow
+from nautile.configs.keys import classified_fields
+from nautile.evals.scoring.intervals import holm
+from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.evals.tables.ladder import Ladder
+from nautile.store.catalog import CatalogRow
 
 Accuracies = dict[str, dict[str, dict[str, float]]]  # label of the evaluation -> benchmark or mean -> seed -> share
 METRICS = {("strict", "generate"): "accuracy", ("lenient", "generate"): "accuracy_lenient"}

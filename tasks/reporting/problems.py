@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.text import visible
-from evals.running.rows import SampleRow
-from evals.tables.ladder import Ladder, RowsByStage, common_problems
+from nautile.common.text import visible
+from nautile.evals.running.rows import SampleRow
+from nautile.evals.tables.ladder import Ladder, RowsByStage, common_problems
 
 LONGEST_PROMPT, LONGEST_REASONING, LONGEST_ANSWER = 1200, 800, 400  # characters
 

@@ -12,12 +12,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from common.files import write_json, write_text
-from common.text import fenced
-from evals.tables.results import ResultTable, to_html, to_json, to_markdown
-from evals.tables.svg import table_figure
-from tasks.reporting.blocks import ReportBlock, ReportSection
-from tasks.reporting.charts import svg
+from nautile.common.files import write_json, write_text
+from nautile.common.text import fenced
+from nautile.evals.tables.results import ResultTable, to_html, to_json, to_markdown
+from nautile.evals.tables.svg import table_figure
+from nautile.tasks.reporting.blocks import ReportBlock, ReportSection
+from nautile.tasks.reporting.charts import svg
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:

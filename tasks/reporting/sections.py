@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.text import duration, size, visible
-from configs.vendors import JUDGES
-from data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
-from evals.tables import paper_figures as paper
-from evals.tables.breakdown import breakdown
-from evals.tables.results import MISSING, ResultTable, table_1, table_2
-from evals.tables.svg import table_figure
-from tasks.reporting.blocks import (
+from nautile.common.text import duration, size, visible
+from nautile.configs.vendors import JUDGES
+from nautile.data.tokens.source_reading import COLUMNS, READING, SourceReading, reading_rows
+from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.breakdown import breakdown
+from nautile.evals.tables.results import MISSING, ResultTable, table_1, table_2
+from nautile.evals.tables.svg import table_figure
+from nautile.tasks.reporting.blocks import (
     LineChart,
     Paragraph,
     Pipeline,
@@ -25,8 +25,8 @@ from tasks.reporting.blocks import (
     Samples,
     TableFigure,
 )
-from tasks.reporting.data import stand_ins_by_note
-from tasks.reporting.opening import COST, STAND_INS, opening
+from nautile.tasks.reporting.data import stand_ins_by_note
+from nautile.tasks.reporting.opening import COST, STAND_INS, opening
 
 Facts = dict[str, Any]
 

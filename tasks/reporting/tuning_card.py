@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs.tune import TuneConfig
-from evals.labelling.titles import RECALL, arm_rows, points, recall_rows
-from tasks.reporting.card import card
+from nautile.configs.tune import TuneConfig
+from nautile.evals.labelling.titles import RECALL, arm_rows, points, recall_rows
+from nautile.tasks.reporting.card import card
 
 MOST_CONFUSED = 10
 

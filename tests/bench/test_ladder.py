@@ -3,8 +3,8 @@
 import pytest
 
 from bench.studies.ladder import StageFigures, figures_of, markdown, statements_of
-from configs.ingest import SlipsConfig, TextTaskConfig
-from data.sources.slips import FactTable
+from nautile.configs.ingest import SlipsConfig, TextTaskConfig
+from nautile.data.sources.slips import FactTable
 
 TASK = TextTaskConfig(name="chain_sum", parameters={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 

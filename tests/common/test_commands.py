@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.commands import program, shell_command
+from nautile.common.commands import program, shell_command
 
 HOSTILE = (
     "$(touch made)",

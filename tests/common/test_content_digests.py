@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common import files
-from common.errors import ConfigError
-from common.files import FileContent, content_digests
+from nautile.common import files
+from nautile.common.errors import ConfigError
+from nautile.common.files import FileContent, content_digests
 
 
 def settle(path: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from common import input_files
-from common.errors import ConfigError
-from common.files import content_digests, read_bounded_json, read_bounded_text, read_json, sha256_of
-from common.input_files import matching_paths, open_regular
+from nautile.common import input_files
+from nautile.common.errors import ConfigError
+from nautile.common.files import content_digests, read_bounded_json, read_bounded_text, read_json, sha256_of
+from nautile.common.input_files import matching_paths, open_regular
 
 
 @pytest.mark.parametrize(

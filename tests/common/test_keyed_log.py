@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import sorted_keys
-from common.keyed_log import KeyedLog
+from nautile.common import sorted_keys
+from nautile.common.keyed_log import KeyedLog
 
 SIZE = 24  # of a record of fixed size: 16 bytes of digest, 8 of content
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.metrics import GLOSSARY, document, metric
+from nautile.common.metrics import GLOSSARY, document, metric
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTERS = ("data", "evals", "model", "rl", "tasks")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.patterns import FilteredPattern, ignoring_case
-from data.distill import checks
-from data.endpoints import outgoing
+from nautile.common.patterns import FilteredPattern, ignoring_case
+from nautile.data.distill import checks
+from nautile.data.endpoints import outgoing
 
 PATTERNS = {
     name: pattern for name, pattern in (vars(checks) | outgoing._SIGNS).items() if isinstance(pattern, FilteredPattern)

@@ -14,12 +14,20 @@ import httpx2
 import psutil
 import pytest
 
-from common import processes
-from common.processes import ExitCode, free_port, give_session_way, give_way, loopback_direct, module_command, url_host
+from nautile.common import processes
+from nautile.common.processes import (
+    ExitCode,
+    free_port,
+    give_session_way,
+    give_way,
+    loopback_direct,
+    module_command,
+    url_host,
+)
 from tests.support.servers.http_server import FakeServer, Response
 
 ROOT = Path(__file__).resolve().parents[2]
-CHILD = "import sys, time; from common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
+CHILD = "import sys, time; from nautile.common.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdout=subprocess.PIPE)
@@ -31,7 +39,7 @@ child.wait()
 
 def test_a_command_begins_again_once_on_huge_pages():
     """As the same process, with its arguments."""
-    code = "import os, sys; from common import processes as p; print(os.getpid(), flush=True); " + (
+    code = "import os, sys; from nautile.common import processes as p; print(os.getpid(), flush=True); " + (
         "p.restart_on_huge_pages(); print(*sys.argv[1:], os.environ['GLIBC_TUNABLES'])"
     )
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
@@ -45,10 +53,12 @@ def test_a_command_begins_again_once_on_huge_pages():
 
 def test_a_child_imports_nothing_from_its_working_directory(tmp_path):
     """Not our packages and not those of a library: a user may have folders of any name."""
-    for name in ("common", "store", "json"):
+    for name in ("nautile", "store", "json"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
-    done = subprocess.run(module_command("common.processes"), cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        module_command("nautile.common.processes"), cwd=tmp_path, timeout=60, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

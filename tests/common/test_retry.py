@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.retry import Backoff, retry, retry_after, retry_async
+from nautile.common.retry import Backoff, retry, retry_after, retry_async
 
 
 class Outage(Exception):

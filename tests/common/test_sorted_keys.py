@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import sorted_keys
-from common.sorted_keys import SortedKeys, to_bytes
+from nautile.common import sorted_keys
+from nautile.common.sorted_keys import SortedKeys, to_bytes
 
 KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 9)
 

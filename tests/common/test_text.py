@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from common.text import (
+from nautile.common.text import (
     amount,
     as_file_name,
     counted,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.changes import Change, changed_settings, describe_changes, short_names
-from configs.load import load, load_base
+from nautile.configs.changes import Change, changed_settings, describe_changes, short_names
+from nautile.configs.load import load, load_base
 from tests.support.stages.toy_stages import TOY
 
 

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
-from configs.load import load
-from configs.schema import RunConfig
+from nautile.configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
+from nautile.configs.load import load
+from nautile.configs.schema import RunConfig
 
 
 def endpoint(**fields):

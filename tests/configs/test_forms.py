@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.base import Section
-from configs.forms import WORKER, ServedConfig, is_workers, refuse_in_form, served_here
-from configs.keys import _section_in
-from configs.load import load, load_form
-from configs.schema import RunConfig
+from nautile.common.errors import ConfigError
+from nautile.configs.base import Section
+from nautile.configs.forms import WORKER, ServedConfig, is_workers, refuse_in_form, served_here
+from nautile.configs.keys import _section_in
+from nautile.configs.load import load, load_form
+from nautile.configs.schema import RunConfig
 from tests.support.stages.toy_stages import TOY
 
 ELSEWHERE = "http://elsewhere.example/v1"

@@ -5,9 +5,9 @@ import resource
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import has_long_key, parse_toml, read_bounded_json
-from configs.load import load
+from nautile.common.errors import ConfigError
+from nautile.common.files import has_long_key, parse_toml, read_bounded_json
+from nautile.configs.load import load
 
 ENDPOINT = "extends = 'local'\n[endpoints.paid]\nkind = 'openai'\nmodel = 'm'\nurl = 'https://api.example.com/v1'\n"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from configs.keys import FILES, classified_fields, key_fields, table, with_local_files
-from configs.load import load
+from nautile.common.errors import ConfigError
+from nautile.configs.keys import FILES, classified_fields, key_fields, table, with_local_files
+from nautile.configs.load import load
 
 HERE = Path(__file__).parent
 
@@ -21,7 +21,7 @@ def test_every_field_is_classified_as_it_was():
 
 def test_the_document_shows_the_table_that_the_code_writes():
     document = (HERE.parents[1] / "docs" / "store.md").read_text(encoding="utf-8")
-    assert table() in document, "copy the output of `python -m configs.keys` into docs/store.md"
+    assert table() in document, "copy the output of `python -m nautile.configs.keys` into docs/store.md"
 
 
 def test_operational_fields_unset_fields_and_unknown_fields_are_left_out():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from configs.base import canonical, fingerprint
-from configs.load import load
+from nautile.common.errors import ConfigError
+from nautile.configs.base import canonical, fingerprint
+from nautile.configs.load import load
 
 SHIPPED = ("local", "spark", "nautile_370m")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -105,7 +105,10 @@ def test_a_file_that_is_binary_or_missing(tmp_path):
 
 
 def test_fingerprints_do_not_depend_on_the_process():
-    code = "from configs.load import load; from configs.base import fingerprint; print(fingerprint(load('local')))"
+    code = (
+        "from nautile.configs.base import fingerprint; from nautile.configs.load import load\n"
+        "print(fingerprint(load('local')))"
+    )
     fingerprints = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

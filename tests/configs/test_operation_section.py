@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from configs.load import load
-from configs.operation import LaunchConfig, OperationConfig, ScheduleConfig
+from nautile.configs.load import load
+from nautile.configs.operation import LaunchConfig, OperationConfig, ScheduleConfig
 
 
 @pytest.mark.parametrize(

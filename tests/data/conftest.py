@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from common.events import silent
-from configs.model import TokenizerConfig
-from data.records import SynthRecord, WebRecord
-from data.tokenizer import tokenizer_for
-from data.tokens.build import write_tokens
-from data.tokens.tokenise_file import CorpusPlan
+from nautile.common.events import silent
+from nautile.configs.model import TokenizerConfig
+from nautile.data.records import SynthRecord, WebRecord
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.build import write_tokens
+from nautile.data.tokens.tokenise_file import CorpusPlan
 
 RANKS = 300
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.model import CHAT_SPECIALS, TokenizerConfig
-from data.chat_template import ParsedReply, encode_prompt, encode_turns, parse_completion, parse_text
-from data.tokenizer import tokenizer_for
+from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
+from nautile.data.chat_template import ParsedReply, encode_prompt, encode_turns, parse_completion, parse_text
+from nautile.data.tokenizer import tokenizer_for
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 TEXT = st.one_of(PLAIN, st.lists(st.sampled_from([*CHAT_SPECIALS, "</think>", "x", "\n"]), max_size=6).map("".join))

@@ -4,9 +4,9 @@ import tracemalloc
 
 import pytest
 
-from common.errors import ConfigError
-from data import json_schema
-from data.json_schema import LONGEST_BOUND, shortest_document
+from nautile.common.errors import ConfigError
+from nautile.data import json_schema
+from nautile.data.json_schema import LONGEST_BOUND, shortest_document
 
 
 def test_a_schema_of_kinds_that_contain_each_other_is_measured_by_few_look_ups(monkeypatch):

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import MAX_CHARACTERS, TEXT_COLUMNS, Rejected, SynthRecord, WebRecord, from_dict, to_batch, to_dict
+from nautile.data.records import (
+    MAX_CHARACTERS,
+    TEXT_COLUMNS,
+    Rejected,
+    SynthRecord,
+    WebRecord,
+    from_dict,
+    to_batch,
+    to_dict,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5),

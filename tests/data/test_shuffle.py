@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.shuffle import permute
+from nautile.data.shuffle import permute
 
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=8))

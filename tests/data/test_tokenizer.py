@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
-from configs.model import CHAT_SPECIALS, TokenizerConfig
-from data import tokenizer as module
-from data.tokenizer import tokenizer_for
+from nautile.configs.model import CHAT_SPECIALS, TokenizerConfig
+from nautile.data import tokenizer as module
+from nautile.data.tokenizer import tokenizer_for
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200)
 TRICKY = st.one_of(
@@ -110,7 +110,7 @@ def test_the_network_is_not_touched_when_the_package_is_there(tmp_path):
         "import socket\n"
         "def refuse(*a, **k): raise AssertionError('network')\n"
         "socket.socket.connect = refuse; socket.getaddrinfo = refuse\n"
-        "from data.tokenizer import tokenizer_for; from configs.model import TokenizerConfig\n"
+        "from nautile.data.tokenizer import tokenizer_for; from nautile.configs.model import TokenizerConfig\n"
         "assert tokenizer_for(TokenizerConfig(ranks=400)).encode('ab')\n"
     )
     env = {"TIKTOKEN_CACHE_DIR": str(tmp_path), "PATH": "", "TMPDIR": str(tmp_path)}

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from data.chat_template import ParsedReply
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.running.answerers import Answer
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.running.answerers import Answer
 from tests.support.servers.benchmark_hub import BenchmarkHub
 
 

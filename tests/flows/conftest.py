@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load
-from configs.schema import RunConfig
-from flows.cli.main import main
-from store.artifacts import Store
+from nautile.configs.load import load
+from nautile.configs.schema import RunConfig
+from nautile.flows.cli.main import main
+from nautile.store.artifacts import Store
 from tests.support.servers.prefect_server import running_server
 from tests.support.stages.toy_cli import nautile, start
 from tests.support.stages.toy_dag import TOY_DAG

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import load
-from flows import pipeline
-from flows.operate import approval
-from flows.pipeline import StageFailed, _StepRunner
-from flows.selection import Selection, prepare_run
-from flows.starts import dag_in
-from tasks.engine.attempt import run_stage
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.flows import pipeline
+from nautile.flows.operate import approval
+from nautile.flows.pipeline import StageFailed, _StepRunner
+from nautile.flows.selection import Selection, prepare_run
+from nautile.flows.starts import dag_in
+from nautile.tasks.engine.attempt import run_stage
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from flows.cli import inspect
-from model.exports.web.folder import export_web
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.flows.cli import inspect
+from nautile.model.exports.web.folder import export_web
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 from tests.support.pages.page_check import both_replies
 from tests.support.servers.fake_openai import FakeOpenAI, useful
 from tests.support.servers.prefect_calls import remove_limits
@@ -108,10 +108,10 @@ def test_it_runs_whole_and_quietly_and_writes_nothing_outside_its_store(chain):
 def test_by_default_nothing_leaves_the_machine(chain):
     events = socket_events(chain.sockets)
     programs = [what for kind, what in events if kind == "start"]
-    watched = {word for program in programs if "tasks.engine.child_main" in program for word in program.split()}
+    watched = {word for program in programs if "nautile.tasks.engine.child_main" in program for word in program.split()}
     keys = query(chain.store, "select distinct key from runs")
     assert all(any(f"/{row['key']}/request.json" in word for word in watched) for row in keys)
-    assert any("flows.operate.prefect_server" in program for program in programs)
+    assert any("nautile.flows.operate.prefect_server" in program for program in programs)
     assert any(kind == "connect" for kind, _ in events)
     assert events_to_other_hosts(chain.sockets) == []
 
@@ -188,7 +188,7 @@ def staged(store: Path, stage: str) -> bool:
     """Whether the stage has begun to write: its scratch or output folder has a file."""
     for request in store.glob("staging/*/request.json"):
         try:
-            if json.loads(request.read_text(encoding="utf-8"))["module"] != f"tasks.{stage}":
+            if json.loads(request.read_text(encoding="utf-8"))["module"] != f"nautile.tasks.{stage}":
                 continue
         except (OSError, ValueError):
             continue

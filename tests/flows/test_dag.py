@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from configs.distill import IndexConfig
-from configs.endpoint import EndpointConfig
-from configs.load import load
-from configs.operation import OPERATED, OperationConfig, ScheduleConfig
-from configs.schema import RunConfig
-from flows.dag import Need, build_dag
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import IndexConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.load import load
+from nautile.configs.operation import OPERATED, OperationConfig, ScheduleConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Need, build_dag
 from tests.support.stages.toy_dag import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -351,7 +351,7 @@ def test_an_endpoint_may_move_and_cost_otherwise_without_moving_a_key():
 def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
     for step in build_dag(local):
         assert step.label.partition(":")[0] == step.stage.name
-        assert step.stage.work.__module__ == f"tasks.{step.stage.name}"
+        assert step.stage.work.__module__ == f"nautile.tasks.{step.stage.name}"
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
@@ -388,7 +388,7 @@ def test_another_dag_is_named_by_the_environment(toy, monkeypatch):
     monkeypatch.setenv("NAUTILE_DAG", "tests.support.stages.toy_dag:toy_dag")
     assert {step.stage.work.__module__ for step in build_dag(toy)} == {
         "tests.support.stages.toy_stages",
-        "tasks.report",
+        "nautile.tasks.report",
     }
 
 
@@ -396,8 +396,9 @@ def test_the_dag_loads_nothing_heavy():
     """Every command that reads a configuration builds its DAG; none should wait for JAX. A stage's process, of which a
     fan-out has thousands, loads what its own stage needs."""
     program = (
-        "import sys; import tasks.engine.child_main; assert 'numpy' not in sys.modules\n"
-        "from configs.load import load; from flows.dag import build_dag; assert build_dag(load('local'))\n"
+        "import sys; import nautile.tasks.engine.child_main; assert 'numpy' not in sys.modules\n"
+        "from nautile.configs.load import load; from nautile.flows.dag import build_dag\n"
+        "assert build_dag(load('local'))\n"
         "heavy = {'jax', 'scipy', 'orbax', 'faiss', 'prefect', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -6,12 +6,12 @@ import re
 import pytest
 from rich.console import Console
 
-from configs.load import load
-from flows.dag import build_dag, pipeline_steps
-from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
-from flows.run import print_forecast
-from flows.selection import PreparedRun, Selection
-from store.events import EventWriter
+from nautile.configs.load import load
+from nautile.flows.dag import build_dag, pipeline_steps
+from nautile.flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
+from nautile.flows.run import print_forecast
+from nautile.flows.selection import PreparedRun, Selection
+from nautile.store.events import EventWriter
 
 CONFIG = load("nautile_370m")
 FIRST = round(CONFIG.distill.prompts * CONFIG.distill.teachers[0].up_to)  # requests to the first teacher

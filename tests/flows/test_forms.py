@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from prefect.exceptions import FailedRun
 
-from flows import forms
-from flows.forms import failed_state
+from nautile.flows import forms
+from nautile.flows.forms import failed_state
 
 
 def test_a_form_that_cannot_be_followed_leaves_no_trace_in_the_log_of_the_run(monkeypatch):

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from configs.endpoint import EndpointConfig
-from configs.load import load
-from configs.vendors import VENDORS
-from data.endpoints import endpoint
-from flows.dag import pipeline_steps
-from flows.online import Answers, ask_endpoints, hub_datasets, remote_endpoints
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.load import load
+from nautile.configs.vendors import VENDORS
+from nautile.data.endpoints import endpoint
+from nautile.flows.dag import pipeline_steps
+from nautile.flows.online import Answers, ask_endpoints, hub_datasets, remote_endpoints
 from tests.support.servers.fake_hub import FakeHub
 from tests.support.servers.fake_openai import FakeOpenAI
 
@@ -45,9 +45,9 @@ problems = {{ count = 5, source = "gsm8k", revision = "{commit}" }}
 CHILD = """
 import json, sys
 from dataclasses import asdict
-from configs.load import load
-from flows.dag import pipeline_steps
-from flows.online import ask_online
+from nautile.configs.load import load
+from nautile.flows.dag import pipeline_steps
+from nautile.flows.online import ask_online
 print(json.dumps(asdict(ask_online(pipeline_steps(load(sys.argv[1])), lambda line: None))))
 """
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from configs.load import load
-from flows.cli.main import app
-from store.artifacts import Store
-from store.manifest import now
+from nautile.configs.load import load
+from nautile.flows.cli.main import app
+from nautile.store.artifacts import Store
+from nautile.store.manifest import now
 from tests.flows.test_run_state import plan
 from tests.support.samples.document import Command, Settings, ShownFile, match_output, sections
 from tests.support.servers.prefect_server import running_server

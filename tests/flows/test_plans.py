@@ -11,12 +11,12 @@ import pytest
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Cancelling, Crashed, Running
 
-from common.errors import ConfigError
-from flows import plans
-from flows.plans import recorded, refused
-from flows.selection import Selection, prepare_run
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.common.errors import ConfigError
+from nautile.flows import plans
+from nautile.flows.plans import recorded, refused
+from nautile.flows.selection import Selection, prepare_run
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

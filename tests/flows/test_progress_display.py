@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.progress_view import LOG_EVERY_S, LiveView, LogView, RunProgress, summary_table, view_for
-from flows.run import ProgressListener
-from tasks.engine.progress import StageUpdate
+from nautile.flows.progress_view import LOG_EVERY_S, LiveView, LogView, RunProgress, summary_table, view_for
+from nautile.flows.run import ProgressListener
+from nautile.tasks.engine.progress import StageUpdate
 from tests.flows.test_run_progress import Clock
 
 

@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from configs.load import load
-from configs.operation import OperationConfig
-from configs.schema import RunConfig
-from flows import readiness
-from flows.dag import pipeline_steps
-from flows.readiness import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.load import load
+from nautile.configs.operation import OperationConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows import readiness
+from nautile.flows.dag import pipeline_steps
+from nautile.flows.readiness import (
     has_prompt_files,
     missing_settings,
     missing_webhook,

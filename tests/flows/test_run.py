@@ -17,14 +17,14 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
-from common.errors import ConfigError, Retryable
-from flows.cli import inspect
-from flows.operate import questions, reconcile
-from flows.operate.prefect_server import require_api
-from flows.run import exit_code, print_failure
-from flows.selection import PreparedRun, Selection
-from store.artifacts import Store
-from tasks.engine.errors import StageCrash
+from nautile.common.errors import ConfigError, Retryable
+from nautile.flows.cli import inspect
+from nautile.flows.operate import questions, reconcile
+from nautile.flows.operate.prefect_server import require_api
+from nautile.flows.run import exit_code, print_failure
+from nautile.flows.selection import PreparedRun, Selection
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.errors import StageCrash
 from tests.support.samples.stage_store import flip_byte
 from tests.support.servers.fake_webhook import FakeWebhook
 from tests.support.servers.prefect_calls import fetch
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 EVALUATE = """
 import json, sys
-from flows.stage_flows import evaluate
+from nautile.flows.stage_flows import evaluate
 print(json.dumps(evaluate(sys.argv[1])))
 """
 

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from configs.operation import TelemetryConfig
-from flows.cli.terminal import console_for
-from flows.operate import prefect_server
-from flows.pipeline import pipeline
-from flows.progress_view import LogView, RunProgress
-from flows.run import ProgressListener, run, undelivered_line
-from flows.selection import Selection
-from tasks.engine.progress import RATE_WINDOW_S, StageUpdate, notify
+from nautile.configs.operation import TelemetryConfig
+from nautile.flows.cli.terminal import console_for
+from nautile.flows.operate import prefect_server
+from nautile.flows.pipeline import pipeline
+from nautile.flows.progress_view import LogView, RunProgress
+from nautile.flows.run import ProgressListener, run, undelivered_line
+from nautile.flows.selection import Selection
+from nautile.tasks.engine.progress import RATE_WINDOW_S, StageUpdate, notify
 
 
 class Clock:
@@ -130,10 +130,10 @@ def run_until_stopped(made, toy_stages, monkeypatch, tmp_path):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(prefect_server, "prefect_api", nullcontext)
     monkeypatch.setattr(prefect_server, "configure_prefect", lambda store: tmp_path / "nautile.log")
-    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: ())
+    monkeypatch.setattr("nautile.flows.operate.reconcile.reconcile_if_possible", lambda store: ())
 
     def call(pipeline, config, selection):
-        monkeypatch.setattr("flows.pipeline.pipeline", pipeline)
+        monkeypatch.setattr("nautile.flows.pipeline.pipeline", pipeline)
         err = Console(file=io.StringIO(), width=200)
         assert run(config, "toy.toml", selection, Console(file=io.StringIO()), err) == 130
         return err.file.getvalue()

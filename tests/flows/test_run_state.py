@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from common.files import write_json
-from flows import run_state as run_state_module
-from flows.cli.runs import run_unless_config, run_view, step_rows
-from flows.plans import record_interrupted
-from flows.run_state import (
+from nautile.common.files import write_json
+from nautile.flows import run_state as run_state_module
+from nautile.flows.cli.runs import run_unless_config, run_view, step_rows
+from nautile.flows.plans import record_interrupted
+from nautile.flows.run_state import (
     FIRST_UNFINISHED,
     RUNS,
     live_run,
@@ -19,12 +19,12 @@ from flows.run_state import (
     run_state,
     time_left_text,
 )
-from flows.selection import Selection
-from store.artifacts import QUESTIONS
-from store.catalog import Catalog
-from store.manifest import host, now
-from tasks.engine.attempt_log import write_attempt_row, write_row
-from tasks.engine.staging import write_retry_note
+from nautile.flows.selection import Selection
+from nautile.store.artifacts import QUESTIONS
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import host, now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.tasks.engine.staging import write_retry_note
 from tests.support.samples.stage_store import key_of, published
 
 STEPS = ("ingest", "pretrain", "align", "report")

@@ -4,16 +4,16 @@ from itertools import islice
 
 import pytest
 
-from common.errors import ConfigError
-from configs.base import SeedName
-from configs.load import load, load_own
-from configs.schema import RunConfig
-from configs.sweep import SweepConfig
-from data.sources.reasoning_gym import derived_seed, problems
-from evals.benchmarks.stand_ins import held_out
-from flows.dag import Step, build_dag
-from rl.problems.load import load as load_problems
-from rl.problems.load import load_references
+from nautile.common.errors import ConfigError
+from nautile.configs.base import SeedName
+from nautile.configs.load import load, load_own
+from nautile.configs.schema import RunConfig
+from nautile.configs.sweep import SweepConfig
+from nautile.data.sources.reasoning_gym import derived_seed, problems
+from nautile.evals.benchmarks.stand_ins import held_out
+from nautile.flows.dag import Step, build_dag
+from nautile.rl.problems.load import load as load_problems
+from nautile.rl.problems.load import load_references
 
 LATER = ["pretrain", "evaluate:pretrain", "align", "evaluate:align", "reason", "evaluate:reason", "self_distill"]
 LATER += ["evaluate:self_distill", "report"]

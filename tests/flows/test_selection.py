@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from common.errors import ConfigError
-from common.processes import free_port
-from configs.operation import LaunchConfig
-from configs.training import ProblemsConfig
-from flows.dag import Need, build_dag
-from flows.selection import (
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.configs.operation import LaunchConfig
+from nautile.configs.training import ProblemsConfig
+from nautile.flows.dag import Need, build_dag
+from nautile.flows.selection import (
     PreparedRun,
     Selection,
     check_ray_hosts,
@@ -18,7 +18,7 @@ from flows.selection import (
     outside_inputs,
     prepare_run,
 )
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 from tests.support.stages.toy_dag import toy_dag
 
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import load
-from flows.dag import build_dag
-from flows.pipeline import _StepRunner
-from flows.selection import PreparedRun, Selection, prepare_run
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.flows.dag import build_dag
+from nautile.flows.pipeline import _StepRunner
+from nautile.flows.selection import PreparedRun, Selection, prepare_run
 from tests.support.servers.prefect_calls import remove_limits
 from tests.support.stages.stage_parent import is_alive
 from tests.support.stages.toy_cli import start

@@ -5,11 +5,11 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from configs.operation import OPERATED
-from flows import stage_flows
-from flows.nightly.evaluation import evaluation
-from flows.operate.deployments import deployments
-from flows.pipeline import pipeline
+from nautile.configs.operation import OPERATED
+from nautile.flows import stage_flows
+from nautile.flows.nightly.evaluation import evaluation
+from nautile.flows.operate.deployments import deployments
+from nautile.flows.pipeline import pipeline
 from tests.support.stages.toy_stages import TOY
 
 

@@ -5,18 +5,18 @@ import shutil
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import load
-from configs.schema import RunConfig
-from flows.cli import inspect
-from flows.cli.capacity import plan_pretraining
-from flows.cli.tables import status_table
-from flows.dag import Need, build_dag
-from flows.selection import Selection, prepare_run
-from flows.snapshot import publish_snapshot
-from flows.starts import resolve_starts
-from store.artifacts import Store
-from tasks.pretrain import START
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.configs.schema import RunConfig
+from nautile.flows.cli import inspect
+from nautile.flows.cli.capacity import plan_pretraining
+from nautile.flows.cli.tables import status_table
+from nautile.flows.dag import Need, build_dag
+from nautile.flows.selection import Selection, prepare_run
+from nautile.flows.snapshot import publish_snapshot
+from nautile.flows.starts import resolve_starts
+from nautile.store.artifacts import Store
+from nautile.tasks.pretrain import START
 from tests.support.stages.toy_chain import make_all
 from tests.support.stages.toy_cli import nautile
 from tests.support.stages.toy_dag import toy_dag
@@ -176,7 +176,7 @@ def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, t
         asked.append((stage.name, section, inputs))
         return {"checkpoint": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("flows.snapshot.run_stage", run_stage)
+    monkeypatch.setattr("nautile.flows.snapshot.run_stage", run_stage)
     for number in (None, 8):
         publish_snapshot(store, toy, "my.toml", number)
     tokens = store.list("checkpoint")[0].manifest["inputs"]
@@ -190,7 +190,7 @@ def test_plans_that_differ_in_the_mesh_are_not_the_same_artifact(toy, store, mon
         keys.add(stage.key(section, inputs))
         return {"plan": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("flows.cli.capacity.run_stage", run_stage)
+    monkeypatch.setattr("nautile.flows.cli.capacity.run_stage", run_stage)
     for fsdp in (1, 2, 2):
         plan_pretraining(store, toy, "local", 0.4, fsdp, False, print)
     assert len(keys) == 2

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import inspect
-from flows.cli.main import app
-from store.artifacts import Store
-from store.events import EventWriter
-from store.manifest import now
+from nautile.flows.cli import inspect
+from nautile.flows.cli.main import app
+from nautile.store.artifacts import Store
+from nautile.store.events import EventWriter
+from nautile.store.manifest import now
 from tests.support.samples.stage_store import filled
 
 TEXT = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")

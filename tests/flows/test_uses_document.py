@@ -14,11 +14,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from configs.model import TokenizerConfig
-from model.nautile import initialise
-from model.weights.files import save_weights
-from store.add import add_files
-from store.artifacts import Store
+from nautile.configs.model import TokenizerConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
+from nautile.store.add import add_files
+from nautile.store.artifacts import Store
 from tests.model.conftest import tiny_config
 from tests.support.processes.serving import serving
 from tests.support.samples.document import Command, Script, ShownFile, match_output, sections, with_ids

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import ModelConfig
-from model.nautile import initialise
+from nautile.configs.model import ModelConfig
+from nautile.model.nautile import initialise
 
 
 def tiny_config(**changes) -> ModelConfig:

@@ -6,7 +6,7 @@ import pytest
 from jax._src import compiler, distributed
 from jax.experimental.compilation_cache import compilation_cache
 
-from model import compile_cache
+from nautile.model import compile_cache
 
 OPTIONS = (
     "jax_compilation_cache_dir",

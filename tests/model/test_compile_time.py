@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from model.compile_time import COMPILING, working_seconds
+from nautile.model.compile_time import COMPILING, working_seconds
 
 
 def compiled(start, end):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.loss import token_logprobs, weighted_loss
+from nautile.model.loss import token_logprobs, weighted_loss
 from tests.model.conftest import packed_rows
 
 # Two roundings to 8 bits, of the logits' gradient and of the result: half a unit in the last place is 2**-9 each.
@@ -59,7 +59,7 @@ def test_gradients_in_bfloat16_are_those_of_float32_within_its_rounding(config, 
     hidden_BLD, targets_BL, slopes = rows
     batch = {name: targets_BL for name in ("tokens", "segments", "positions", "targets")}
     batch["weights"] = np.abs(slopes[0])
-    monkeypatch.setattr("model.loss.forward", lambda params, *_: params["hidden"])
+    monkeypatch.setattr("nautile.model.loss.forward", lambda params, *_: params["hidden"])
 
     def scalar(table_VD, hidden_BLD):
         both = {"embedding": table_VD, "hidden": hidden_BLD}
@@ -95,7 +95,7 @@ def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch)
     hidden_BLD, targets_BL, slopes = rows
     batch = {name: targets_BL for name in ("tokens", "segments", "positions", "targets")}
     batch["weights"] = np.abs(slopes[0])
-    monkeypatch.setattr("model.loss.forward", lambda params, *_: params["hidden"])
+    monkeypatch.setattr("nautile.model.loss.forward", lambda params, *_: params["hidden"])
 
     def chunked(table_VD, hidden_BLD):
         sums = weighted_loss({"embedding": table_VD, "hidden": hidden_BLD}, config, batch, chunk=4, z_loss=z_loss)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.loss import weighted_loss
-from model.nautile import continue_from, forward, initialise, parameter_counts, run_prefixes, shapes
+from nautile.common.errors import ConfigError
+from nautile.configs.model import ModelConfig
+from nautile.model.loss import weighted_loss
+from nautile.model.nautile import continue_from, forward, initialise, parameter_counts, run_prefixes, shapes
 from tests.model.conftest import packed_rows, tiny_config
 
 # Golden losses of three steps of gradient descent; they change only with the model's arithmetic or its start.
@@ -142,7 +142,7 @@ def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, patte
     if pattern != config.pattern:
         config = tiny_config(pattern=pattern, blocks=1, **PAPERS)
         params = moved(config)
-    monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
+    monkeypatch.setattr("nautile.model.layers.attention.QUERY_BLOCK", 8)
     lengths, source, width = np.array([5, 3], np.int32), np.array([0, 1, 0], np.int32), 13
     texts = np.random.default_rng(1).integers(0, config.vocabulary, (3, 5 + width)).astype(np.int32)
     texts[2, :5] = texts[0, :5]
@@ -182,7 +182,7 @@ def test_gradients_are_those_of_the_naive_form(pattern, batch):
 @pytest.mark.slow
 def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatch):
     whole = hidden(params, config, batch)
-    monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
+    monkeypatch.setattr("nautile.model.layers.attention.QUERY_BLOCK", 8)
     blocked = jax.jit(lambda: hidden.__wrapped__(params, config, batch))()
     np.testing.assert_allclose(blocked, whole, atol=1e-5)
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from model.compile_time import COMPILING, working_seconds
-from model.program_thread import ProgramThread, program_threads
-from model.sharding import make_mesh
+from nautile.model.compile_time import COMPILING, working_seconds
+from nautile.model.program_thread import ProgramThread, program_threads
+from nautile.model.sharding import make_mesh
 
 
 def test_programs_are_started_by_two_threads_each_always_the_same():

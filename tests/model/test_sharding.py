@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from common.errors import ConfigError
-from configs.base import OptimizerConfig
-from configs.model import ModelConfig
-from model.nautile import shapes
-from model.sharding import make_mesh, optimizer_shardings, parameter_shardings
-from model.training.optimizer import build
+from nautile.common.errors import ConfigError
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import ModelConfig
+from nautile.model.nautile import shapes
+from nautile.model.sharding import make_mesh, optimizer_shardings, parameter_shardings
+from nautile.model.training.optimizer import build
 
 REPOSITORY = Path(__file__).parents[2]
 

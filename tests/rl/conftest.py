@@ -5,17 +5,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from configs.base import OptimizerConfig, TaskConfig
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PolicyConfig
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem
-from data.tokenizer import tokenizer_for
-from model.nautile import initialise
-from rl.learner import Learner
-from rl.policy_gradient import LearnerProgram
-from rl.rewards import advantages
-from rl.rollouts import Group, Rollout
+from nautile.configs.base import OptimizerConfig, TaskConfig
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PolicyConfig
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.nautile import initialise
+from nautile.rl.learner import Learner
+from nautile.rl.policy_gradient import LearnerProgram
+from nautile.rl.rewards import advantages
+from nautile.rl.rollouts import Group, Rollout
 
 SUMS = (TaskConfig(name="chain_sum", parameters={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),)
 TOKENIZER = TokenizerConfig(ranks=300)
@@ -73,7 +73,7 @@ def shared_programs():
         learner._apply, learner._add_balanced_group = compiled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl.learner.LearnerProgram", shared)
+        patch.setattr("nautile.rl.learner.LearnerProgram", shared)
         patch.setattr(Learner, "__init__", sharing)
         yield
 

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from configs.base import OptimizerConfig
-from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
-from model.nautile import initialise
-from model.sharding import make_mesh
-from rl import self_distillation
-from rl.learner import Learner, rows_of
-from rl.objective_registry import Balance
-from rl.problems.load import load
-from rl.reinforce import Reinforcement, reinforce
-from rl.self_distillation import SelfDistillation, self_distil
-from rl.stage_inputs import StageInputs
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.model.nautile import initialise
+from nautile.model.sharding import make_mesh
+from nautile.rl import self_distillation
+from nautile.rl.learner import Learner, rows_of
+from nautile.rl.objective_registry import Balance
+from nautile.rl.problems.load import load
+from nautile.rl.reinforce import Reinforcement, reinforce
+from nautile.rl.self_distillation import SelfDistillation, self_distil
+from nautile.rl.stage_inputs import StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, group, policy, tiny_model
 
 pytestmark = pytest.mark.slow

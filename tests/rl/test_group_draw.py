@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from data.sources.reasoning_gym import Problem
-from rl.group_draw import TOTALS, GroupDraw, without_update
-from rl.problems.load import ProblemOrder
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.rl.group_draw import TOTALS, GroupDraw, without_update
+from nautile.rl.problems.load import ProblemOrder
 from tests.rl.conftest import group
 
 MIXED, EQUAL, HIGH, UNSCORED = [0.0, 1.0], [0.5, 0.5], [0.95, 0.9], [None, 0.5]

@@ -6,11 +6,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.training import ProblemsConfig
-from evals.scoring.intervals import paired
-from rl.guard import GuardReading, best_of, compare_reading, has_fallen
-from rl.problems.load import load_guard
+from nautile.common.errors import ConfigError
+from nautile.configs.training import ProblemsConfig
+from nautile.evals.scoring.intervals import paired
+from nautile.rl.guard import GuardReading, best_of, compare_reading, has_fallen
+from nautile.rl.problems.load import load_guard
 from tests.rl.conftest import policy
 
 PROBLEMS, ACCURACY = 393, 0.3  # of GSM8K's guard split, and of the paper's model

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from configs.training import JudgeConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.pool import EndpointPool
-from rl.calibration import calibrate, corrupted
-from rl.hostile_answers import FORMS, hostile_item
-from rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
-from rl.rubric import CRITERIA
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.training import JudgeConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.rl.calibration import calibrate, corrupted
+from nautile.rl.hostile_answers import FORMS, hostile_item
+from nautile.rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
+from nautile.rl.rubric import CRITERIA
 from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
 # The judge sees the right answers, so that a request has every section; `BLIND` is the default.

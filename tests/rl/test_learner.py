@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.training import RolloutConfig
-from model import compile_time
-from model.loss import masked_logits, token_logprobs
-from model.nautile import forward
-from model.sharding import make_mesh
-from rl.learner import Learner, means_of
-from rl.learner import rows_of as rows_by_group
-from rl.objective_registry import Balance
-from rl.training_rows import batches, completion_batches, prompts_of
+from nautile.common.errors import ConfigError
+from nautile.configs.training import RolloutConfig
+from nautile.model import compile_time
+from nautile.model.loss import masked_logits, token_logprobs
+from nautile.model.nautile import forward
+from nautile.model.sharding import make_mesh
+from nautile.rl.learner import Learner, means_of
+from nautile.rl.learner import rows_of as rows_by_group
+from nautile.rl.objective_registry import Balance
+from nautile.rl.training_rows import batches, completion_batches, prompts_of
 from tests.rl.conftest import group, policy
 
 LENGTH = 52  # a quarter holds every row here, so one width is compiled

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.training import RolloutConfig
-from data.tokenizer import tokenizer_for
-from model.sharding import make_mesh
-from rl.capacity import estimate_memory
-from rl.rollouts import RolloutEngine
+from nautile.common.errors import ConfigError
+from nautile.configs.training import RolloutConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.sharding import make_mesh
+from nautile.rl.capacity import estimate_memory
+from nautile.rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER, policy
 
 REPOSITORY = Path(__file__).parents[2]

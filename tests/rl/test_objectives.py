@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from model.training.optimizer import norm
-from rl.objective_registry import OBJECTIVES, Balance, objective_table
-from rl.objectives import balance, importance_weights, kl_to_reference, surrogate, token_weights
-from rl.rewards import advantages
+from nautile.common.errors import ConfigError
+from nautile.model.training.optimizer import norm
+from nautile.rl.objective_registry import OBJECTIVES, Balance, objective_table
+from nautile.rl.objectives import balance, importance_weights, kl_to_reference, surrogate, token_weights
+from nautile.rl.rewards import advantages
 
 
 def test_first_epoch_gradient_is_minus_the_advantage():

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from model.nautile import shapes
-from rl.parameter_subset import ParameterSubset
+from nautile.common.errors import ConfigError
+from nautile.model.nautile import shapes
+from nautile.rl.parameter_subset import ParameterSubset
 from tests.rl.conftest import tiny_model
 
 MODEL = tiny_model().model_copy(update={"blocks": 3})

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.training import JudgeConfig
-from rl.judge import JudgeScore
-from rl.rewards import ROUNDING, advantages, carries_signal, is_mastered, judged, known
+from nautile.configs.training import JudgeConfig
+from nautile.rl.judge import JudgeScore
+from nautile.rl.rewards import ROUNDING, advantages, carries_signal, is_mastered, judged, known
 
 REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
 

@@ -7,12 +7,12 @@ import jax
 import pytest
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from configs.training import RolloutConfig
-from data.sources.reasoning_gym import Problem
-from data.tokenizer import tokenizer_for
-from model.nautile import initialise
-from rl.rollouts import RolloutEngine, append_rows
+from nautile.common.errors import ConfigError
+from nautile.configs.training import RolloutConfig
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.nautile import initialise
+from nautile.rl.rollouts import RolloutEngine, append_rows
 from tests.rl.conftest import TOKENIZER
 
 ROLLOUT = RolloutConfig(prompts=2, group=2, prompt_length=24, max_tokens=6)

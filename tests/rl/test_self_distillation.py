@@ -9,18 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from common.errors import ConfigError
-from configs.base import OptimizerConfig
-from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem
-from model.nautile import forward
-from rl import self_distillation
-from rl.finite_updates import SkippedUpdates
-from rl.rollouts import Group, Rollout
-from rl.self_distillation import SelfDistillation, curriculum, self_distil, update
-from rl.stage_inputs import StageInputs
-from rl.training_rows import TrainingRow, batches
+from nautile.common.errors import ConfigError
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.model.nautile import forward
+from nautile.rl import self_distillation
+from nautile.rl.finite_updates import SkippedUpdates
+from nautile.rl.rollouts import Group, Rollout
+from nautile.rl.self_distillation import SelfDistillation, curriculum, self_distil, update
+from nautile.rl.stage_inputs import StageInputs
+from nautile.rl.training_rows import TrainingRow, batches
 from tests.rl.conftest import SUMS, TOKENIZER, tiny_model
 
 MODEL, ROWS = tiny_model(), 5

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from store.add import add_files
+from nautile.common.errors import ConfigError
+from nautile.store.add import add_files
 from tests.support.samples.stage_store import filled, flip_byte
 
 NAMES = ("config.json", "weights.bin")

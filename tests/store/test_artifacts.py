@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from store import artifacts
-from store.artifacts import Store
-from store.manifest import code_commit
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.store import artifacts
+from nautile.store.artifacts import Store
+from nautile.store.manifest import code_commit
+from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import filled, flip_byte, key_of, published
 
 
@@ -204,7 +204,7 @@ def test_a_publication_interrupted_before_its_rename_can_be_repeated(store, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("store.artifacts._rename", killed)
+        patch.setattr("nautile.store.artifacts._rename", killed)
         with pytest.raises(KeyboardInterrupt):
             published(store, "tokens", "one")
     assert store.list() == []

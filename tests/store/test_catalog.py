@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from store import catalog as catalogs
-from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy, query_files
-from store.events import EventWriter
-from store.schema import SCHEMA, TABLES
+from nautile.common.errors import ConfigError
+from nautile.store import catalog as catalogs
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, CatalogBusy, query_files
+from nautile.store.events import EventWriter
+from nautile.store.schema import SCHEMA, TABLES
 from tests.support.samples.stage_store import filled, flip_byte, key_of, manifest_of, published
 
 NAMES = [table.name for table in TABLES]
@@ -479,7 +479,7 @@ LAST_WORDS = """
 import atexit, ctypes, importlib, logging, sys
 import duckdb
 atexit.register(lambda: print("of an exit function", file=sys.stderr))
-from store import catalog
+from nautile.store import catalog
 importlib.reload(catalog)
 print("after a reload", file=sys.stderr)
 class Handler(logging.StreamHandler):
@@ -496,7 +496,7 @@ def test_who_imports_the_catalog_keeps_standard_error_to_the_end_and_sees_no_rep
     command = [sys.executable, "-c", LAST_WORDS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines() == ["after a reload", "of an exit function", "of logging"]
-    without = LAST_WORDS.replace("from store import catalog", "import string as catalog")
+    without = LAST_WORDS.replace("from nautile.store import catalog", "import string as catalog")
     done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "nanobind: leaked" in done.stderr, "the binding reports no leaks any more: remove what hides them"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.events import flush, silent
-from store.catalog import Catalog
-from store.events import EventWriter, read_events, read_live
+from nautile.common.events import flush, silent
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter, read_events, read_live
 from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
 
 json_data = st.recursive(
@@ -47,7 +47,7 @@ def test_events_are_read_back_as_they_were_written(path):
 
 
 def test_a_file_that_has_grown_large_is_followed_by_the_next(path, monkeypatch):
-    monkeypatch.setattr("store.events.LARGEST_FILE", 700)
+    monkeypatch.setattr("nautile.store.events.LARGEST_FILE", 700)
     emit = EventWriter(path, "e1")
     emit.many("call", [{"index": index} for index in range(6)])
     emit.close()

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.training import PhaseConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.loader import Loader
-from data.tokens.packing import ConcatPacker
-from data.tokens.shards import ShardIndex, write_index, write_shard
-from store import file_cache
-from store.file_cache import LOCK, FileCache
-from store.locks import flock_until
-from store.manifest import ABSENT
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError
+from nautile.configs.training import PhaseConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.loader import Loader
+from nautile.data.tokens.packing import ConcatPacker
+from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.store import file_cache
+from nautile.store.file_cache import LOCK, FileCache
+from nautile.store.locks import flock_until
+from nautile.store.manifest import ABSENT
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 from tests.support.processes.training import TOKENIZER
 from tests.support.samples.stage_store import key_of, published
 from tests.support.stages.stage_sums import reader

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import write_json
-from configs.operation import RetentionConfig
-from store.garbage import collect, find_garbage, unfinished_work
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.configs.operation import RetentionConfig
+from nautile.store.garbage import collect, find_garbage, unfinished_work
 from tests.support.samples.stage_store import filled, key_of, published
 
 

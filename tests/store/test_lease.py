@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.errors import Retryable
-from common.files import folder_identity
-from store import lease as leases
-from store.lease import Lease, machine_id
-from store.mirror import open_store
+from nautile.common.errors import Retryable
+from nautile.common.files import folder_identity
+from nautile.store import lease as leases
+from nautile.store.lease import Lease, machine_id
+from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import key_of
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from common import file_locks
-from store.catalog import Catalog, CatalogBusy
-from store.events import EventWriter
-from store.locks import flock_until, locks_work
+from nautile.common import file_locks
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.events import EventWriter
+from nautile.store.locks import flock_until, locks_work
 from tests.support.samples.stage_store import key_of, published
 
 COUNT = "SELECT count(*) AS n FROM metrics"

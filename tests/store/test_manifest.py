@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.base import canonical
-from store.manifest import read_manifest, stage_key
+from nautile.common.errors import ConfigError
+from nautile.configs.base import canonical
+from nautile.store.manifest import read_manifest, stage_key
 from tests.support.samples.stage_store import filled, flip_byte, manifest_of
 
 SECTION = {"seed": 7, "reason": {"steps": 3, "rates": [1e-05, 0.1, 1.0], "name": "Ωμέγα", "none": None, "on": True}}
@@ -38,7 +38,7 @@ def test_the_key_of_a_known_section_never_changes():
 
 @pytest.mark.parametrize("hash_seed", ["0", "4242"])
 def test_keys_are_the_same_in_every_process(hash_seed):
-    code = "import json,sys; from store.manifest import stage_key; print(stage_key(*json.load(sys.stdin)))"
+    code = "import json,sys; from nautile.store.manifest import stage_key; print(stage_key(*json.load(sys.stdin)))"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C", "TZ": "Asia/Kathmandu"}
     arguments = json.dumps(["reason", 2, SECTION, INPUTS])
     done = subprocess.run(

@@ -6,9 +6,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter, read_events
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter, read_events
 from tests.support.samples.stage_store import damage, key_of
 from tests.support.stages.stage_crowd import CrowdProcess, publish, write_and_ingest
 

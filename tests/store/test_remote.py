@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import s3fs
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from store import remote as remotes
-from store.catalog import Catalog
-from store.events import EventWriter
-from store.garbage import collect, find_garbage
-from store.manifest import ABSENT, MIRRORED
-from store.mirror import open_store
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.store import remote as remotes
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.manifest import ABSENT, MIRRORED
+from nautile.store.mirror import open_store
 from tests.support.samples.stage_store import flip_byte, key_of, manifest_of, published
 from tests.support.servers.object_store import CuttingProxy
 from tests.support.stages.stage_crowd import ROOT
@@ -358,7 +358,7 @@ def test_of_two_uploads_of_a_growing_event_file_the_shorter_never_ends_last(pair
         waited_for.wait()
         a.remote.write(name, content)
 
-    monkeypatch.setattr("store.mirror._sending_events", Lock(), raising=False)
+    monkeypatch.setattr("nautile.store.mirror._sending_events", Lock(), raising=False)
     monkeypatch.setattr(a.remote, "put", put_slowly_at_first)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(a.push_events)

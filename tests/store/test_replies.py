@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.reply_cache import ReplyCache
-from data.endpoints.reply_source import ReplySource
-from store.artifacts import Store
-from store.garbage import collect, find_garbage
-from store.mirror import MirroredStore
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.store.artifacts import Store
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.mirror import MirroredStore
 
 MODEL = "openai/gpt-oss-20b"
 

@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
-from common.errors import Retryable
-from common.events import silent
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_source import ReplySource
-from store import request_claims
-from store.garbage import collect, find_garbage
-from store.mirror import MirroredStore
-from store.request_claims import RequestClaims
+from nautile.common.errors import Retryable
+from nautile.common.events import silent
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.store import request_claims
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.mirror import MirroredStore
+from nautile.store.request_claims import RequestClaims
 from tests.support.processes.asking_process import config, requests
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.fake_openai import FakeOpenAI

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from common.files import write_json
-from configs.operation import RetentionConfig
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
-from store.garbage import collect, find_garbage
-from store.manifest import host
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.configs.operation import RetentionConfig
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.manifest import host
 from tests.support.samples.stage_store import key_of, published
 
 
@@ -24,7 +24,7 @@ def publish(store, monkeypatch):
 
     def publish(word, kind="checkpoint", days=0.0, reads=(), **fields):
         moment = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-        monkeypatch.setattr("store.artifacts.now", lambda: moment)
+        monkeypatch.setattr("nautile.store.artifacts.now", lambda: moment)
         inputs = {f"in{i}": artifact for i, artifact in enumerate(reads)}
         artifact = published(store, kind, word, inputs=inputs, execution=key_of(word)[:32], **fields)
         store.discard(store.root / "staging" / artifact.key)
@@ -117,7 +117,7 @@ def test_what_a_run_plans_that_has_not_ended_stays(store, publish, monkeypatch):
     # Waiting for an approval: without a process.
     planned(store, old, state="suspended", ended="2026-01-02T03:04:06+00:00")
     assert retired(store, **rules) == {"start"}
-    monkeypatch.setattr("store.garbage.STALE_DAYS", -1.0)
+    monkeypatch.setattr("nautile.store.garbage.STALE_DAYS", -1.0)
     assert retired(store, **rules) == {"text", "old", "start"}, "long ago, and nobody is asked any more"
     (store.root / "waiting").mkdir()
     write_json(store.root / "waiting" / "r1.json", {"run": "r1"})
@@ -127,7 +127,7 @@ def test_what_a_run_plans_that_has_not_ended_stays(store, publish, monkeypatch):
 
 
 def test_what_a_run_begins_to_need_during_a_collection_stays(store, publish, monkeypatch):
-    monkeypatch.setattr("store.garbage.ASK_AGAIN_S", -1.0)
+    monkeypatch.setattr("nautile.store.garbage.ASK_AGAIN_S", -1.0)
     old, older = publish("old", days=8), publish("older", days=9)
     items = find_garbage(store, rules=RetentionConfig(days=5))
     assert len(items) == 2
@@ -147,7 +147,7 @@ def test_a_replaced_version_that_unfinished_work_reads_stays(store, publish):
 
 
 def test_a_dry_run_lists_what_would_be_removed_and_frees_nothing(store, publish):
-    from flows.cli import inspect
+    from nautile.flows.cli import inspect
 
     old, new = publish("old", days=9), publish("new", days=1)
     Catalog(store).ingest()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.files import read_json
-from store.catalog import Catalog
-from store.events import EventWriter, read_events
-from store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
+from nautile.common.files import read_json
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter, read_events
+from nautile.store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
 from tests.support.samples.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}

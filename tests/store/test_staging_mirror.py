@@ -10,10 +10,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from common.errors import ConfigError, Retryable
-from model.training.checkpoint import TrainCheckpoints
-from store.garbage import collect, find_garbage
-from store.staging_mirror import SENT, SNAPSHOT, UPLOADS, StagingMirror, upload_note
+from nautile.common.errors import ConfigError, Retryable
+from nautile.model.training.checkpoint import TrainCheckpoints
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.staging_mirror import SENT, SNAPSHOT, UPLOADS, StagingMirror, upload_note
 from tests.support.samples.stage_store import filled, key_of, published
 
 pytestmark = pytest.mark.slow
@@ -303,7 +303,7 @@ def test_work_that_cannot_be_sent_is_said_with_the_reason_and_the_age_of_the_las
     begun(a)
     mirror(a).push()
     assert re.fullmatch(r"uploaded \d.* ago", upload_note(folder))
-    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.01)
+    monkeypatch.setattr("nautile.store.staging_mirror.PUSH_EVERY_S", 0.01)
 
     def refuse(*_):
         raise ConfigError("the store refuses (PermissionError: 403)")
@@ -335,8 +335,8 @@ def test_ctrl_c_waits_for_an_upload_that_hangs_only_so_long(pair, monkeypatch):
         hanging.wait()
 
     monkeypatch.setattr(a.remote, "put", hang)
-    monkeypatch.setattr("store.mirror.STOP_S", 0.05)
-    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.01)
+    monkeypatch.setattr("nautile.store.mirror.STOP_S", 0.05)
+    monkeypatch.setattr("nautile.store.staging_mirror.PUSH_EVERY_S", 0.01)
 
     def work():
         with a.mirrored_staging(KEY):

@@ -3,10 +3,10 @@
 import duckdb
 import pytest
 
-from common.errors import ConfigError
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
+from nautile.common.errors import ConfigError
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
 from tests.support.samples.stage_store import published
 
 

@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from store import lease as leases
-from store.lease import Lease
+from nautile.store import lease as leases
+from nautile.store.lease import Lease
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.object_store import CREDENTIALS
 from tests.support.stages.stage_crowd import ROOT
 
 CODE = """
-from store.mirror import open_store
+from nautile.store.mirror import open_store
 store = open_store("s3://bucket/run")
 {request}
 """

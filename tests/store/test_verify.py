@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import sha256_of
-from store import verify as verification
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of
+from nautile.store import verify as verification
+from nautile.store.artifacts import Store
 from tests.support.samples.stage_store import flip_byte, published
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tasks.engine.progress import subscribe
+from nautile.tasks.engine.progress import subscribe
 
 # Read when Ray is imported, whichever test does that first; see `tests.support.servers.ray_cluster`.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from configs.training import JudgeConfig
-from rl.calibration import calibrate
-from rl.judge import JudgeScore
-from tasks.align import JudgeScorer
+from nautile.configs.training import JudgeConfig
+from nautile.rl.calibration import calibrate
+from nautile.rl.judge import JudgeScore
+from nautile.tasks.align import JudgeScorer
 from tests.rl.conftest import group
 
 CONFIG = JudgeConfig(endpoint="judge")

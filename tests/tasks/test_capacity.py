@@ -3,20 +3,20 @@
 import jax
 import pytest
 
-from common.events import silent
-from configs.load import load
-from configs.operation import PlanConfig
-from tasks.engine.job import Job
-from tasks.reporting import capacity
+from nautile.common.events import silent
+from nautile.configs.load import load
+from nautile.configs.operation import PlanConfig
+from nautile.tasks.engine.job import Job
+from nautile.tasks.reporting import capacity
 
 
 @pytest.fixture
 def plans(monkeypatch):
     """The plans that are made, without a compiler."""
     made = []
-    monkeypatch.setattr("model.capacity.planner.plan_training", lambda *_arguments: {"advice": []})
-    monkeypatch.setattr("model.capacity.topology.enable_compilers", lambda: None)
-    monkeypatch.setattr("model.capacity.topology.devices", lambda _target: jax.devices()[:1])
+    monkeypatch.setattr("nautile.model.capacity.planner.plan_training", lambda *_arguments: {"advice": []})
+    monkeypatch.setattr("nautile.model.capacity.topology.enable_compilers", lambda: None)
+    monkeypatch.setattr("nautile.model.capacity.topology.devices", lambda _target: jax.devices()[:1])
     monkeypatch.setattr(capacity, "markdown", lambda plan: made.append(plan) or "")
     return made
 
@@ -37,7 +37,7 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_ke
             raise jax.errors.JaxRuntimeError(message)
         return {"resident": 1}
 
-    monkeypatch.setattr("rl.capacity.estimate_memory", estimate_memory)
+    monkeypatch.setattr("nautile.rl.capacity.estimate_memory", estimate_memory)
     plan(tmp_path, "align", "reason", "self_distill")
     assert plans[0]["reinforcement"] == {
         "align": {"refused": "the compiler refused it: INTERNAL: no output tile sizes"},
@@ -47,7 +47,7 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_the_rest_of_the_plan_is_ke
 
 
 def test_a_stage_that_the_configuration_lacks_is_not_planned_for(tmp_path, monkeypatch, plans):
-    monkeypatch.setattr("rl.capacity.estimate_memory", lambda *_arguments: {"resident": 1})
+    monkeypatch.setattr("nautile.rl.capacity.estimate_memory", lambda *_arguments: {"resident": 1})
     plan(tmp_path, "reason")
     assert plans[0]["reinforcement"] == {"reason": {"resident": 1}}
     assert plans[0]["starts"] == {}

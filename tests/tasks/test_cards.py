@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from common.files import write_text
-from configs.load import load
-from data.labelled.label_set import LabelSet, write_label_set
-from store.artifacts import Store
-from tasks.reporting.dataset_card import dataset_card
-from tasks.reporting.model_card import Publication, Snippet, model_card
-from tasks.reporting.model_facts import model_facts
+from nautile.common.files import write_text
+from nautile.configs.load import load
+from nautile.data.labelled.label_set import LabelSet, write_label_set
+from nautile.store.artifacts import Store
+from nautile.tasks.reporting.dataset_card import dataset_card
+from nautile.tasks.reporting.model_card import Publication, Snippet, model_card
+from nautile.tasks.reporting.model_facts import model_facts
 from tests.support.servers.upload_hub import card_errors
 from tests.support.stages.toy_stages import TOY
 

@@ -7,20 +7,20 @@ import statistics
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from configs.keys import with_local_files
-from configs.labelling import ClassifyConfig
-from data.labelled.label_set import HEAD, LabelSet, write_label_set
-from data.labelled.table import read_table
-from data.tokenizer import tokenizer_for
-from evals.labelling import classifier
-from evals.labelling.classifier import TextClassifier
-from evals.labelling.predictor import LabelPredictor, readable, text_features
-from model.tuning.head import fit_head, save_head
-from model.weights.files import load_weights
-from tasks.classify import ROWS, classify
-from tasks.engine.job import Job
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.configs.keys import with_local_files
+from nautile.configs.labelling import ClassifyConfig
+from nautile.data.labelled.label_set import HEAD, LabelSet, write_label_set
+from nautile.data.labelled.table import read_table
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.labelling import classifier
+from nautile.evals.labelling.classifier import TextClassifier
+from nautile.evals.labelling.predictor import LabelPredictor, readable, text_features
+from nautile.model.tuning.head import fit_head, save_head
+from nautile.model.weights.files import load_weights
+from nautile.tasks.classify import ROWS, classify
+from nautile.tasks.engine.job import Job
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.support.samples.labelled import MODEL, TOKENIZER, labelled_records, write_checkpoint, write_records
 

@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.distill import IndexConfig
-from configs.load import load
-from configs.model import TokenizerConfig
-from data.endpoints import circuit_breaker
-from data.tokens.loader import Loader
-from tasks.distill import distill
-from tasks.engine.job import Job
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.distill import IndexConfig
+from nautile.configs.load import load
+from nautile.configs.model import TokenizerConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.tokens.loader import Loader
+from nautile.tasks.distill import distill
+from nautile.tasks.engine.job import Job
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.servers.fake_openai import FakeOpenAI, always, useful
 
@@ -181,7 +181,7 @@ def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path, monkeypatch):
     """Forced, in another run, with another concurrency, price, address, budget and limit, and after publication."""
-    monkeypatch.setattr("tasks.distill.write_card", lambda *arguments: {})  # the charts of seven cards
+    monkeypatch.setattr("nautile.tasks.distill.write_card", lambda *arguments: {})  # the charts of seven cards
     events, prices = [], {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
     with FakeOpenAI(per_million=(1.0, 2.0)) as server, FakeOpenAI() as moved:
         distill.work(job(server, events, endpoint=prices))

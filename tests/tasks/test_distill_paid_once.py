@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from configs.distill import IndexConfig
-from store.catalog import Catalog
-from store.garbage import collect, find_garbage
-from tasks.distill import distill
-from tasks.engine import attempt
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.configs.distill import IndexConfig
+from nautile.store.catalog import Catalog
+from nautile.store.garbage import collect, find_garbage
+from nautile.tasks.distill import distill
+from nautile.tasks.engine import attempt
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 from tests.support.samples.exemplar_index import index_exemplars
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.fake_openai import FakeOpenAI

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig
-from tasks.engine.job import Job
-from tasks.evaluate import evaluate
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.tasks.engine.job import Job
+from nautile.tasks.evaluate import evaluate
 from tests.support.servers.fake_openai import FakeOpenAI, script
 
 ASKED = EvaluateConfig(benchmarks=({"name": "wiki_choice", "items": 8},), max_tokens=20, batch=4)

@@ -5,16 +5,16 @@ import json
 import jsonschema
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from configs.keys import with_local_files
-from configs.labelling import ExtractConfig
-from data.labelled.table import read_table
-from evals.extraction import runner
-from evals.extraction.runner import Extractor
-from model.decoding.engine import Engine
-from tasks.engine.job import Job
-from tasks.extract import ROWS, extract
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.configs.keys import with_local_files
+from nautile.configs.labelling import ExtractConfig
+from nautile.data.labelled.table import read_table
+from nautile.evals.extraction import runner
+from nautile.evals.extraction.runner import Extractor
+from nautile.model.decoding.engine import Engine
+from nautile.tasks.engine.job import Job
+from nautile.tasks.extract import ROWS, extract
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.support.processes.serving import save_checkpoint
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import ConfigError
-from configs.evaluation import BenchmarkChoice
-from data.screening.contamination import read_questions
-from evals.benchmarks.loading import items_for
-from evals.benchmarks.stand_ins import STAND_INS
-from tasks.engine.job import Job
-from tasks.held_out import held_out
+from nautile.common.errors import ConfigError
+from nautile.configs.evaluation import BenchmarkChoice
+from nautile.data.screening.contamination import read_questions
+from nautile.evals.benchmarks.loading import items_for
+from nautile.evals.benchmarks.stand_ins import STAND_INS
+from nautile.tasks.engine.job import Job
+from nautile.tasks.held_out import held_out
 
 ROWS = [
     {"question": f"Ann has {n} pens and buys {n} more at the shop. How many?", "answer": f"{n} + {n}\n#### {2 * n}"}

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.sources.local_files import read_jsonl
-from data.tokens.loader import Loader
-from tasks.engine.job import Job
-from tasks.ingest import ingest
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.sources.local_files import read_jsonl
+from nautile.data.tokens.loader import Loader
+from nautile.tasks.engine.job import Job
+from nautile.tasks.ingest import ingest
 from tests.support.stages.in_process import run_in_process
 
 

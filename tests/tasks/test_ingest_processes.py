@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.model import TokenizerConfig
-from configs.operation import LaunchConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.shards import read_index
-from store.artifacts import Store
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
-from tasks.ingest import ingest
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.operation import LaunchConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.shards import read_index
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.ingest import ingest
 from tests.support.samples.shards import Shard
 from tests.support.servers.fake_hub import FakeHub
 from tests.support.stages.stage_parent import ROOT, wait_for
@@ -27,10 +27,10 @@ from tests.support.stages.stage_parent import ROOT, wait_for
 FILES, ROWS, BAD = 4, 30, 1
 PARENT = """
 import json, sys
-from configs.schema import LaunchConfig
-from tasks.ingest import ingest
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.configs.schema import LaunchConfig
+from nautile.tasks.ingest import ingest
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 run_stage(ingest, json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
 """
 pytestmark = pytest.mark.slow

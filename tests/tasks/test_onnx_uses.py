@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from configs.labelling import ExtractConfig
-from data.labelled.label_set import HEAD, LabelSet, write_label_set
-from evals.extraction.runner import Extractor
-from evals.labelling.predictor import LabelPredictor
-from model.exports.onnx.folder import export_onnx
-from model.tuning.head import Head, save_head
-from model.weights.files import save_weights
+from nautile.configs.labelling import ExtractConfig
+from nautile.data.labelled.label_set import HEAD, LabelSet, write_label_set
+from nautile.evals.extraction.runner import Extractor
+from nautile.evals.labelling.predictor import LabelPredictor
+from nautile.model.exports.onnx.folder import export_onnx
+from nautile.model.tuning.head import Head, save_head
+from nautile.model.weights.files import save_weights
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 from tests.model.exports.onnx.conftest import MODEL, TOKENIZER, exports, weights  # noqa: F401 - fixtures
 from tests.support.samples.labelled import labelled_records, write_records

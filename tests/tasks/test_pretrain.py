@@ -5,18 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from data.chat_template import encode_turns
-from data.tokenizer import tokenizer_for
-from data.tokens.loader import Loader
-from data.tokens.packing import FirstFitPacker
-from data.tokens.shards import ShardIndex, write_index, write_shard
-from model.training.midtrain_eval import openings
-from model.weights.files import load_weights
-from store.artifacts import Store
-from tasks.engine.job import Job
-from tasks.pretrain import pretrain, rows_before
-from tasks.snapshot import snapshot
+from nautile.common.errors import ConfigError
+from nautile.data.chat_template import encode_turns
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.loader import Loader
+from nautile.data.tokens.packing import FirstFitPacker
+from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.model.training.midtrain_eval import openings
+from nautile.model.weights.files import load_weights
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.job import Job
+from nautile.tasks.pretrain import pretrain, rows_before
+from nautile.tasks.snapshot import snapshot
 from tests.support.processes.training import MODEL, ROW, STEPS, TOKENIZER, settings, sources, write_tokens
 
 

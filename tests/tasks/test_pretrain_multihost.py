@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from configs.operation import LaunchConfig
-from model.weights.files import load_weights
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
-from tasks.pretrain import pretrain
+from nautile.configs.operation import LaunchConfig
+from nautile.model.weights.files import load_weights
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.pretrain import pretrain
 from tests.support.processes.pod import pod_settings
 from tests.support.processes.training import MODEL, write_tokens
 from tests.support.samples.stage_store import key_of

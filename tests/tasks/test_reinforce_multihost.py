@@ -7,17 +7,17 @@ import numpy as np
 import psutil
 import pytest
 
-from common.errors import Retryable
-from configs.base import OptimizerConfig
-from configs.operation import LaunchConfig
-from configs.training import AlignConfig, JudgeConfig, ProblemsConfig, RolloutConfig, SelfDistillConfig
-from model.nautile import initialise
-from model.weights.files import load_weights, save_weights
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.stage import RunContext
+from nautile.common.errors import Retryable
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.operation import LaunchConfig
+from nautile.configs.training import AlignConfig, JudgeConfig, ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.stage import RunContext
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.fake_openai import FakeOpenAI, useful
@@ -63,7 +63,7 @@ def member(number):
     """The process of one of the hosts that this test started, if there is one."""
     for process in psutil.Process().children(recursive=True):
         try:
-            is_child = "tasks.engine.child_main" in " ".join(process.cmdline())
+            is_child = "nautile.tasks.engine.child_main" in " ".join(process.cmdline())
             if is_child and process.environ().get("NAUTILE_PROCESS") == str(number):
                 return process
         except psutil.Error:

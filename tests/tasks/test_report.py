@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from data.tokens.source_reading import SourceReading
-from evals.tables.results import MISSING, ResultTable
-from tasks.reporting.blocks import (
+from nautile.data.tokens.source_reading import SourceReading
+from nautile.evals.tables.results import MISSING, ResultTable
+from nautile.tasks.reporting.blocks import (
     BarChart,
     LineChart,
     Paragraph,
@@ -20,10 +20,10 @@ from tasks.reporting.blocks import (
     TableFigure,
     TimeChart,
 )
-from tasks.reporting.charts import MOST_POINTS, svg, thinned
-from tasks.reporting.data import Input, collect, scores, screening
-from tasks.reporting.render import html_page, markdown
-from tasks.reporting.sections import compose
+from nautile.tasks.reporting.charts import MOST_POINTS, svg, thinned
+from nautile.tasks.reporting.data import Input, collect, scores, screening
+from nautile.tasks.reporting.render import html_page, markdown
+from nautile.tasks.reporting.sections import compose
 from tests.support.stages.toy_stages import HOSTILE
 
 

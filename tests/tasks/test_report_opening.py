@@ -5,17 +5,17 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from evals.running.rows import digest
-from evals.scoring.over_seeds import lead
-from evals.scoring.scores import summarise
-from evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
-from evals.tables.results import MISSING
-from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, SideBySide
-from tasks.reporting.charts import svg
-from tasks.reporting.opening import about_line, opening
-from tasks.reporting.other_seeds import ladder_over_seeds
-from tasks.reporting.problems import changed_problems
-from tasks.reporting.render import html_page, markdown
+from nautile.evals.running.rows import digest
+from nautile.evals.scoring.over_seeds import lead
+from nautile.evals.scoring.scores import summarise
+from nautile.evals.tables.ladder import gains_in_words, ladder, ladder_table, verdict
+from nautile.evals.tables.results import MISSING
+from nautile.tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, SideBySide
+from nautile.tasks.reporting.charts import svg
+from nautile.tasks.reporting.opening import about_line, opening
+from nautile.tasks.reporting.other_seeds import ladder_over_seeds
+from nautile.tasks.reporting.problems import changed_problems
+from nautile.tasks.reporting.render import html_page, markdown
 from tests.support.stages.toy_stages import HOSTILE
 
 N = 40

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig
-from data.surveys.people import Person
-from data.surveys.prompts import SurveyPrompts
-from data.surveys.reading import parse_survey
-from data.tokenizer import tokenizer_for
-from evals.opinions.probabilities import OpinionScorer, softmax
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.prompts import SurveyPrompts
+from nautile.data.surveys.reading import parse_survey
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.opinions.probabilities import OpinionScorer, softmax
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.support.processes.simulating import PEOPLE, SURVEY, simulate
 
@@ -73,8 +73,8 @@ def test_a_killed_job_asks_nobody_twice_and_leaves_the_same_files(tmp_path, undi
 
 @pytest.mark.slow
 def test_opinions_are_those_of_each_prompt_alone(checkpoint):  # noqa: F811
-    from model.decoding.scoring import continuation_logprobs
-    from model.weights.files import load_weights
+    from nautile.model.decoding.scoring import continuation_logprobs
+    from nautile.model.weights.files import load_weights
 
     survey = parse_survey({**SURVEY, "questions": SURVEY["questions"][1:]}, "survey")
     config = SimulateConfig(rows_at_once=4, answer="text")

@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from configs.keys import with_local_files
-from configs.tune import TuneConfig
-from data.labelled.label_set import read_label_set
-from evals.labelling import tuner
-from evals.labelling.predictor import LabelPredictor
-from model.weights.files import load_weights
-from tasks.engine.job import Job
-from tasks.tune import tune
+from nautile.common.errors import ConfigError
+from nautile.configs.keys import with_local_files
+from nautile.configs.tune import TuneConfig
+from nautile.data.labelled.label_set import read_label_set
+from nautile.evals.labelling import tuner
+from nautile.evals.labelling.predictor import LabelPredictor
+from nautile.model.weights.files import load_weights
+from nautile.tasks.engine.job import Job
+from nautile.tasks.tune import tune
 from tests.support.samples.labelled import labelled_records, write_checkpoint, write_records
 
 TRAINED = {

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from common.errors import ConfigError
-from common.files import write_atomically
-from data.endpoints.budget import NO_USAGE, Usage
-from data.endpoints.chat_types import ChatRequest
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_atomically
+from nautile.data.endpoints.budget import NO_USAGE, Usage
+from nautile.data.endpoints.chat_types import ChatRequest
 
 REQUESTS, STATE = ".requests.jsonl", ".job.json"
 Phase = Literal["written", "creating", "created"]

@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from common.errors import ConfigError
-from common.retry import retry_async
-from data.endpoints import circuit_breaker
-from data.endpoints.batch.jobs import PendingJob, pending_jobs
-from data.endpoints.budget import NO_USAGE
-from data.endpoints.chat_types import (
+from nautile.common.errors import ConfigError
+from nautile.common.retry import retry_async
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.batch.jobs import PendingJob, pending_jobs
+from nautile.data.endpoints.budget import NO_USAGE
+from nautile.data.endpoints.chat_types import (
     CallError,
     ChatFailure,
     ChatReply,
@@ -33,11 +33,11 @@ from data.endpoints.chat_types import (
     max_usage,
     reply_cost,
 )
-from data.endpoints.clients import BatchJob, Client, without_key
-from data.endpoints.completions import parse_completion, parse_result_line
-from data.endpoints.endpoint import Endpoint, client_for, reply_of
-from data.endpoints.keys import check_key, safe_message
-from data.endpoints.reply_cache import BATCHES
+from nautile.data.endpoints.clients import BatchJob, Client, without_key
+from nautile.data.endpoints.completions import parse_completion, parse_result_line
+from nautile.data.endpoints.endpoint import Endpoint, client_for, reply_of
+from nautile.data.endpoints.keys import check_key, safe_message
+from nautile.data.endpoints.reply_cache import BATCHES
 
 logger = logging.getLogger(__name__)
 

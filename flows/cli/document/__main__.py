@@ -1,7 +1,7 @@
-"""`python -m flows.cli.document > docs/commands.md`."""
+"""`python -m nautile.flows.cli.document > docs/commands.md`."""
 
 import sys
 
-from flows.cli.document.page import document
+from nautile.flows.cli.document.page import document
 
 sys.stdout.write(document())

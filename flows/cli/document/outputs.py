@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from flows.cli.terminal import JSON_VERSION as VERSION  # defined there, because importing this module is slow
+from nautile.flows.cli.terminal import JSON_VERSION as VERSION  # defined there, because importing this module is slow
 
 __all__ = ["OUTPUTS", "VERSION"]
 

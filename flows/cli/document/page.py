@@ -1,6 +1,6 @@
 """Generator of docs/commands.md: every command with its arguments and options, and the fields of its `--json` output.
 
-Run it with `python -m flows.cli.document > docs/commands.md`.
+Run it with `python -m nautile.flows.cli.document > docs/commands.md`.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,16 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter
 
-from common.text import markdown_table
-from flows.cli.document.outputs import OUTPUTS, VERSION
-from flows.cli.main import PANELS, app
+from nautile.common.text import markdown_table
+from nautile.flows.cli.document.outputs import OUTPUTS, VERSION
+from nautile.flows.cli.main import PANELS, app
 
 _INTRODUCTION = f"""# The commands of `nautile`
 
-Generated from the code by `python -m flows.cli.document > docs/commands.md`; a test compares the two. `nautile COMMAND
---help` prints the same texts. Exit codes: 0 success, 1 a stage crashed, 2 invalid input (one line explains how to fix
-it), 130 stopped by you. `nautile --install-completion` adds shell completion of commands, stages and configurations.
+Generated from the code by `python -m nautile.flows.cli.document > docs/commands.md`; a test compares the two. `nautile
+COMMAND --help` prints the same texts. Exit codes: 0 success, 1 a stage crashed, 2 invalid input (one line explains how
+to fix it), 130 stopped by you. `nautile --install-completion` adds shell completion of commands, stages and
+configurations.
 
 **`--json`** prints one JSON value. For commands that other programs may rely on, its fields are listed here. They are
 version {VERSION} of the outputs, which `nautile --version` prints; within a version fields are only added. Commands

@@ -13,24 +13,24 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from common.environment import differences
-from common.errors import ConfigError
-from common.files import read_json
-from common.text import dollars, duration, visible
-from configs.changes import Change, describe_changes
-from evals.running.rows import SampleRow, read_rows
-from evals.scoring.comparison import compare, comparison_table, whose_gain
-from evals.scoring.intervals import OVER_PROBLEMS
-from evals.scoring.scores import title_of
-from flows.cli.inspect import named_or_newest
-from flows.cli.runs import reading
-from flows.cli.tables import FittingTable, query_table
-from flows.cli.terminal import run_named
-from flows.run_state import MOST_SEARCHED, RUNS
-from flows.sweep.arms import EVALUATE
-from flows.sweep.report import WAYS
-from store.artifacts import Store, short_id
-from tasks.reporting.other_seeds import accuracies_by_seed, recipe_lines, spread
+from nautile.common.environment import differences
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.common.text import dollars, duration, visible
+from nautile.configs.changes import Change, describe_changes
+from nautile.evals.running.rows import SampleRow, read_rows
+from nautile.evals.scoring.comparison import compare, comparison_table, whose_gain
+from nautile.evals.scoring.intervals import OVER_PROBLEMS
+from nautile.evals.scoring.scores import title_of
+from nautile.flows.cli.inspect import named_or_newest
+from nautile.flows.cli.runs import reading
+from nautile.flows.cli.tables import FittingTable, query_table
+from nautile.flows.cli.terminal import run_named
+from nautile.flows.run_state import MOST_SEARCHED, RUNS
+from nautile.flows.sweep.arms import EVALUATE
+from nautile.flows.sweep.report import WAYS
+from nautile.store.artifacts import Store, short_id
+from nautile.tasks.reporting.other_seeds import accuracies_by_seed, recipe_lines, spread
 
 SIDES = ("a", "b")
 VERDICTS = ("strict", "lenient")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from common.commands import shell_command
-from flows.cli.terminal import Json, console_for, show_as, the_store
+from nautile.common.commands import shell_command
+from nautile.flows.cli.terminal import Json, console_for, show_as, the_store
 
 
 def sweep(
@@ -30,10 +30,10 @@ def sweep(
 
     Each arm is a run of `nautile run` and reuses all artifacts that its settings allow. The same command resumes.
     """
-    from common.errors import ConfigError
-    from flows.sweep.arms import read_sweep
-    from flows.sweep.report import sweep_report
-    from store.catalog import Catalog
+    from nautile.common.errors import ConfigError
+    from nautile.flows.sweep.arms import read_sweep
+    from nautile.flows.sweep.report import sweep_report
+    from nautile.store.catalog import Catalog
 
     if dry_run and report:
         raise ConfigError("--dry-run and --report cannot be combined: pass one of them")
@@ -47,7 +47,7 @@ def sweep(
     console = console_for(stderr=as_json)
     code = 0
     if not report:
-        from flows.sweep.execute import run_sweep
+        from nautile.flows.sweep.execute import run_sweep
 
         # The forecast of what will be paid is printed before the first run starts, while Ctrl-C is still free of
         # charge.
@@ -74,8 +74,8 @@ def sweep(
 
 def planned(sweep: Any, store: Any) -> dict[str, Any]:
     """The steps that each run would reuse, share with a run before it, and compute; and the forecast of paid calls."""
-    from flows.forecast import forecast_calls, forecast_lines
-    from flows.selection import is_in_store
+    from nautile.flows.forecast import forecast_calls, forecast_lines
+    from nautile.flows.selection import is_in_store
 
     known_keys, runs, to_compute = set[str](), [], []
     for run in sweep.runs:
@@ -114,8 +114,8 @@ def report_view(report: dict[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from common.text import visible
-    from flows.cli.tables import FittingTable
+    from nautile.common.text import visible
+    from nautile.flows.cli.tables import FittingTable
 
     first = report["arms"][0]["arm"]
     parts: list[Any] = []
@@ -145,7 +145,7 @@ def run_title(row: dict[str, Any]) -> str:
 
 def note(report: dict[str, Any]) -> str:
     """The explanation below the tables of a report: what the intervals and tests are over, and the correction."""
-    from evals.scoring.intervals import OVER_PROBLEMS
+    from nautile.evals.scoring.intervals import OVER_PROBLEMS
 
     rows = [row for metric in report["metrics"] for row in metric["arms"]]
     tests = sum(row["p"] is not None for row in rows)
@@ -168,7 +168,7 @@ def note(report: dict[str, Any]) -> str:
 
 def recipe_lines(metric: dict[str, Any]) -> list[str]:
     """A line for each arm with one seed whose recipe has others in the store: how far they spread."""
-    from tasks.reporting.other_seeds import spread_in_words
+    from nautile.tasks.reporting.other_seeds import spread_in_words
 
     rows = [row for row in metric["arms"] if row["recipe_seeds"]]
     return [spread_in_words(row["arm"], row["recipe_seeds"]) for row in rows]
@@ -206,7 +206,7 @@ def _interval(low: float | None, high: float | None, form: str) -> str:
 
 def run_cells(row: dict[str, Any]) -> list[str]:
     """The cells of one run. "Own" time and cost are of the steps that no run above has; unknown values are empty."""
-    from common.text import dollars, duration
+    from nautile.common.text import dollars, duration
 
     amounts = []
     for name, form in (("seconds", duration), ("dollars", dollars)):

@@ -1,12 +1,12 @@
 """`nautile distill --label`: label texts with a teacher model, as a single step."""
 
-from common.errors import ConfigError
-from configs.endpoint import with_fallbacks
-from configs.label import LabelRun
-from data.labelled.rows import read_rows
-from flows.cli.uses.step import run_step
-from store.artifacts import Artifact, Store
-from tasks.label import check_gold, label
+from nautile.common.errors import ConfigError
+from nautile.configs.endpoint import with_fallbacks
+from nautile.configs.label import LabelRun
+from nautile.data.labelled.rows import read_rows
+from nautile.flows.cli.uses.step import run_step
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.label import check_gold, label
 
 
 def label_texts(

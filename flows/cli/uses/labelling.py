@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from flows.cli.terminal import Json, RuntimeOption, show_as, the_store
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.flows.cli.terminal import Json, RuntimeOption, show_as, the_store
 
 if TYPE_CHECKING:
-    from configs.base import Section
-    from configs.labelling import TextsConfig
-    from data.labelled.table import Table
-    from store.artifacts import Artifact, Store
-    from tasks.engine.stage import Stage
+    from nautile.configs.base import Section
+    from nautile.configs.labelling import TextsConfig
+    from nautile.data.labelled.table import Table
+    from nautile.store.artifacts import Artifact, Store
+    from nautile.tasks.engine.stage import Stage
 
 CheckpointOfStore = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="An artifact id of a checkpoint or an export, or its folder.")
@@ -71,16 +71,16 @@ def extract(
     as_json: Json = False,
 ) -> None:
     """Extract a JSON document from every text, constrained to a schema, and check it against the text."""
-    from common.files import read_bounded_json
-    from configs.labelling import ExtractConfig
-    from configs.model import TokenizerConfig
-    from data.json_schema import entity_schema
-    from data.labelled.label_set import read_label_set
-    from data.tokenizer import tokenizer_for
-    from evals.extraction.checks import REASONS
-    from model.decoding.constrained import Constraint
-    from tasks.extract import ROWS
-    from tasks.extract import extract as stage
+    from nautile.common.files import read_bounded_json
+    from nautile.configs.labelling import ExtractConfig
+    from nautile.configs.model import TokenizerConfig
+    from nautile.data.json_schema import entity_schema
+    from nautile.data.labelled.label_set import read_label_set
+    from nautile.data.tokenizer import tokenizer_for
+    from nautile.evals.extraction.checks import REASONS
+    from nautile.model.decoding.constrained import Constraint
+    from nautile.tasks.extract import ROWS
+    from nautile.tasks.extract import extract as stage
 
     store = the_store()
     artifact = _checkpoint(store, checkpoint, runtime)
@@ -142,12 +142,12 @@ def classify(
     as_json: Json = False,
 ) -> None:
     """Label every text: with a checkpoint tuned on labels, or zero-shot by the likelihood of each of --labels."""
-    from configs.labelling import ClassifyConfig
-    from data.labelled.label_set import read_label_set
-    from data.labelled.texts import gold_labels
-    from evals.labelling.titles import recall_rows
-    from tasks.classify import ROWS
-    from tasks.classify import classify as stage
+    from nautile.configs.labelling import ClassifyConfig
+    from nautile.data.labelled.label_set import read_label_set
+    from nautile.data.labelled.texts import gold_labels
+    from nautile.evals.labelling.titles import recall_rows
+    from nautile.tasks.classify import ROWS
+    from nautile.tasks.classify import classify as stage
 
     store = the_store()
     artifact = _checkpoint(store, checkpoint, runtime)
@@ -191,8 +191,8 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
 
     The inputs of a step must be artifacts, because its lineage consists of artifacts.
     """
-    from flows.cli.inspect import checkpoint_artifact
-    from model.runtimes.load import check_runtime
+    from nautile.flows.cli.inspect import checkpoint_artifact
+    from nautile.model.runtimes.load import check_runtime
 
     artifact, folder = checkpoint_artifact(store, name)
     check_runtime(runtime, folder)
@@ -204,7 +204,7 @@ def _checkpoint(store: "Store", name: str, runtime: str) -> "Artifact":
 
 def delimiter_of(option: str) -> str | None:
     """The character that `--delimiter` names; None for the default. Raises `ConfigError` for any other."""
-    from data.labelled.table import DELIMITERS
+    from nautile.data.labelled.table import DELIMITERS
 
     by_name = {name: character for character, name in DELIMITERS.items()} | {"\t": "\t", "\\t": "\t"}
     if option and option not in by_name:
@@ -214,9 +214,9 @@ def delimiter_of(option: str) -> str | None:
 
 def _texts(file: Path, column: str, delimiter: str, out: Path | None) -> tuple["TextsConfig", "Table"]:
     """The table of texts, and its content. Raises `ConfigError` for an invalid table, or an unusable `--out`."""
-    from configs.labelling import TextsConfig
-    from configs.tune import SUFFIXES
-    from data.labelled.texts import check_writable, read_texts
+    from nautile.configs.labelling import TextsConfig
+    from nautile.configs.tune import SUFFIXES
+    from nautile.data.labelled.texts import check_writable, read_texts
 
     if file.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{file}: the suffix must be one of {', '.join(SUFFIXES)}")
@@ -240,7 +240,7 @@ def _run(
     stage: "Stage", section: "Section", checkpoint: "Artifact", store: "Store", *, force: bool, as_json: bool
 ) -> "Artifact":
     """Run the step, or reuse it; returns its artifact."""
-    from flows.cli.uses.step import run_step
+    from nautile.flows.cli.uses.step import run_step
 
     [artifact] = run_step(
         stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
@@ -264,8 +264,8 @@ def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns
 
     In JSON lines, extracted documents are written as objects instead of strings.
     """
-    from data.labelled.table import read_table
-    from data.labelled.texts import read_texts, with_answers, write_rows
+    from nautile.data.labelled.table import read_table
+    from nautile.data.labelled.texts import read_texts, with_answers, write_rows
 
     # With its digest, so that a file that was edited while the step ran is refused: answers would stand beside other
     # texts.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.commands import shell_command
-from common.errors import ConfigError
-from common.files import read_json, write_text
-from flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
-from flows.cli.uses.labelling import DelimiterOption, delimiter_of
+from nautile.common.commands import shell_command
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_text
+from nautile.flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
+from nautile.flows.cli.uses.labelling import DelimiterOption, delimiter_of
 
 if TYPE_CHECKING:
-    from configs.survey import SimulateConfig, SurveyConfig
+    from nautile.configs.survey import SimulateConfig, SurveyConfig
 
 
 def simulate(
@@ -78,13 +78,13 @@ def simulate(
     """Simulate a survey: option probabilities by persona and group, compared with human answers and baselines."""
     from pydantic import ValidationError
 
-    from configs.survey import SimulateConfig
-    from data.surveys.reading import load_survey, personas_config
-    from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, question_tables, scores_table
-    from flows.cli.inspect import checkpoint_id, named_or_newest
-    from flows.cli.uses.step import run_step
-    from tasks.simulate import ROWS
-    from tasks.simulate import simulate as stage
+    from nautile.configs.survey import SimulateConfig
+    from nautile.data.surveys.reading import load_survey, personas_config
+    from nautile.evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, question_tables, scores_table
+    from nautile.flows.cli.inspect import checkpoint_id, named_or_newest
+    from nautile.flows.cli.uses.step import run_step
+    from nautile.tasks.simulate import ROWS
+    from nautile.tasks.simulate import simulate as stage
 
     # Refused now and not after an hour of simulation.
     if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
@@ -145,8 +145,8 @@ def simulate(
 
 def write_training_rows(survey: "SurveyConfig", config: "SimulateConfig", path: Path) -> str:
     """Write the survey's human answers as training rows for `nautile tune`; returns a summary sentence."""
-    from data.surveys.reading import read_respondents
-    from data.surveys.training import FEWEST, training_rows
+    from nautile.data.surveys.reading import read_respondents
+    from nautile.data.surveys.training import FEWEST, training_rows
 
     if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.absolute().parent.is_dir():
         raise ConfigError(f"--training {path}: must be a .jsonl file in a folder that exists")

@@ -11,16 +11,16 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from configs.keys import with_local_files
-from flows.cli.terminal import console_for
-from flows.progress_view import RunProgress, view_for
-from flows.run import ProgressListener, exit_code
-from store.artifacts import Artifact, Store
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.failure import RESUME_HEADING, advice
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext, Stage
+from nautile.configs.keys import with_local_files
+from nautile.flows.cli.terminal import console_for
+from nautile.flows.progress_view import RunProgress, view_for
+from nautile.flows.run import ProgressListener, exit_code
+from nautile.store.artifacts import Artifact, Store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.failure import RESUME_HEADING, advice
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext, Stage
 
 
 def run_step(

@@ -5,15 +5,15 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from common.errors import ConfigError
-from common.files import read_json
-from configs.tune import TuneRun
-from evals.labelling.titles import arm_rows, recall_rows
-from flows.cli.tables import query_table
-from flows.cli.uses.step import run_step
-from flows.starts import checkpoint_named
-from store.artifacts import Store
-from tasks.tune import tune
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.configs.tune import TuneRun
+from nautile.evals.labelling.titles import arm_rows, recall_rows
+from nautile.flows.cli.tables import query_table
+from nautile.flows.cli.uses.step import run_step
+from nautile.flows.starts import checkpoint_named
+from nautile.store.artifacts import Store
+from nautile.tasks.tune import tune
 
 
 def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: bool) -> dict[str, Any]:

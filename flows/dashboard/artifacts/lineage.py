@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from common.errors import ConfigError
-from common.text import size
-from configs.changes import differences
-from flows.dashboard import cards, figures, queries, shared
-from flows.dashboard.shared import ChosenRun
-from store.catalog import CatalogRow
-from store.manifest import short_commit
-from store.mirror import open_store
-from store.schema import LINEAGE_WITH_CALLS
+from nautile.common.errors import ConfigError
+from nautile.common.text import size
+from nautile.configs.changes import differences
+from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.catalog import CatalogRow
+from nautile.store.manifest import short_commit
+from nautile.store.mirror import open_store
+from nautile.store.schema import LINEAGE_WITH_CALLS
 
 MAX_ARTIFACTS = 1000
 _COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}

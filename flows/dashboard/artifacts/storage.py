@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.text import size
-from flows.dashboard import cards, queries, shared
-from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
+from nautile.common.text import size
+from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.mirror import open_store
 
 FOLDERS = {
     "staging": "unfinished work, from which stages resume",

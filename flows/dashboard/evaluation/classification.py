@@ -5,12 +5,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.text import visible
-from evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
-from flows.dashboard import cards, figures, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from tasks.classify import EXAMPLES
+from nautile.common.text import visible
+from nautile.evals.labelling.titles import ABSTAINED, LABELLED, NO_TEXT, RECALL, recall_rows
+from nautile.flows.dashboard import cards, figures, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.tasks.classify import EXAMPLES
 
 MOST_LABELS = 100  # labels in the chart
 LONGEST = 400  # characters of a text

@@ -8,15 +8,15 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from common.errors import ConfigError
-from common.files import read_json
-from evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
-from flows.dashboard import cards, figures, queries, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
-from flows.dashboard.shared import ChosenRun
-from flows.dashboard.training import samples
-from store.catalog import CatalogRow
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.evals.tables.results import GAIN, MISSING, ResultTable, table_1, table_2
+from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.dashboard.training import samples
+from nautile.store.catalog import CatalogRow
+from nautile.store.mirror import open_store
 
 WHICH = ("any", "right", "wrong", "not graded", "strict and lenient differ", "unfinished")
 STAGES = ("pretrain", "align", "reason", "self_distill")

@@ -3,12 +3,12 @@
 import pandas as pd
 import streamlit as st
 
-from common.text import visible
-from evals.extraction.checks import REASONS, Reason
-from flows.dashboard import cards, figures, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from tasks.extract import REFUSED
+from nautile.common.text import visible
+from nautile.evals.extraction.checks import REASONS, Reason
+from nautile.flows.dashboard import cards, figures, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.tasks.extract import REFUSED
 
 MOST_ROWS = 100  # refused rows shown per reason
 LONGEST = 400  # characters of a text or a reply

@@ -6,13 +6,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.errors import ConfigError
-from common.files import read_json
-from evals.opinions.tables import ARMS, FIGURES, NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard import cards, figures, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.evals.opinions.tables import ARMS, FIGURES, NOT_FOR, NOTHING_TO_COMPARE
+from nautile.flows.dashboard import cards, figures, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.mirror import open_store
 
 MOST = 200  # newest simulations in the picker
 SHOWN = ("model", "humans", "overall", "regression", "forest", "majority", "uniform")

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from common.errors import ConfigError
-from flows.cli.notes import read_note, write_note
-from flows.dashboard import shared
-from flows.dashboard.shared import CACHE_S, ChosenRun
-from flows.operate import questions, run_actions
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.flows.cli.notes import read_note, write_note
+from nautile.flows.dashboard import shared
+from nautile.flows.dashboard.shared import CACHE_S, ChosenRun
+from nautile.flows.operate import questions, run_actions
+from nautile.store.mirror import open_store
 
 
 def answers(run: str) -> bool:

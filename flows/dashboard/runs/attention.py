@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.commands import shell_command
-from common.text import dollars, visible
-from flows.dashboard import queries, shared
-from flows.dashboard.shared import ChosenRun
-from flows.operate.notifications import NEAR_BUDGET
-from flows.run_state import RunState
-from store.catalog import CatalogRow
+from nautile.common.commands import shell_command
+from nautile.common.text import dollars, visible
+from nautile.flows.dashboard import queries, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.operate.notifications import NEAR_BUDGET
+from nautile.flows.run_state import RunState
+from nautile.store.catalog import CatalogRow
 
 POOR_JUDGE = 0.7  # share of pairs in which a judge prefers the right answer; 0.5 is chance
 

@@ -6,19 +6,19 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.errors import ConfigError
-from configs.changes import Change, describe_changes
-from flows.cli.many.compare import gain_lines, seed_lines, step_cells
-from flows.cli.many.sweep import metric_cells, metric_heads, note, recipe_lines, run_cells
-from flows.dashboard import cards, queries, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from flows.dashboard.training import charts
-from flows.dashboard.training.charts import Display, Line
-from flows.sweep.report import saved_sweeps, sweep_report
-from flows.sweep.runs import compare_runs
-from store.catalog import CatalogBusy
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.configs.changes import Change, describe_changes
+from nautile.flows.cli.many.compare import gain_lines, seed_lines, step_cells
+from nautile.flows.cli.many.sweep import metric_cells, metric_heads, note, recipe_lines, run_cells
+from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.dashboard.training import charts
+from nautile.flows.dashboard.training.charts import Display, Line
+from nautile.flows.sweep.report import saved_sweeps, sweep_report
+from nautile.flows.sweep.runs import compare_runs
+from nautile.store.catalog import CatalogBusy
+from nautile.store.mirror import open_store
 
 CACHE_S = 10.0  # a comparison reads files of answers, so its result is cached
 TWO_RUNS, SWEEP = "Two runs", "A sweep"

@@ -8,9 +8,9 @@ import html
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from common.text import amount, duration
-from flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
-from flows.run_state import StepState
+from nautile.common.text import amount, duration
+from nautile.flows.dashboard.shared import LOOKS, OTHER_LOOK, coloured
+from nautile.flows.run_state import StepState
 
 PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
 PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")

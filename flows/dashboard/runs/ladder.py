@@ -8,16 +8,16 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.errors import ConfigError
-from common.files import read_json
-from evals.running.rows import read_rows
-from evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
-from evals.tables.paper_figures import TABLE_1
-from flows.dashboard import shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
-from flows.dashboard.shared import ChosenRun
-from flows.run_state import output_of
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.evals.running.rows import read_rows
+from nautile.evals.tables.ladder import Ladder, common_problems, gain_with_interval, ladder, p_value
+from nautile.evals.tables.paper_figures import TABLE_1
+from nautile.flows.dashboard import shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, shade
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.run_state import output_of
+from nautile.store.mirror import open_store
 
 Folders = dict[str, str]  # stage -> folder of the evaluation after it
 

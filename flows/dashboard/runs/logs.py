@@ -4,11 +4,11 @@ from pathlib import Path
 
 import streamlit as st
 
-from common.text import visible
-from flows.cli.logs import LogFile
-from flows.dashboard import cards, shared
-from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
+from nautile.common.text import visible
+from nautile.flows.cli.logs import LogFile
+from nautile.flows.dashboard import cards, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.mirror import open_store
 
 MOST_BYTES = 2_000_000  # searched bytes at the end of a log
 MOST_LINES = 500  # lines shown at most

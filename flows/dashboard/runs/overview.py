@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 import streamlit as st
 
-from common.commands import shell_command
-from common.text import amount, counted, dollars, duration, size, visible
-from evals.tables.ladder import Ladder
-from flows.dashboard import cards, queries, shared
-from flows.dashboard.runs import actions, graph, ladder, table
-from flows.dashboard.runs.attention import Concern, attention, budgets, queue, spent, stand_ins
-from flows.dashboard.shared import ChosenRun
-from flows.run_state import RunState, StepState
-from store.catalog import CatalogRow
-from store.mirror import open_store
+from nautile.common.commands import shell_command
+from nautile.common.text import amount, counted, dollars, duration, size, visible
+from nautile.evals.tables.ladder import Ladder
+from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard.runs import actions, graph, ladder, table
+from nautile.flows.dashboard.runs.attention import Concern, attention, budgets, queue, spent, stand_ins
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.run_state import RunState, StepState
+from nautile.store.catalog import CatalogRow
+from nautile.store.mirror import open_store
 
 _SPEEDS = ("tokens_per_second", "rollout_tokens_per_second")  # metrics of pretraining and of the RL stages
 

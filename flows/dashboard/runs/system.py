@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from common.metrics import GLOSSARY, metric
-from common.text import duration, size
-from flows.dashboard import cards, figures, queries, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
-from flows.dashboard.shared import ChosenRun
-from store.catalog import CatalogRow
+from nautile.common.metrics import GLOSSARY, metric
+from nautile.common.text import duration, size
+from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative, temporal
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.catalog import CatalogRow
 
 # `memory_bytes` is reported by the training loop; some runs have no other measurement.
 NAMES = (*(name for name in GLOSSARY["System"] if name.startswith("system/")), "memory_bytes")

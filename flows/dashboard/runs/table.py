@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.text import visible
-from configs.changes import describe_changes, read_changes
-from evals.tables.paper_figures import TABLE_1
-from evals.tables.results import TABLE_1_BENCHMARKS
-from flows.dashboard import figures, queries, shared
-from flows.run_state import LIVE, MOST_SEARCHED
-from store.catalog import CatalogRow
+from nautile.common.text import visible
+from nautile.configs.changes import describe_changes, read_changes
+from nautile.evals.tables.paper_figures import TABLE_1
+from nautile.evals.tables.results import TABLE_1_BENCHMARKS
+from nautile.flows.dashboard import figures, queries, shared
+from nautile.flows.run_state import LIVE, MOST_SEARCHED
+from nautile.store.catalog import CatalogRow
 
 _FIELD = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")  # the path of a setting, as `--set` takes it
 USUAL = ("seed", "reason.policy.steps", "align.policy.steps", "pretrain.optimizer.peak")

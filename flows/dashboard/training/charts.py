@@ -9,11 +9,11 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from common.metrics import metric
-from common.text import size
-from flows.dashboard import cards, figures, queries, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from store.catalog import CatalogRow
+from nautile.common.metrics import metric
+from nautile.common.text import size
+from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.store.catalog import CatalogRow
 
 FEW_POINTS = 60  # a curve with at most this many points also shows the points
 SMOOTHED_FROM = 50  # minimum points for a moving average, which hides more than it shows with fewer

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from flows.dashboard import queries, shared
-from flows.dashboard.shared import ChosenRun
-from flows.dashboard.training import charts
-from flows.dashboard.training.charts import Line
+from nautile.flows.dashboard import queries, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.dashboard.training import charts
+from nautile.flows.dashboard.training.charts import Line
 
 # Question -> title -> metrics: the charts of the RL page. The metrics of a chart share a unit and a scale.
 HEALTH: dict[str, dict[str, tuple[str, ...]]] = {

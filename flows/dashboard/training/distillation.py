@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from common.text import dollars
-from flows.dashboard import cards, figures, queries, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from flows.dashboard.training import samples
-from store.catalog import CatalogRow
+from nautile.common.text import dollars
+from nautile.flows.dashboard import cards, figures, queries, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.flows.dashboard.training import samples
+from nautile.store.catalog import CatalogRow
 
 
 def page(chosen: ChosenRun | None) -> None:

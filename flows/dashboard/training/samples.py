@@ -12,9 +12,9 @@ from typing import Any
 import streamlit as st
 from markupsafe import Markup
 
-from flows.dashboard import cards, queries, shared
-from flows.dashboard.shared import ChosenRun
-from store.catalog import CatalogRow
+from nautile.flows.dashboard import cards, queries, shared
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.catalog import CatalogRow
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")

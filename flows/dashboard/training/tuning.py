@@ -7,13 +7,13 @@ import pandas as pd
 import pyarrow.parquet
 import streamlit as st
 
-from common.errors import ConfigError
-from common.files import read_json
-from evals.labelling.titles import RECALL, TITLES, arm_rows, recall_rows
-from flows.dashboard import cards, figures, shared
-from flows.dashboard.figures import Chart, layer, nominal, quantitative
-from flows.dashboard.shared import ChosenRun
-from store.mirror import open_store
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json
+from nautile.evals.labelling.titles import RECALL, TITLES, arm_rows, recall_rows
+from nautile.flows.dashboard import cards, figures, shared
+from nautile.flows.dashboard.figures import Chart, layer, nominal, quantitative
+from nautile.flows.dashboard.shared import ChosenRun
+from nautile.store.mirror import open_store
 
 WRONG = 50  # rows shown
 LONGEST = 300  # characters of a text

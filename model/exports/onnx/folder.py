@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import read_bounded_json, sha256_of, write_text
-from configs.model import ModelConfig
-from data.chat_template import encode_prompt
-from data.labelled.label_set import copy_label_set, read_label_set
-from model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
-from model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
-from model.weights.files import CONFIG, FORMAT, refuse_occupied
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_bounded_json, sha256_of, write_text
+from nautile.configs.model import ModelConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.labelled.label_set import copy_label_set, read_label_set
+from nautile.model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
+from nautile.model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
+from nautile.model.weights.files import CONFIG, FORMAT, refuse_occupied
 
 BITS = (32, 8, 4)
 PROMPT, STEP, WEIGHTS = "prompt.onnx", "step.onnx", "weights.bin"
@@ -48,9 +48,9 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         raise ConfigError(
             "--format onnx: the package onnx is missing; install it with `pip install nautile[onnx]`"
         ) from None
-    from model.exports.onnx.graph import WeightFile
-    from model.exports.onnx.graphs import prompt_graph, step_graph
-    from model.exports.onnx.weights import write_weights
+    from nautile.model.exports.onnx.graph import WeightFile
+    from nautile.model.exports.onnx.graphs import prompt_graph, step_graph
+    from nautile.model.exports.onnx.weights import write_weights
 
     # Nothing is written until all checks have passed.
     out.mkdir(parents=True, exist_ok=True)

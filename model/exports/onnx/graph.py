@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from model.exports.onnx.quantise import LEAST_BLOCK, Quantised, quantise
+from nautile.model.exports.onnx.quantise import LEAST_BLOCK, Quantised, quantise
 
 PAGE = 4096  # arrays start at a page, so that a runtime can map them into memory
 OPSET, CONTRIB = 20, "com.microsoft"

@@ -3,10 +3,10 @@
 import numpy as np
 import onnx
 
-from configs.model import ModelConfig
-from model.exports.onnx.graph import Graph, WeightFile
-from model.exports.onnx.layers import ChunkValues, Layers, SCAValues, StepValues, Stream
-from model.exports.onnx.signature import (
+from nautile.configs.model import ModelConfig
+from nautile.model.exports.onnx.graph import Graph, WeightFile
+from nautile.model.exports.onnx.layers import ChunkValues, Layers, SCAValues, StepValues, Stream
+from nautile.model.exports.onnx.signature import (
     CHUNK,
     HIDDEN,
     PAST,

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.model import ModelConfig
-from model.exports.onnx.graph import CONTRIB, Graph
-from model.exports.onnx.signature import CHUNK, SUMS
-from model.exports.onnx.weights import UNUSED, heads_at_once
-from model.layers.mixing.parts import TINY
-from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width
-from model.loss import MASKED
+from nautile.configs.model import ModelConfig
+from nautile.model.exports.onnx.graph import CONTRIB, Graph
+from nautile.model.exports.onnx.signature import CHUNK, SUMS
+from nautile.model.exports.onnx.weights import UNUSED, heads_at_once
+from nautile.model.layers.mixing.parts import TINY
+from nautile.model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projection_width
+from nautile.model.loss import MASKED
 
 
 class SCAValues(NamedTuple):

@@ -7,7 +7,7 @@ weight file next to it. The format is protobuf; the numbers below are the field 
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.errors import ConfigError
+from nautile.common.errors import ConfigError
 
 LARGEST_GRAPH = 2**26  # bytes; the graphs of the published model have 0.3 MB
 OPERATORS = {

@@ -18,8 +18,8 @@ the positions of the tokens: the number of tokens before. A model without SCA la
 without Transformer layers no keys and values.
 """
 
-from configs.model import ModelConfig
-from model.layers.sca import projection_width
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.sca import projection_width
 
 HIDDEN = "hidden"  # the output of the prompt graph for a head
 SUMS = ("sums", "sums_z")  # with axes of size 1 that a step broadcasts

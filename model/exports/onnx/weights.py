@@ -5,11 +5,11 @@ import math
 import jax
 import numpy as np
 
-from configs.model import ModelConfig
-from model.exports.onnx.graph import WeightFile
-from model.exports.onnx.signature import CHUNK
-from model.layers.common import Params
-from model.layers.sca import spectrum
+from nautile.configs.model import ModelConfig
+from nautile.model.exports.onnx.graph import WeightFile
+from nautile.model.exports.onnx.signature import CHUNK
+from nautile.model.layers.common import Params
+from nautile.model.layers.sca import spectrum
 
 # The table (embedding and head) and the readouts lose most accuracy at 4 bits, so they keep 8.
 TABLE_BITS = READOUT_BITS = 8

@@ -13,15 +13,15 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from common.files import atomic_path, write_text
-from configs.model import ModelConfig, TokenizerConfig
-from data.labelled.label_set import copy_label_set, refuse_head
-from data.tokenizer import Tokenizer
-from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
-from model.weights.author_config import author_fields
-from model.weights.author_layout import to_author
-from model.weights.digests import write_digests
-from model.weights.files import CONFIG, refuse_occupied
+from nautile.common.files import atomic_path, write_text
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.data.labelled.label_set import copy_label_set, refuse_head
+from nautile.data.tokenizer import Tokenizer
+from nautile.model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
+from nautile.model.weights.author_config import author_fields
+from nautile.model.weights.author_layout import to_author
+from nautile.model.weights.digests import write_digests
+from nautile.model.weights.files import CONFIG, refuse_occupied
 
 CODE = ("cache_nautile.py", "configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`

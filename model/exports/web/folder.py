@@ -13,14 +13,14 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from common.errors import ConfigError, Retryable
-from common.files import write_text
-from data.chat_template import encode_prompt
-from data.labelled.label_set import refuse_head
-from data.tokenizer import Tokenizer, tokenizer_for
-from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
-from model.weights.digests import read_digests, write_digests
-from model.weights.files import CONFIG, read_config, refuse_occupied
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_text
+from nautile.data.chat_template import encode_prompt
+from nautile.data.labelled.label_set import refuse_head
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
+from nautile.model.weights.digests import read_digests, write_digests
+from nautile.model.weights.files import CONFIG, read_config, refuse_occupied
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512

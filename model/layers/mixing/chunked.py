@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from model.layers.mixing.parts import (
+from nautile.model.layers.mixing.parts import (
     TINY,
     JoinedOperands,
     JoinedState,

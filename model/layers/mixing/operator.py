@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from common.errors import ConfigError
-from model.layers.mixing.chunked import chunked
-from model.layers.mixing.parts import MixState, Operands, Timeline, divide, sine_cosine, softsign, timeline
+from nautile.common.errors import ConfigError
+from nautile.model.layers.mixing.chunked import chunked
+from nautile.model.layers.mixing.parts import MixState, Operands, Timeline, divide, sine_cosine, softsign, timeline
 
 Form = Literal["reference", "chunked", "fused"]
 
@@ -73,7 +73,7 @@ def mix(
         return reference(operands, times, state)
     if form == "fused":
         # Imported here: Pallas is a fifth of the import time of a process, and only this form uses it.
-        from model.layers.mixing.kernels.dispatch import fused
+        from nautile.model.layers.mixing.kernels.dispatch import fused
 
         return fused(operands, times, state, chunk=chunk)
     raise ConfigError(f'mixing: form {form!r} is not one of "reference", "chunked", "fused"')

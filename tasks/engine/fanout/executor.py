@@ -11,9 +11,9 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.errors import ConfigError
-from configs.operation import LaunchConfig
-from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
+from nautile.common.errors import ConfigError
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
 
 class Future(Protocol):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from common.events import Emit
-from common.files import read_json, write_json
-from tasks.engine.job import Job
+from nautile.common.events import Emit
+from nautile.common.files import read_json, write_json
+from nautile.tasks.engine.job import Job
 
 FOLDER = "fan_outs"  # in the staging folder
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")

@@ -22,17 +22,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import atomic_path, read_json, write_json
-from configs.operation import LaunchConfig
-from store.manifest import is_safe_name
-from store.mirror import MirroredStore
-from store.staging_mirror import host_files
-from tasks.engine.errors import StageCancelled
-from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
-from tasks.engine.fanout.items import FOLDER, FanOut
-from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
-from tasks.engine.remote_child import open_remote, request_of, send_request
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import atomic_path, read_json, write_json
+from nautile.configs.operation import LaunchConfig
+from nautile.store.manifest import is_safe_name
+from nautile.store.mirror import MirroredStore
+from nautile.store.staging_mirror import host_files
+from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from nautile.tasks.engine.fanout.items import FOLDER, FanOut
+from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
+from nautile.tasks.engine.remote_child import open_remote, request_of, send_request
 
 logger = logging.getLogger(__name__)
 

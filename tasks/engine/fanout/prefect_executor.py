@@ -23,12 +23,12 @@ from prefect.states import Cancelled, Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
-from common.text import first_line
-from configs.operation import LaunchConfig
-from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy, StageCancelled
-from tasks.engine.fanout import own_disk
-from tasks.engine.fanout.executor import Executor, local_workers
-from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
+from nautile.common.text import first_line
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.errors import ITEM_BACKOFF, RetryPolicy, StageCancelled
+from nautile.tasks.engine.fanout import own_disk
+from nautile.tasks.engine.fanout.executor import Executor, local_workers
+from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
 logger = logging.getLogger(__name__)
 

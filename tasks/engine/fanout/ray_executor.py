@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from prefect.settings import PREFECT_API_URL
 
-from common.errors import ConfigError
-from configs.operation import LaunchConfig
-from tasks.engine.fanout.executor import Executor
-from tasks.engine.fanout.prefect_executor import executor_of
-from tasks.engine.ray_cluster import connected
+from nautile.common.errors import ConfigError
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.fanout.executor import Executor
+from nautile.tasks.engine.fanout.prefect_executor import executor_of
+from nautile.tasks.engine.ray_cluster import connected
 
 LOST_WORKERS = 4  # per item, before it counts as failed
 

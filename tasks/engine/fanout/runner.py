@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import read_json
-from configs.operation import LaunchConfig
-from store.events import EventWriter, read_live
-from tasks.engine.child_process import (
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import read_json
+from nautile.configs.operation import LaunchConfig
+from nautile.store.events import EventWriter, read_live
+from nautile.tasks.engine.child_process import (
     TICK_S,
     ChildFiles,
     append_log,
@@ -27,10 +27,10 @@ from tasks.engine.child_process import (
     raise_for_exit,
     run_child,
 )
-from tasks.engine.errors import StageCrash
-from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
-from tasks.engine.fanout.items import FanOut, Markers
-from tasks.engine.fanout.work_item import WorkItem, lease
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from nautile.tasks.engine.fanout.items import FanOut, Markers
+from nautile.tasks.engine.fanout.work_item import WorkItem, lease
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class FanOutRunner:
         files.clear()
         note = {"note": f"{fan_out.name}: listing {fan_out.noun}"}
         exit_status = run_child(
-            "tasks.engine.child_main",
+            "nautile.tasks.engine.child_main",
             *(str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
             log=files.log,
             store=self.request["store"],

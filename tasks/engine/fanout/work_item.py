@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from store.manifest import code_commit, host
-from tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
-from tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
-from tasks.engine.fanout.items import FOLDER, Markers
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.store.manifest import code_commit, host
+from nautile.tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
+from nautile.tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
+from nautile.tasks.engine.fanout.items import FOLDER, Markers
 
 LEASE = f"{FOLDER}/attempt.json"  # in the staging folder
 
@@ -82,7 +82,7 @@ def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], o
     request = json.loads(Path(item.request).read_text(encoding="utf-8"))
     check_same_commit(request)
     exit_status = run_child(
-        "tasks.engine.child_main",
+        "nautile.tasks.engine.child_main",
         *(item.request, item.fan_out, item.item, str(item.slot), str(os.getpid())),
         log=files.log,
         store=request["store"],

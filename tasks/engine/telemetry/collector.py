@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.engine.telemetry.points import Point
+from nautile.tasks.engine.telemetry.points import Point
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.engine.telemetry.points import Point
+from nautile.tasks.engine.telemetry.points import Point
 
 
 class EventFile:

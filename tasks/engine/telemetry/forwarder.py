@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.errors import ConfigError
-from configs.operation import TelemetryConfig
-from tasks.engine.failure import slug
-from tasks.engine.telemetry.collector import Collector
-from tasks.engine.telemetry.event_file import EventFile
-from tasks.engine.telemetry.mlflow_client import MlflowClient
-from tasks.engine.telemetry.points import Point, read_points
-from tasks.engine.telemetry.trackers import Outcome, TrackedExecution, Tracker
-from tasks.engine.telemetry.wandb_client import WandbClient
+from nautile.common.errors import ConfigError
+from nautile.configs.operation import TelemetryConfig
+from nautile.tasks.engine.failure import slug
+from nautile.tasks.engine.telemetry.collector import Collector
+from nautile.tasks.engine.telemetry.event_file import EventFile
+from nautile.tasks.engine.telemetry.mlflow_client import MlflowClient
+from nautile.tasks.engine.telemetry.points import Point, read_points
+from nautile.tasks.engine.telemetry.trackers import Outcome, TrackedExecution, Tracker
+from nautile.tasks.engine.telemetry.wandb_client import WandbClient
 
 logger = logging.getLogger(__name__)
 

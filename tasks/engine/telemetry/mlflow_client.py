@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from tasks.engine.telemetry.points import Point
-from tasks.engine.telemetry.trackers import Outcome, Refused, TrackedExecution
+from nautile.tasks.engine.telemetry.points import Point
+from nautile.tasks.engine.telemetry.trackers import Outcome, Refused, TrackedExecution
 
 PARAMETERS = 100  # limit of parameters in one request, and of tags
 _LONGEST = {"params": 6000, "tags": 5000}  # limit of a value, in characters

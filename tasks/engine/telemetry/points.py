@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store.events import read_events
+from nautile.store.events import read_events
 
 
 @dataclass(frozen=True)

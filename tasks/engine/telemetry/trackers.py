@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.files import read_json, write_json
-from tasks.engine.telemetry.points import Point, read_points
+from nautile.common.files import read_json, write_json
+from nautile.tasks.engine.telemetry.points import Point, read_points
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tasks.engine.telemetry.points import Point
-from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
+from nautile.tasks.engine.telemetry.points import Point
+from nautile.tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
 
 class WandbClient:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from common.retry import Backoff
-from configs.distill import DistillConfig, IndexConfig, TeacherConfig
-from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
-from data.distill.stats import DistillStats, distill_facts
-from data.endpoints import circuit_breaker
-from data.endpoints.pool import EndpointPool
-from data.records import SynthRecord
-from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import ExemplarIndex, build_index
-from data.tokens.exemplar_sample import write_exemplars
+from nautile.common.retry import Backoff
+from nautile.configs.distill import DistillConfig, IndexConfig, TeacherConfig
+from nautile.data.distill.run import DOCUMENTS, REJECTED, distill_prompts
+from nautile.data.distill.stats import DistillStats, distill_facts
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.embedders import Encoder
+from nautile.data.retrieval.exemplar_index import ExemplarIndex, build_index
+from nautile.data.tokens.exemplar_sample import write_exemplars
 
 
 @pytest.fixture(autouse=True)

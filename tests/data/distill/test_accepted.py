@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.distill import PromptSetConfig
-from configs.endpoint import EndpointConfig
-from data.distill import window
-from data.distill.prompts import Prompt
-from data.distill.verdicts import ReplyVerdict
-from data.distill.window import PromptWindow
-from data.endpoints.chat_types import ChatReply
+from nautile.configs.distill import PromptSetConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill import window
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.verdicts import ReplyVerdict
+from nautile.data.distill.window import PromptWindow
+from nautile.data.endpoints.chat_types import ChatReply
 from tests.support.servers.fake_openai import FakeOpenAI
 
 

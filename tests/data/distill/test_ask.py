@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-from configs.distill import DistillConfig
-from configs.endpoint import EndpointConfig
-from data.distill import ask
-from data.distill.ask import PreparedPrompt, Teachers
-from data.distill.prompts import Prompt
+from nautile.configs.distill import DistillConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill import ask
+from nautile.data.distill.ask import PreparedPrompt, Teachers
+from nautile.data.distill.prompts import Prompt
 
 
 def test_a_probe_request_is_written_once_for_all_samples(monkeypatch):

@@ -6,13 +6,20 @@ from random import Random
 
 import pytest
 
-from configs.distill import DistillConfig, TeacherConfig
-from data.distill.checks import copied_share, is_grounded, is_refusal, is_repetitive, leaks_template, reject_reason
-from data.distill.parse_reply import ParsedDocument
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
-from data.records import SynthRecord
-from data.retrieval.exemplar_index import Neighbour
+from nautile.configs.distill import DistillConfig, TeacherConfig
+from nautile.data.distill.checks import (
+    copied_share,
+    is_grounded,
+    is_refusal,
+    is_repetitive,
+    leaks_template,
+    reject_reason,
+)
+from nautile.data.distill.parse_reply import ParsedDocument
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.exemplar_index import Neighbour
 from tests.support.samples.ordinary_replies import LEAKS, REFUSALS, ordinary_documents
 from tests.support.samples.ordinary_replies import PASSAGE as LEAKED_PASSAGE
 

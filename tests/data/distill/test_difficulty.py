@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.distill import TeacherConfig
-from data.distill.difficulty import (
+from nautile.configs.distill import TeacherConfig
+from nautile.data.distill.difficulty import (
     SAME_ANSWER,
     agreement,
     blend_probe,
@@ -14,9 +14,9 @@ from data.distill.difficulty import (
     mean_agreement,
     prompt_difficulty,
 )
-from data.distill.prompts import Prompt
-from data.records import SynthRecord
-from data.retrieval.exemplar_index import Neighbour
+from nautile.data.distill.prompts import Prompt
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 
 def neighbour(query="How many legs?", reasoning="2 * 4 = 8. 1 * 2 = 2. 8 + 2 = 10.", answer="10", index=0):

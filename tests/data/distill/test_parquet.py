@@ -4,7 +4,7 @@ import json
 
 import pyarrow.parquet
 
-from data.distill.parquet import COLUMNS, SCHEMA, write_parquet
+from nautile.data.distill.parquet import COLUMNS, SCHEMA, write_parquet
 
 
 def documents(folder):

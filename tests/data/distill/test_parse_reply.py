@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.distill.parse_reply import ParsedDocument, parse_reply, read_reply
+from nautile.data.distill.parse_reply import ParsedDocument, parse_reply, read_reply
 
 GOOD = '{"reasoning": "r", "answer": "a"}'
 

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.distill import PromptSetConfig
-from data.distill import prompt_files
-from data.distill.prompt_files import count_prompt_rows
-from data.sources import hub as hub_source
-from data.sources import local_files
-from data.sources.file_list import SourceFile
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.distill import PromptSetConfig
+from nautile.data.distill import prompt_files
+from nautile.data.distill.prompt_files import count_prompt_rows
+from nautile.data.sources import hub as hub_source
+from nautile.data.sources import local_files
+from nautile.data.sources.file_list import SourceFile
 from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
@@ -39,11 +39,11 @@ configs:
 CHILD = """
 import itertools, json, sys
 from pathlib import Path
-from common.retry import Backoff
-from configs.distill import PromptSetConfig
-from data.distill.prompt_files import count_prompt_rows
-from data.distill.prompts import Prompt, read_prompt_set
-from data.sources import hub
+from nautile.common.retry import Backoff
+from nautile.configs.distill import PromptSetConfig
+from nautile.data.distill.prompt_files import count_prompt_rows
+from nautile.data.distill.prompts import Prompt, read_prompt_set
+from nautile.data.sources import hub
 hub.LISTING_BACKOFF = Backoff(attempts=3, first_s=0.01)
 for line in sys.stdin:
     fields = json.loads(line)

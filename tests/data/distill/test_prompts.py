@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from common.errors import ConfigError
-from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
-from data.distill import collect_prompts as collect_module
-from data.distill import prompts
-from data.distill.collect_prompts import collect_prompts, quotas, read_prompts
-from data.distill.prompts import Prompt, article_question, read_prompt_set
-from data.sources.wikipedia import Article, articles
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
+from nautile.data.distill import collect_prompts as collect_module
+from nautile.data.distill import prompts
+from nautile.data.distill.collect_prompts import collect_prompts, quotas, read_prompts
+from nautile.data.distill.prompts import Prompt, article_question, read_prompt_set
+from nautile.data.sources.wikipedia import Article, articles
 
 
 def config(*sets, **fields):

@@ -11,17 +11,17 @@ from math import comb
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from configs.distill import ProbeConfig, PromptSetConfig, TeacherConfig
-from configs.endpoint import BatchConfig, EndpointConfig
-from data.distill import stats, verdicts, window
-from data.distill.ask import Teachers
-from data.distill.stats import DistillStats, chance_of_rejects
-from data.endpoints import pool
-from data.endpoints.batch import queue
-from data.endpoints.pool import EndpointPool
-from data.records import from_dict
-from data.screening.contamination import Hit
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.distill import ProbeConfig, PromptSetConfig, TeacherConfig
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.distill import stats, verdicts, window
+from nautile.data.distill.ask import Teachers
+from nautile.data.distill.stats import DistillStats, chance_of_rejects
+from nautile.data.endpoints import pool
+from nautile.data.endpoints.batch import queue
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.records import from_dict
+from nautile.data.screening.contamination import Hit
 from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script, useful
 
 

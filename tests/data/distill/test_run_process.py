@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.distill.run import DOCUMENTS, REJECTED
+from nautile.data.distill.run import DOCUMENTS, REJECTED
 from tests.support.processes import distilling_process
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import own_process

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from configs.distill import DistillConfig
-from data.distill.stats import DistillStats, check_final_reject_share
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import DistillConfig
+from nautile.data.distill.stats import DistillStats, check_final_reject_share
 
 
 @pytest.mark.parametrize(("limit", "rejected"), [(0.3, 3), (0.1, 1), (0.4, 4), (0.7, 7)])

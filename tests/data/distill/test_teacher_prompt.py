@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import ConfigError
-from configs.distill import TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES, teacher_request, template_for
-from data.records import SynthRecord
-from data.retrieval.exemplar_index import Neighbour
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import TeacherConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES, teacher_request, template_for
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.exemplar_index import Neighbour
 
 PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
 PROMPT = Prompt("p", "What is a hat?", "definition", PASSAGE, "We need to say what a hat is: ")

@@ -6,12 +6,12 @@ from itertools import count
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.distill import PromptSetConfig
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints import session as sessions
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.distill import PromptSetConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints import session as sessions
 from tests.support.servers.fake_openai import FakeOpenAI, always
 
 PROMPTS = 24

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.endpoints.pool import EndpointPool
+from nautile.data.endpoints.pool import EndpointPool
 
 
 class Events(list):

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.retry import Backoff
-from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.batch import queue
-from data.endpoints.batch.jobs import PendingJob, pending_jobs
-from data.endpoints.budget import Usage
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.pool import raise_for_outage
-from data.endpoints.request_locks import RequestLocks
+from nautile.common.errors import ConfigError
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.batch import queue
+from nautile.data.endpoints.batch.jobs import PendingJob, pending_jobs
+from nautile.data.endpoints.budget import Usage
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from nautile.data.endpoints.pool import raise_for_outage
+from nautile.data.endpoints.request_locks import RequestLocks
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
+from nautile.data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 
 
 def test_a_limit_waits_for_requests_in_flight_and_is_never_overrun():

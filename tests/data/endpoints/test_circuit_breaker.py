@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from common.retry import Backoff
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import CallError
-from data.endpoints.circuit_breaker import CircuitBreaker, reason_of
-from data.endpoints.rate_limit import FIRST_IN_FLIGHT, RateLimiter
+from nautile.common.retry import Backoff
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import CallError
+from nautile.data.endpoints.circuit_breaker import CircuitBreaker, reason_of
+from nautile.data.endpoints.rate_limit import FIRST_IN_FLIGHT, RateLimiter
 
 DOWN = CallError("connection", "nobody there")
 

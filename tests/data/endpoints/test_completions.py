@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError
-from data.endpoints.completions import error_of_status, message_of, parse_reply_body
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import CallError
+from nautile.data.endpoints.completions import error_of_status, message_of, parse_reply_body
 
 CONFIG = EndpointConfig(kind="openai", model="m", url="http://127.0.0.1/v1", key_variable="FAKE_KEY")
 MESSAGE = {"role": "assistant", "content": "the text"}

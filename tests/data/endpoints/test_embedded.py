@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill.checks import reject_reason
-from data.distill.parse_reply import parse_reply
-from data.distill.prompts import Prompt
-from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
-from data.endpoints import embedded
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.embedded import MODEL, model_file
-from data.endpoints.own_server import OwnServerError
-from data.endpoints.pool import EndpointPool
-from data.records import SynthRecord
-from data.retrieval.exemplar_index import Neighbour
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.checks import reject_reason
+from nautile.data.distill.parse_reply import parse_reply
+from nautile.data.distill.prompts import Prompt
+from nautile.data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
+from nautile.data.endpoints import embedded
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.embedded import MODEL, model_file
+from nautile.data.endpoints.own_server import OwnServerError
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.exemplar_index import Neighbour
 from tests.support.servers.listening import listening
 
 EMBEDDED = EndpointConfig(kind="embedded", model=MODEL, concurrency=2, structured="grammar")
@@ -83,8 +83,8 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
 def test_a_replica_ends_with_a_parent_that_is_killed():
     program = (
         "import sys, time\n"
-        "from data.endpoints.embedded import PROGRAM\n"
-        "from data.endpoints.own_server import OwnServer\n"
+        "from nautile.data.endpoints.embedded import PROGRAM\n"
+        "from nautile.data.endpoints.own_server import OwnServer\n"
         "endpoint = OwnServer(PROGRAM, 1)\n"
         "endpoint.spawn()\n"
         "endpoint.wait()\n"

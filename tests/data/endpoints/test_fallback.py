@@ -2,12 +2,12 @@
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.pool import raise_for_outage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.servers.fake_openai import FakeOpenAI, always
 
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from common.errors import ConfigError
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import ChatReply, ChatRequest
-from data.endpoints.keys import check_key, redact_key, repeats_key
+from nautile.common.errors import ConfigError
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import ChatReply, ChatRequest
+from nautile.data.endpoints.keys import check_key, redact_key, repeats_key
 from tests.support.servers.fake_openai import FakeOpenAI
 
 SHORT = ["k3yS", "hunter2", "abc-123", "s3cret-of-15-ch", "sk-1", 'a"b\\c/d&e']

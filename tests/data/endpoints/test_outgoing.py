@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.endpoints.chat_types import ChatRequest
-from data.endpoints.embedded import PROGRAM
-from data.endpoints.outgoing import break_markers, fenced, hostile_signs, read_fenced
-from data.endpoints.own_server import OwnServer
-from rl.hostile_answers import FORMS, hostile_answer
-from rl.judge import JudgeItem
+from nautile.data.endpoints.chat_types import ChatRequest
+from nautile.data.endpoints.embedded import PROGRAM
+from nautile.data.endpoints.outgoing import break_markers, fenced, hostile_signs, read_fenced
+from nautile.data.endpoints.own_server import OwnServer
+from nautile.rl.hostile_answers import FORMS, hostile_answer
+from nautile.rl.judge import JudgeItem
 
 MARKERS = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<|channel|>", "<|image_1|>",

@@ -2,12 +2,12 @@
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import raise_for_outage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.servers.fake_openai import FakeOpenAI, always
 
 
@@ -119,7 +119,7 @@ def test_a_pool_says_why_it_waits(pool_for):
 
 
 def test_a_caller_that_waits_is_called(pool_for, monkeypatch):
-    from data.endpoints import session as sessions
+    from nautile.data.endpoints import session as sessions
 
     monkeypatch.setattr(sessions, "WAITING_S", 0.01)
     calls = []

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.processes import free_port
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, limits_of
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import free_port
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, limits_of
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, script
 
@@ -121,7 +121,7 @@ def test_a_vendor_that_counts_more_than_was_asked_for_raises_the_next_reservatio
 
 
 def test_a_schema_and_extra_fields_are_reserved_too():
-    from data.endpoints.chat_types import max_usage
+    from nautile.data.endpoints.chat_types import max_usage
 
     config = EndpointConfig(kind="openai", model="m", url="http://x/v1")
     plain = max_usage(config, request()).tokens

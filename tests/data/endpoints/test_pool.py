@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool, raise_for_outage
-from data.endpoints.reply_cache import ReplyCache
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
+from nautile.data.endpoints.reply_cache import ReplyCache
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always, mixed, script

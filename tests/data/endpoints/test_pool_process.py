@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.events import silent
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.pool import EndpointPool
+from nautile.common.events import silent
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.pool import EndpointPool
 from tests.support.processes import asking_process
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import own_process

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.batch import queue
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool, raise_for_outage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.batch import queue
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from nautile.data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.data.endpoints.conftest import Events
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI

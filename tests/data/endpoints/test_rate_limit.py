@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.endpoints.rate_limit import HEADROOM, RateLimiter, parse_duration
+from nautile.data.endpoints.rate_limit import HEADROOM, RateLimiter, parse_duration
 
 LATENCY_S = 0.05
 

@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from data.endpoints import reply_cache
-from data.endpoints.budget import Usage
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.reply_cache import ReplyCache
-from data.endpoints.reply_source import ReplySource
-from data.endpoints.request_locks import RequestLocks
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.data.endpoints import reply_cache
+from nautile.data.endpoints.budget import Usage
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.reply_cache import ReplyCache
+from nautile.data.endpoints.reply_source import ReplySource
+from nautile.data.endpoints.request_locks import RequestLocks
 
 
 def reply(number, text="text"):

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import pool as pool_module
-from data.endpoints.batch import queue
-from data.endpoints.chat_types import ChatRequest
-from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_source import ReplySource
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import pool as pool_module
+from nautile.data.endpoints.batch import queue
+from nautile.data.endpoints.chat_types import ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.endpoints.reply_source import ReplySource
 from tests.support.samples.replies import reply_rows
 from tests.support.servers.fake_openai import FakeOpenAI, script
 

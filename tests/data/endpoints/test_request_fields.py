@@ -3,11 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.mistral_client import MistralClient
-from data.endpoints.pool import raise_for_outage
+from nautile.common.errors import ConfigError
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from nautile.data.endpoints.mistral_client import MistralClient
+from nautile.data.endpoints.pool import raise_for_outage
 from tests.support.samples.replies import reply_rows, unknown_rows
 from tests.support.servers.fake_openai import FakeOpenAI, always
 from tests.support.servers.http_server import Response

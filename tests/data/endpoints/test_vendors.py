@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.distill import EmbeddingConfig
-from configs.endpoint import EndpointConfig
-from configs.vendors import VENDORS, Vendor
-from data.endpoints.chat_types import ChatReply, ChatRequest
-from data.retrieval.embedders import encoder_for
+from nautile.configs.distill import EmbeddingConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.vendors import VENDORS, Vendor
+from nautile.data.endpoints.chat_types import ChatReply, ChatRequest
+from nautile.data.retrieval.embedders import encoder_for
 from tests.support.servers.fake_embeddings import FakeEmbeddings
 from tests.support.servers.fake_openai import FakeOpenAI
 

@@ -68,8 +68,8 @@ EXPECTED = {
 READER = """
 import json, sys
 from pathlib import Path
-from configs.tune import LabelledDataConfig
-from data.labelled.rows import read_rows
+from nautile.configs.tune import LabelledDataConfig
+from nautile.data.labelled.rows import read_rows
 results = {}
 for name, split in json.loads(sys.argv[1]):
     config = LabelledDataConfig.model_validate({"preset": name, "revision": sys.argv[2], "split": split})

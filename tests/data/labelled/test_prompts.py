@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.chat_template import encode_prompt, encode_turns, parse_completion
-from data.labelled.label_set import LABELS, LabelSet, read_label_set, write_label_set
-from data.labelled.prompts import (
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import encode_prompt, encode_turns, parse_completion
+from nautile.data.labelled.label_set import LABELS, LabelSet, read_label_set, write_label_set
+from nautile.data.labelled.prompts import (
     beginning_ids,
     context_ids,
     cut,
@@ -17,7 +17,7 @@ from data.labelled.prompts import (
     reply_ids,
     with_examples,
 )
-from data.tokenizer import tokenizer_for
+from nautile.data.tokenizer import tokenizer_for
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=512))
 SET = LabelSet(form="label", method="full", labels=("yes", "no"), instructions="Is it so?", longest=40)

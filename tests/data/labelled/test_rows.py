@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from configs.tune import LabelledDataConfig, TuneConfig
-from data.labelled.rows import check_known, read_rows
+from nautile.common.errors import ConfigError
+from nautile.configs.tune import LabelledDataConfig, TuneConfig
+from nautile.data.labelled.rows import check_known, read_rows
 
 
 def rows_of(folder, records, form="label", **fields):

@@ -8,11 +8,11 @@ import tarfile
 import pytest
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from configs.keys import FILES, key_fields, with_local_files
-from configs.tune import LabelledDataConfig, TuneConfig
-from data.labelled.rows import read_rows
-from data.labelled.splits import read_splits
+from nautile.common.errors import ConfigError
+from nautile.configs.keys import FILES, key_fields, with_local_files
+from nautile.configs.tune import LabelledDataConfig, TuneConfig
+from nautile.data.labelled.rows import read_rows
+from nautile.data.labelled.splits import read_splits
 
 END = {"text": "", "class": None}
 SITES = {

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import ConfigError
-from data.labelled.rows import LabelledRow
-from data.labelled.splits import split_rows
+from nautile.common.errors import ConfigError
+from nautile.data.labelled.rows import LabelledRow
+from nautile.data.labelled.splits import split_rows
 
 SHARES = {"validation_share": 0.1, "test_share": 0.2, "leakage": "refuse", "labelled": True}
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from data.labelled import table as table_module
-from data.labelled.table import read_table
+from nautile.common.errors import ConfigError
+from nautile.data.labelled import table as table_module
+from nautile.data.labelled.table import read_table
 
 
 def written(folder, name, content):

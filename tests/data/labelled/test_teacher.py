@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from common.retry import Backoff
-from configs.endpoint import BatchConfig, EndpointConfig
-from configs.label import LabelConfig, LabelRun
-from data.endpoints import circuit_breaker
-from data.endpoints import pool as pool_module
-from data.endpoints.batch import queue
-from data.endpoints.chat_types import ChatReply
-from data.endpoints.outgoing import read_fenced
-from data.endpoints.pool import EndpointPool
-from data.labelled.rows import LabelledRow
-from data.labelled.teacher import ask_labels, check_label_share, label_request, parse_label
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.configs.label import LabelConfig, LabelRun
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints import pool as pool_module
+from nautile.data.endpoints.batch import queue
+from nautile.data.endpoints.chat_types import ChatReply
+from nautile.data.endpoints.outgoing import read_fenced
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.labelled.rows import LabelledRow
+from nautile.data.labelled.teacher import ask_labels, check_label_share, label_request, parse_label
 from tests.support.servers.fake_openai import FakeOpenAI, script
 
 FIELDS = {"data": "texts.csv", "gold": "gold.csv", "labels": ["good", "not good"], "teacher": "t"}

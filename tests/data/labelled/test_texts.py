@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from configs.labelling import TextsConfig
-from data.labelled.table import read_table
-from data.labelled.texts import check_writable, read_texts, with_answers, write_rows
+from nautile.common.errors import ConfigError
+from nautile.configs.labelling import TextsConfig
+from nautile.data.labelled.table import read_table
+from nautile.data.labelled.texts import check_writable, read_texts, with_answers, write_rows
 
 ROWS = [
     {"row": 1, "text": 'a "b"\n,c', "tags": ["x"], "odd": 1, "p": 0.5, "none": None},

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.distill import IndexConfig
-from data.records import SynthRecord
-from data.retrieval import exemplar_index
-from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import (
+from nautile.common.errors import ConfigError
+from nautile.configs.distill import IndexConfig
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval import exemplar_index
+from nautile.data.retrieval.embedders import Encoder
+from nautile.data.retrieval.exemplar_index import (
     EXEMPLARS,
     FACTS,
     INDEX,
@@ -25,7 +25,7 @@ from data.retrieval.exemplar_index import (
     recall_at,
     search_candidates,
 )
-from data.tokens.exemplar_sample import write_exemplars
+from nautile.data.tokens.exemplar_sample import write_exemplars
 
 ANIMALS = ["cat", "dog", "horse", "whale", "sparrow", "salmon", "frog", "spider", "bee", "shark"]
 SUMS = ["What is 3 + 4?", "What is 9 - 2?"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from data.screening import words
-from data.screening.contamination import (
+from nautile.common.errors import ConfigError
+from nautile.data.screening import words
+from nautile.data.screening.contamination import (
     SHORTEST,
     ContaminationIndex,
     HeldOutQuestion,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from common.events import silent
-from data.screening import corpus_copies
-from data.screening.corpus_copies import (
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.data.screening import corpus_copies
+from nautile.data.screening.corpus_copies import (
     EXACT,
     EXACT_ELSEWHERE,
     KEPT,

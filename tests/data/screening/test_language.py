@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py3langid.langid import LanguageIdentifier
 
-from data.screening.language import LONGEST_FEATURE, _identifier, _tables, detect_language
+from nautile.data.screening.language import LONGEST_FEATURE, _identifier, _tables, detect_language
 
 
 @pytest.mark.parametrize(

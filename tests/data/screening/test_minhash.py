@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.screening import minhash, words
-from data.screening.minhash import BANDS, ROWS, WORDS, minhash_bands
+from nautile.data.screening import minhash, words
+from nautile.data.screening.minhash import BANDS, ROWS, WORDS, minhash_bands
 
 VOCABULARY = [f"word{n}" for n in range(4000)]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.screening import words
-from data.screening.words import grams, lower_words, words_of
+from nautile.data.screening import words
+from nautile.data.screening.words import grams, lower_words, words_of
 
 MIXED = st.text(
     st.sampled_from("aB _7.,-\n\u00e9\u00c9\u00df\u0130\u2019\u2014\u0301\u00a0\u4e2d\u03a3\u212a\ud800\U0001f600")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.base import TaskConfig
-from configs.ingest import SourceConfig, TextTaskConfig
-from data.records import SynthRecord, WebRecord
-from data.sources import corpus_source as sources
-from data.sources.corpus_source import list_files, read_file
-from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.reasoning_gym import derived_seed, problem_split, problems
-from data.sources.wikipedia import articles, web_record
+from nautile.common.errors import ConfigError
+from nautile.configs.base import TaskConfig
+from nautile.configs.ingest import SourceConfig, TextTaskConfig
+from nautile.data.records import SynthRecord, WebRecord
+from nautile.data.sources import corpus_source as sources
+from nautile.data.sources.corpus_source import list_files, read_file
+from nautile.data.sources.file_list import SourceFile, read_file_list, write_file_list
+from nautile.data.sources.reasoning_gym import derived_seed, problem_split, problems
+from nautile.data.sources.wikipedia import articles, web_record
 
 TASKS = ({"name": "gsm_symbolic"},)
 

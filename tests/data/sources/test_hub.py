@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.ingest import SourceConfig
-from data.sources import hub as hub_source
-from data.sources.hub import list_hub_files
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.ingest import SourceConfig
+from nautile.data.sources import hub as hub_source
+from nautile.data.sources.hub import list_hub_files
 from tests.support.servers.fake_hub import RETRY_AFTER, FakeHub
 
 README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: sample/*\n---\n"
@@ -24,11 +24,11 @@ CHILD = """
 import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
-from common.errors import Retryable
-from common.retry import Backoff
-from configs.ingest import SourceConfig
-from data.sources import hub
-from data.sources.corpus_source import list_files, read_file
+from nautile.common.errors import Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.ingest import SourceConfig
+from nautile.data.sources import hub
+from nautile.data.sources.corpus_source import list_files, read_file
 hub.LISTING_BACKOFF = Backoff(attempts=5, first_s=0.01)
 sleep, longest = time.sleep, float(sys.argv[2])
 time.sleep = lambda seconds: sleep(min(seconds, longest))  # the library's own pauses double up to 8 s

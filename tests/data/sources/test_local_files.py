@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from data.records import BATCH_ROWS, TEXT_COLUMNS, SynthRecord, WebRecord, from_dict, to_batch
-from data.sources import local_files as files
-from data.sources.local_files import (
+from nautile.common.errors import ConfigError
+from nautile.data.records import BATCH_ROWS, TEXT_COLUMNS, SynthRecord, WebRecord, from_dict, to_batch
+from nautile.data.sources import local_files as files
+from nautile.data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
     is_parquet,
@@ -258,8 +258,8 @@ def test_lines_packed_by_any_program(tmp_path, suffix, pack):
 
 @pytest.mark.parametrize("line", [b"", b'{"text": "one"}\n'])
 def test_a_packed_file_without_end_is_refused(tmp_path, monkeypatch, line):
-    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 2**20)
-    monkeypatch.setattr("data.sources.local_files.MAX_LINE", 2**17)
+    monkeypatch.setattr("nautile.data.sources.local_files.unpacked_limit", lambda size: 2**20)
+    monkeypatch.setattr("nautile.data.sources.local_files.MAX_LINE", 2**17)
     path = tmp_path / "bomb.jsonl.bz2"
     path.write_bytes(bz2.compress((line or b"0") * (3 * 2**20 // (len(line) or 1))))
     assert path.stat().st_size < 10_000
@@ -278,8 +278,8 @@ def test_hostile_lines_are_counted(tmp_path, line):
 
 def test_a_text_repeated_by_the_million_takes_the_memory_of_a_few(tmp_path, monkeypatch):
     """A dictionary of one entry: some bytes of Parquet that unpack to any amount of text."""
-    monkeypatch.setattr("data.sources.local_files.LONGEST_BATCH", 5_000_000)
-    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
+    monkeypatch.setattr("nautile.data.sources.local_files.LONGEST_BATCH", 5_000_000)
+    monkeypatch.setattr("nautile.data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
     path, text = tmp_path / "a.parquet", "x" * 1_000_000
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), [text])
     for table in (pa.table({"text": column}), pa.table({"text": pa.array([text] * 40), "url": ["u"] * 40})):
@@ -296,7 +296,7 @@ def test_a_text_repeated_by_the_million_takes_the_memory_of_a_few(tmp_path, monk
 
 
 def test_texts_inside_lists_are_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
+    monkeypatch.setattr("nautile.data.sources.local_files.unpacked_limit", lambda size: 50_000_000)
     path, text = tmp_path / "a.parquet", "x" * 1_000_000
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), [text])
     turns = pa.StructArray.from_arrays([column], names=["content"])

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from configs.base import TaskConfig
-from data.sources.reasoning_gym import problems
+from nautile.configs.base import TaskConfig
+from nautile.data.sources.reasoning_gym import problems
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("chain_sum", "products", "leg_counting", "spell_backward", "gcd", "gsm_symbolic")
 DRAW = f"""
 import itertools, json, sys
 import {{first}}
-from configs.base import TaskConfig
-from data.sources.reasoning_gym import is_correct, problems
+from nautile.configs.base import TaskConfig
+from nautile.data.sources.reasoning_gym import is_correct, problems
 
 tasks = [TaskConfig(name=name) for name in {NAMES!r}]
 drawn = list(itertools.islice(problems(tasks, 5, "train"), 60))

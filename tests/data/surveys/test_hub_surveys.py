@@ -17,9 +17,9 @@ COMMIT = "5b4cd35ab46490c1da1bd2b5a2324d6f871be180"
 READER = """
 import json, sys
 from pathlib import Path
-from common.errors import ConfigError
-from data.surveys.people import read_people
-from data.surveys.reading import load_survey, personas_config
+from nautile.common.errors import ConfigError
+from nautile.data.surveys.people import read_people
+from nautile.data.surveys.reading import load_survey, personas_config
 results = {}
 for name, n in json.loads(sys.argv[1]).items():
     try:

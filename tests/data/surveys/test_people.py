@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from common.files import sha256_of
-from configs.survey import PersonasConfig
-from data.surveys.people import Person, groups_of, persona_text, read_people
-from data.surveys.reading import parse_survey, personas_config
+from nautile.common.errors import ConfigError
+from nautile.common.files import sha256_of
+from nautile.configs.survey import PersonasConfig
+from nautile.data.surveys.people import Person, groups_of, persona_text, read_people
+from nautile.data.surveys.reading import parse_survey, personas_config
 
 PEOPLE = [{"name": "a", "age": 20, "region": "north"}, {"name": "b", "age": 65, "region": "south"}]
 

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from configs.model import TokenizerConfig
-from configs.survey import SimulateConfig
-from data.chat_template import encode_prompt
-from data.surveys.people import Person
-from data.surveys.prompts import SurveyPrompts, option_orders
-from data.surveys.reading import parse_survey
-from data.tokenizer import tokenizer_for
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.survey import SimulateConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.prompts import SurveyPrompts, option_orders
+from nautile.data.surveys.reading import parse_survey
+from nautile.data.tokenizer import tokenizer_for
 
 PERSON = Person("0", {"age": 30, "region": "north"})
 

@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig
-from configs.tune import LabelledDataConfig
-from data.labelled.rows import read_rows
-from data.sources.file_list import SourceFile
-from data.surveys import people, published
-from data.surveys.published import parse_survey
-from data.surveys.reading import choose_people, load_survey, personas_config, read_respondents
-from data.surveys.training import training_rows
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig
+from nautile.configs.tune import LabelledDataConfig
+from nautile.data.labelled.rows import read_rows
+from nautile.data.sources.file_list import SourceFile
+from nautile.data.surveys import people, published
+from nautile.data.surveys.published import parse_survey
+from nautile.data.surveys.reading import choose_people, load_survey, personas_config, read_respondents
+from nautile.data.surveys.training import training_rows
 
 RECORD = {
     "qkey": "FUTR_ABR_W92",

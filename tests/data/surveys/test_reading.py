@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig
-from data.surveys.people import read_people
-from data.surveys.reading import (
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig
+from nautile.data.surveys.people import read_people
+from nautile.data.surveys.reading import (
     MISSING,
     choose_people,
     load_survey,

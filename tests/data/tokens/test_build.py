@@ -10,18 +10,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from data import records as records_module
-from data.records import Rejected, SynthRecord, WebRecord, batched
-from data.screening.contamination import ContaminationIndex, HeldOutQuestion
-from data.screening.corpus_copies import find_copies
-from data.screening.text_hash import in_validation, text_hash
-from data.tokenizer import tokenizer_for
-from data.tokens import build
-from data.tokens.build import pack_file, publish_tokens, write_tokens
-from data.tokens.shards import read_index
-from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.data import records as records_module
+from nautile.data.records import Rejected, SynthRecord, WebRecord, batched
+from nautile.data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from nautile.data.screening.corpus_copies import find_copies
+from nautile.data.screening.text_hash import in_validation, text_hash
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens import build
+from nautile.data.tokens.build import pack_file, publish_tokens, write_tokens
+from nautile.data.tokens.shards import read_index
+from nautile.data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
 from tests.support.samples.shards import Shard
 
 

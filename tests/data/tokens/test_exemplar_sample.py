@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import SynthRecord
-from data.screening.text_hash import text_hash
-from data.sources.local_files import read_jsonl
-from data.tokens.exemplar_sample import (
+from nautile.data.records import SynthRecord
+from nautile.data.screening.text_hash import text_hash
+from nautile.data.sources.local_files import read_jsonl
+from nautile.data.tokens.exemplar_sample import (
     ExemplarSample,
     candidates_per_exercise,
     choose_exemplars,

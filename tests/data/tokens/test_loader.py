@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from configs.training import PhaseConfig
-from data.tokenizer import tokenizer_for
-from data.tokens import row_reader
-from data.tokens.loader import Loader, Mixture
-from data.tokens.packing import FirstFitPacker
-from data.tokens.row_reader import OpenFiles, RowReader
-from data.tokens.shards import OFFSETS, ShardIndex, read_index, write_index, write_shard
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.training import PhaseConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens import row_reader
+from nautile.data.tokens.loader import Loader, Mixture
+from nautile.data.tokens.packing import FirstFitPacker
+from nautile.data.tokens.row_reader import OpenFiles, RowReader
+from nautile.data.tokens.shards import OFFSETS, ShardIndex, read_index, write_index, write_shard
 from tests.support.samples.shards import Shard
 
 ROW = 64
@@ -188,7 +188,7 @@ def test_prompts_that_are_longer_than_their_documents_are_noticed(sources, tmp_p
         content = bytearray(path.read_bytes())
         content[-1] ^= 255  # of the last prompt's length
         path.write_bytes(content)
-    monkeypatch.setattr("data.tokens.loader.DIGEST_LIMIT", -1)  # as of a corpus too large to be read as a whole
+    monkeypatch.setattr("nautile.data.tokens.loader.DIGEST_LIMIT", -1)  # as of a corpus too large to be read as a whole
     chat = loader({"it": folder}, (90 * ROW, {"it": 1}), train_on={"it": "replies"})
     with pytest.raises(ConfigError, match=r"shard .* is damaged \(a prompt is longer than its document\)"):
         [chat.batch(step) for step in range(chat.steps)]

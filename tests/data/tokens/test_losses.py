@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from data.tokens.losses import losses_line
+from nautile.data.tokens.losses import losses_line
 
 
 def test_nothing_is_said_where_nothing_is_lost():

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from common.files import write_atomically
-from configs.model import TokenizerConfig
-from data.records import WebRecord
-from data.tokenizer import tokenizer_for
-from data.tokens.packing import ConcatPacker, FirstFitPacker
-from data.tokens.shards import ShardIndex, read_index, verify_shards, write_index, write_shard
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_atomically
+from nautile.configs.model import TokenizerConfig
+from nautile.data.records import WebRecord
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker
+from nautile.data.tokens.shards import ShardIndex, read_index, verify_shards, write_index, write_shard
 from tests.support.samples.shards import Shard
 
 ROW = 16

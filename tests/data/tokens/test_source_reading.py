@@ -1,6 +1,6 @@
 """What is read of a source, in words: what is not known is said, and is no number."""
 
-from data.tokens.source_reading import SourceReading, reading_line, reading_rows
+from nautile.data.tokens.source_reading import SourceReading, reading_line, reading_rows
 
 KNOWN = SourceReading("replies", fill=0.894, cropped_share=0.0, trained_share=0.4321, epochs=3.207)
 

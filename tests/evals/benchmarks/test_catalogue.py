@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
-from configs.evaluation import BenchmarkChoice
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
-from evals.benchmarks.loading import check_benchmark, items_for
-from evals.running.runner import evaluate
-from evals.scoring.intervals import wilson
-from evals.scoring.scores import score
-from evals.tables import paper_figures as paper
+from nautile.common.errors import ConfigError
+from nautile.configs.evaluation import BenchmarkChoice
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
+from nautile.evals.benchmarks.loading import check_benchmark, items_for
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.intervals import wilson
+from nautile.evals.scoring.scores import score
+from nautile.evals.tables import paper_figures as paper
 
 
 @pytest.fixture(scope="module")

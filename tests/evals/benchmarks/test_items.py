@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from common.errors import Retryable
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem
-from evals.benchmarks import items as benchmark_items
-from evals.benchmarks.items import BenchmarkItem, answer_kind, grade
-from evals.graders.grading import NOT_GRADED
-from evals.running.runner import evaluate
-from rl.rewards import advantages, verifiable
+from nautile.common.errors import Retryable
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.evals.benchmarks import items as benchmark_items
+from nautile.evals.benchmarks.items import BenchmarkItem, answer_kind, grade
+from nautile.evals.graders.grading import NOT_GRADED
+from nautile.evals.running.runner import evaluate
+from nautile.rl.rewards import advantages, verifiable
 
 REPLY = ParsedReply("", "\\boxed{x+1}", True, True)
 

@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, XetDownloadError
 
-from common.errors import ConfigError, Retryable
-from evals.benchmarks.catalogue import BENCHMARKS, items_of
-from evals.benchmarks.loading import read_hub
+from nautile.common.errors import ConfigError, Retryable
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, items_of
+from nautile.evals.benchmarks.loading import read_hub
 from tests.support.servers.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
@@ -31,9 +31,9 @@ configs:
 # The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
 CHILD = """
 import json, sys
-from configs.evaluation import BenchmarkChoice
-from common.errors import ConfigError, Retryable
-from evals.benchmarks.loading import items_for
+from nautile.configs.evaluation import BenchmarkChoice
+from nautile.common.errors import ConfigError, Retryable
+from nautile.evals.benchmarks.loading import items_for
 told = []
 for fields in json.loads(sys.argv[1]):
     try:

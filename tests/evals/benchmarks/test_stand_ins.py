@@ -2,18 +2,18 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
-from configs.base import TaskConfig
-from configs.evaluation import GENERATED_BENCHMARKS, BenchmarkChoice
-from configs.training import ProblemsConfig
-from data.sources.reasoning_gym import problem_split
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.benchmarks.loading import items_for
-from evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
-from evals.graders.instructions import check_known
-from evals.running.likelihood import likelihood_row
-from evals.running.runner import evaluate
-from evals.scoring.scores import score
+from nautile.common.errors import ConfigError
+from nautile.configs.base import TaskConfig
+from nautile.configs.evaluation import GENERATED_BENCHMARKS, BenchmarkChoice
+from nautile.configs.training import ProblemsConfig
+from nautile.data.sources.reasoning_gym import problem_split
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.loading import items_for
+from nautile.evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
+from nautile.evals.graders.instructions import check_known
+from nautile.evals.running.likelihood import likelihood_row
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.scores import score
 
 TASKS = (TaskConfig(name="chain_sum"), TaskConfig(name="spell_backward"), TaskConfig(name="gcd"))
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from configs.labelling import ExtractConfig
-from data.json_schema import entity_schema, schema_validator
-from evals.extraction.checks import ReplyChecker, Span
-from evals.extraction.report import card_of, summary_of
+from nautile.configs.labelling import ExtractConfig
+from nautile.data.json_schema import entity_schema, schema_validator
+from nautile.evals.extraction.checks import ReplyChecker, Span
+from nautile.evals.extraction.report import card_of, summary_of
 
 SCHEMA = {
     "$defs": {"name": {"type": "string", "x-span": True}},

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.graders.answer_forms import equal, is_formula, read
+from nautile.evals.graders.answer_forms import equal, is_formula, read
 
 EQUAL = [
     ("4210_5", "4210_{5}"),

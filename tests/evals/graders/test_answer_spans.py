@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.graders.answer_spans import MOST_SPANS, answer_spans, boxed
+from nautile.evals.graders.answer_spans import MOST_SPANS, answer_spans, boxed
 
 
 @pytest.mark.parametrize("mark", ["#### ", "the answer is "])

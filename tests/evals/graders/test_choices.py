@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.graders import choices
-from evals.graders.grading import grade_choice
+from nautile.evals.graders import choices
+from nautile.evals.graders.grading import grade_choice
 
 OPTIONS = ("knife", "fork", "spoon", "cup")
 

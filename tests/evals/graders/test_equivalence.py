@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from common.errors import Retryable
-from data.chat_template import ParsedReply
-from evals.graders import equivalence as equivalence_module
-from evals.graders.equivalence import Equivalence, grade_math
+from nautile.common.errors import Retryable
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders import equivalence as equivalence_module
+from nautile.evals.graders.equivalence import Equivalence, grade_math
 
 SLOW = "9" * 50 + "^{" + "9" * 50 + "}"
 
@@ -241,7 +241,7 @@ def test_a_process_whose_starter_thread_ended_is_replaced():
 
 @pytest.mark.slow
 def test_a_folder_of_the_same_name_in_the_working_directory_is_not_imported(tmp_path, monkeypatch):
-    for name in ("evals", "common"):
+    for name in ("nautile", "evals"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)

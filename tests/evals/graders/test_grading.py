@@ -2,8 +2,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data.chat_template import ParsedReply
-from evals.graders.grading import grade_choice, grade_exact, grade_number, grade_text, trivia_form
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders.grading import grade_choice, grade_exact, grade_number, grade_text, trivia_form
 
 SPACE = st.text(" \t\n\r\u00a0", max_size=4)
 BITS = [

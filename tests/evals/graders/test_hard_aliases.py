@@ -2,7 +2,7 @@
 
 import pytest
 
-from evals.graders.grading import grade_exact
+from nautile.evals.graders.grading import grade_exact
 
 ALIASES = ("Abraham Lincoln", "Honest Abe", "Lincoln", "16th President", "A. Lincoln")
 

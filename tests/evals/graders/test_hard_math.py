@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.chat_template import ParsedReply
-from evals.graders.equivalence import Equivalence, grade_math
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders.equivalence import Equivalence, grade_math
 
 HALF, ROOT, POLY, PAIR, SET, WORD, COMMA = (
     "\\frac{1}{2}", "\\frac{\\sqrt{3}}{2}", "x^2+2x+1", "\\left( 3, \\frac{\\pi}{2} \\right)", "\\{1,2\\}",

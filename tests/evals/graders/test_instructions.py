@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from data.chat_template import ParsedReply
-from evals.graders.instructions import _registry, are_compatible, check_known, describe, grade_instructions
+from nautile.common.errors import ConfigError
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.graders.instructions import _registry, are_compatible, check_known, describe, grade_instructions
 
 # One answer that keeps each instruction, one that breaks it: every one of IFEval's 25.
 KEPT_AND_BROKEN = {

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from evals.graders.math_answers import candidates
+from nautile.evals.graders.math_answers import candidates
 
 
 @pytest.mark.parametrize(

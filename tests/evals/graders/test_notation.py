@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.graders.notation import same_number, split_at, tidy, written_number
+from nautile.evals.graders.notation import same_number, split_at, tidy, written_number
 
 ALIKE = [
     (r"\dfrac{1}{2}", r"\frac12", r"$\frac{1}{2}$", r"\boxed{\tfrac 12}.", r"\[ \frac{1}{2} \]", r"\frac1{2}", "½"),

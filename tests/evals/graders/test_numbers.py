@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evals.graders import numbers
-from evals.graders.grading import grade_number
+from nautile.evals.graders import numbers
+from nautile.evals.graders.grading import grade_number
 
 # answer, expected, strict, lenient
 HARD = [

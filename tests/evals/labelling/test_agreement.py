@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from evals.labelling.agreement import agreement
-from evals.scoring.intervals import wilson
+from nautile.evals.labelling.agreement import agreement
+from nautile.evals.scoring.intervals import wilson
 
 LABELS = ("a", "b", "c")
 

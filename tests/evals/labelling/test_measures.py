@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
-from evals.labelling.abstention import selective, threshold_for_accuracy, threshold_for_coverage
-from evals.labelling.calibration import (
+from nautile.evals.labelling.abstention import selective, threshold_for_accuracy, threshold_for_coverage
+from nautile.evals.labelling.calibration import (
     SHOWING_ERRORS,
     TEMPERATURES,
     calibration_evidence,
@@ -14,9 +14,9 @@ from evals.labelling.calibration import (
     probabilities,
     reliability,
 )
-from evals.labelling.scores import DRAWS, confusion, intervals, lead, recalls, score_seeds
-from evals.labelling.titles import calibration_note, recall_rows
-from evals.scoring.intervals import wilson
+from nautile.evals.labelling.scores import DRAWS, confusion, intervals, lead, recalls, score_seeds
+from nautile.evals.labelling.titles import calibration_note, recall_rows
+from nautile.evals.scoring.intervals import wilson
 
 
 def sure(confidence, right, labels=2):

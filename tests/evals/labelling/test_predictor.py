@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import ConfigError
-from data.labelled.label_set import LabelSet, write_label_set
-from evals.labelling.predictor import LabelPredictor
+from nautile.common.errors import ConfigError
+from nautile.data.labelled.label_set import LabelSet, write_label_set
+from nautile.evals.labelling.predictor import LabelPredictor
 
 
 def test_a_checkpoint_that_was_not_tuned_for_labels_is_refused(tmp_path):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from data.labelled.rows import LabelledRow
-from evals.labelling.replies import option_baselines, span_scores
+from nautile.data.labelled.rows import LabelledRow
+from nautile.evals.labelling.replies import option_baselines, span_scores
 
 
 def entities(*pairs):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from data.labelled.label_set import LabelSet
-from data.labelled.rows import LabelledRow
-from evals.labelling.tuner import LabelTuner
+from nautile.data.labelled.label_set import LabelSet
+from nautile.data.labelled.rows import LabelledRow
+from nautile.evals.labelling.tuner import LabelTuner
 
 
 def test_the_bias_of_an_arm_is_on_disk_before_the_arm_counts_as_fitted(tmp_path, monkeypatch):

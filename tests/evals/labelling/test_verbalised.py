@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.labelled.prompts import beginning_ids, context_ids, reply_ids
-from data.tokenizer import tokenizer_for
-from evals.labelling.verbalised import label_bias, label_logprobs
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.labelled.prompts import beginning_ids, context_ids, reply_ids
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.labelling.verbalised import label_bias, label_logprobs
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=512))
 

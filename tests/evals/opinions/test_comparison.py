@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from common.errors import ConfigError
-from configs.survey import SimulateConfig
-from data.surveys.people import Person
-from data.surveys.reading import MISSING, Respondents, parse_survey, personas_config
-from evals.opinions import baselines
-from evals.opinions.comparison import Distribution, compare
-from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
-from evals.scoring.intervals import wilson
+from nautile.common.errors import ConfigError
+from nautile.configs.survey import SimulateConfig
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.reading import MISSING, Respondents, parse_survey, personas_config
+from nautile.evals.opinions import baselines
+from nautile.evals.opinions.comparison import Distribution, compare
+from nautile.evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
+from nautile.evals.scoring.intervals import wilson
 
 QUESTIONS = [
     {"name": "more", "text": "More parks?", "options": ["no", "maybe", "yes"], "ordered": True},

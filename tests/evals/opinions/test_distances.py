@@ -5,10 +5,10 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import spearmanr, wasserstein_distance
 
-from data.surveys.people import Person
-from evals.opinions.baselines import majority, predictions
-from evals.opinions.distances import rank_correlation, similarity, steerability, wasserstein
-from evals.opinions.probabilities import position_bias, softmax
+from nautile.data.surveys.people import Person
+from nautile.evals.opinions.baselines import majority, predictions
+from nautile.evals.opinions.distances import rank_correlation, similarity, steerability, wasserstein
+from nautile.evals.opinions.probabilities import position_bias, softmax
 
 
 @pytest.fixture

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from configs.base import OptimizerConfig
-from configs.survey import SimulateConfig
-from configs.tune import LabelledDataConfig
-from data.labelled.prompts import beginning_ids, context_ids, reply_ids
-from data.labelled.rows import _opinion_rows
-from data.labelled.table import Table
-from data.surveys.people import Person
-from data.surveys.reading import Respondents, parse_survey
-from data.surveys.training import training_rows
-from data.tokenizer import tokenizer_for
-from evals.opinions.comparison import compare
-from evals.opinions.probabilities import OpinionScorer
-from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
-from model.weights.files import load_weights, save_weights
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.survey import SimulateConfig
+from nautile.configs.tune import LabelledDataConfig
+from nautile.data.labelled.prompts import beginning_ids, context_ids, reply_ids
+from nautile.data.labelled.rows import _opinion_rows
+from nautile.data.labelled.table import Table
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.reading import Respondents, parse_survey
+from nautile.data.surveys.training import training_rows
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.opinions.comparison import compare
+from nautile.evals.opinions.probabilities import OpinionScorer
+from nautile.model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
+from nautile.model.weights.files import load_weights, save_weights
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 
 SURVEY = {"name": "parks", "title": "Parks", "persona": "{side}", "questions": [

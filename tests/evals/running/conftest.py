@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.model import ModelConfig, TokenizerConfig
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 
 RANKS = 300
 

@@ -6,10 +6,10 @@ It answers sums, writes every question it is asked into LOG, and prints a line a
 import sys
 import time
 
-from data.chat_template import ParsedReply
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.answerers import Answer
-from evals.running.runner import evaluate
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.answerers import Answer
+from nautile.evals.running.runner import evaluate
 
 ITEMS = [BenchmarkItem("sums", n, str(n), f"What is {n} + {n * n}?", "number", str(n + n * n)) for n in range(48)]
 

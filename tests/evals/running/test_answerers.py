@@ -2,19 +2,19 @@ import json
 
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from configs.base import TaskConfig
-from configs.evaluation import EvaluateConfig
-from configs.model import TokenizerConfig
-from configs.training import ProblemsConfig
-from data.chat_template import encode_prompt
-from data.tokenizer import tokenizer_for
-from evals.running import answerers
-from evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
-from model.decoding.buckets import length_buckets
-from tasks.engine.job import Job
-from tasks.evaluate import evaluate, questions
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.configs.base import TaskConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.training import ProblemsConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.running import answerers
+from nautile.evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
+from nautile.model.decoding.buckets import length_buckets
+from nautile.tasks.engine.job import Job
+from nautile.tasks.evaluate import evaluate, questions
 from tests.evals.running.conftest import RANKS
 
 pytestmark = pytest.mark.slow

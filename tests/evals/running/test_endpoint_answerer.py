@@ -2,15 +2,15 @@
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from configs.endpoint import EndpointConfig
-from configs.evaluation import EvaluateConfig
-from data.endpoints.pool import EndpointPool
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.answerers import EndpointAnswerer, SkippedQuestion
-from evals.running.runner import evaluate
-from evals.scoring.scores import score
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.answerers import EndpointAnswerer, SkippedQuestion
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.scores import score
 from tests.support.servers.fake_openai import FakeOpenAI, always, script
 
 ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.evaluation import EvaluateConfig
-from data.tokenizer import tokenizer_for
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
-from evals.running.runner import score_options
-from evals.scoring.scores import likelihood
-from model.decoding.buckets import length_buckets
-from model.decoding.scoring import continuation_logprobs
-from model.loss import masked_logits
-from model.nautile import forward
-from model.weights.files import load_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.evaluation import EvaluateConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
+from nautile.evals.running.runner import score_options
+from nautile.evals.scoring.scores import likelihood
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.model.loss import masked_logits
+from nautile.model.nautile import forward
+from nautile.model.weights.files import load_weights
 
 CONFIG = EvaluateConfig(benchmarks=(), ways=("likelihood",), batch=4)
 

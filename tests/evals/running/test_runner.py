@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from data.chat_template import ParsedReply
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.answerers import Answer, SkippedQuestion
-from evals.running.rows import sample_readings
-from evals.running.runner import evaluate, sample_seed
-from evals.scoring.scores import score
+from nautile.common.errors import ConfigError, Retryable
+from nautile.data.chat_template import ParsedReply
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.answerers import Answer, SkippedQuestion
+from nautile.evals.running.rows import sample_readings
+from nautile.evals.running.runner import evaluate, sample_seed
+from nautile.evals.scoring.scores import score
 
 PROCESS = Path(__file__).with_name("evaluation_process.py")
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from common.errors import ConfigError
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.scoring.comparison import compare, comparison_table
-from evals.scoring.intervals import paired_bootstrap
+from nautile.common.errors import ConfigError
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.scoring.comparison import compare, comparison_table
+from nautile.evals.scoring.intervals import paired_bootstrap
 
 
 def row(benchmark, index, right, **fields):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.scoring.intervals import paired, wilson, wilson_mean
+from nautile.evals.scoring.intervals import paired, wilson, wilson_mean
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from evals.scoring.intervals import LEVEL, holm, paired
-from evals.scoring.over_seeds import lead, lead_of_votes, summary
+from nautile.evals.scoring.intervals import LEVEL, holm, paired
+from nautile.evals.scoring.over_seeds import lead, lead_of_votes, summary
 
 PROBLEMS = 1000
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.runner import evaluate
-from evals.scoring.comparison import best_of, compare, protocol_differences, regressed, scored_benchmarks
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.comparison import best_of, compare, protocol_differences, regressed, scored_benchmarks
 from tests.evals.conftest import Known
 
 ITEMS = [

@@ -1,9 +1,9 @@
 import pytest
 
-from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from evals.scoring.scores import composite, score, summarise
-from evals.tables import paper_figures as paper
-from evals.tables.breakdown import counts_table
+from nautile.evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from nautile.evals.scoring.scores import composite, score, summarise
+from nautile.evals.tables import paper_figures as paper
+from nautile.evals.tables.breakdown import counts_table
 
 
 def rows(name, right, wrong, **fields):

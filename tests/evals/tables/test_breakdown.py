@@ -4,10 +4,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from evals.scoring.scores import summarise
-from evals.tables.breakdown import breakdown
-from evals.tables.results import table_1, table_2
-from evals.tables.svg import table_figure
+from nautile.evals.scoring.scores import summarise
+from nautile.evals.tables.breakdown import breakdown
+from nautile.evals.tables.results import table_1, table_2
+from nautile.evals.tables.svg import table_figure
 
 KEPT = [
     {"instruction": "a:x", "strict": True, "lenient": True},

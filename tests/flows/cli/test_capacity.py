@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from configs.load import load
-from flows.cli import capacity
-from flows.cli import main as cli
-from model.capacity import topology
-from model.capacity.planner import CompiledStep, _largest
-from store.artifacts import Store
+from nautile.configs.load import load
+from nautile.flows.cli import capacity
+from nautile.flows.cli import main as cli
+from nautile.model.capacity import topology
+from nautile.model.capacity.planner import CompiledStep, _largest
+from nautile.store.artifacts import Store
 
 SMALL = """
 extends = "local"

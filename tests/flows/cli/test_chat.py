@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from common.text import visible
-from configs.model import TokenizerConfig
-from flows.cli import main as cli
-from flows.cli.chat import ChatAnswer, converse, heading
-from flows.cli.inspect import add
-from flows.cli.terminal import console_for
-from model.nautile import initialise
-from model.weights.author_layout import author_shapes
-from model.weights.files import load_weights, save_weights
-from store.artifacts import Store
+from nautile.common.text import visible
+from nautile.configs.model import TokenizerConfig
+from nautile.flows.cli import main as cli
+from nautile.flows.cli.chat import ChatAnswer, converse, heading
+from nautile.flows.cli.inspect import add
+from nautile.flows.cli.terminal import console_for
+from nautile.model.nautile import initialise
+from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.store.artifacts import Store
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -102,7 +102,7 @@ def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
             return True
 
     asked = []
-    monkeypatch.setattr("flows.cli.chat.stream_answer", lambda chat, query, *_: asked.append(query))
+    monkeypatch.setattr("nautile.flows.cli.chat.stream_answer", lambda chat, query, *_: asked.append(query))
     monkeypatch.setattr(sys, "stdin", Terminal("/help\n2 + 2\n/what\n/exit\n3 + 3\n"))
     converse(None, console_for(), True, "checkpoint/0123456789ab")
     out = capsys.readouterr().out

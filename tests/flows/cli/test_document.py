@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flows.cli.document.outputs import OUTPUTS, VERSION
-from flows.cli.document.page import document, schema_of
-from flows.cli.many.compare import compare_evaluations
-from flows.operate import questions
-from flows.operate.reconcile import Reconciled
-from store.artifacts import Store
+from nautile.flows.cli.document.outputs import OUTPUTS, VERSION
+from nautile.flows.cli.document.page import document, schema_of
+from nautile.flows.cli.many.compare import compare_evaluations
+from nautile.flows.operate import questions
+from nautile.flows.operate.reconcile import Reconciled
+from nautile.store.artifacts import Store
 from tests.support.samples.evaluations import checkpoint, evaluation
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
@@ -20,7 +20,7 @@ FROZEN = Path(__file__).parent / f"json_{VERSION}.json"  # the schemas of a vers
 
 
 def test_the_page_of_commands_is_current():
-    assert PAGE.read_text(encoding="utf-8") == document(), "python -m flows.cli.document > docs/commands.md"
+    assert PAGE.read_text(encoding="utf-8") == document(), "python -m nautile.flows.cli.document > docs/commands.md"
 
 
 def lost(old: Any, new: Any, path: str) -> list[str]:
@@ -36,7 +36,7 @@ def lost(old: Any, new: Any, path: str) -> list[str]:
 def test_within_a_version_fields_are_only_added():
     old = json.loads(FROZEN.read_text(encoding="utf-8"))
     new = {name: schema_of(output) for name, output in OUTPUTS.items()}
-    assert lost(old, new, "") == [], "raise flows.cli.terminal.JSON_VERSION, and freeze the new schemas"
+    assert lost(old, new, "") == [], "raise nautile.flows.cli.terminal.JSON_VERSION, and freeze the new schemas"
 
 
 def test_a_field_that_is_gone_or_of_another_type_is_noticed():

@@ -14,22 +14,22 @@ import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from common.errors import ConfigError
-from common.files import write_json
-from configs.changes import changed_settings
-from configs.load import load
-from flows.cli import inspect
-from flows.cli.document.outputs import OUTPUTS
-from flows.cli.logs import run_id
-from flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
-from flows.cli.tables import lineage_tree, status_table
-from flows.dag import build_dag
-from flows.operate.services import Service, join_server
-from flows.plans import recorded
-from flows.selection import Selection, prepare_run
-from store.artifacts import QUESTIONS, Store
-from store.events import EventWriter
-from store.manifest import host, now
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.configs.changes import changed_settings
+from nautile.configs.load import load
+from nautile.flows.cli import inspect
+from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.logs import run_id
+from nautile.flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
+from nautile.flows.cli.tables import lineage_tree, status_table
+from nautile.flows.dag import build_dag
+from nautile.flows.operate.services import Service, join_server
+from nautile.flows.plans import recorded
+from nautile.flows.selection import Selection, prepare_run
+from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.events import EventWriter
+from nautile.store.manifest import host, now
 from tests.flows.test_run_state import at, attempt, plan
 from tests.support.samples.stage_store import published
 from tests.support.stages.toy_dag import toy_dag
@@ -93,7 +93,7 @@ def test_a3_before_the_first_run_nothing_is_computed(store, monkeypatch, command
     """All steps of the default configuration were shown as not made, after seconds of imports while runs started."""
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     monkeypatch.setattr(
-        "flows.cli.inspect.status", lambda *_: pytest.fail("the steps of a configuration are asked for")
+        "nautile.flows.cli.inspect.status", lambda *_: pytest.fail("the steps of a configuration are asked for")
     )
     code, out, _ = command_line("status")
     assert code == 0
@@ -197,9 +197,9 @@ def test_b14_runs_say_what_they_changed(store, toy):
 def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line):
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
     service = Service("server", os.getpid(), psutil.Process().create_time(), "http://127.0.0.1:4299/api", "server.log")
-    monkeypatch.setattr("flows.operate.services.up", lambda *_: [service])
-    monkeypatch.setattr("flows.operate.services.url_of", lambda store, name: service.url)
-    monkeypatch.setattr("flows.operate.reconcile.reconcile_if_possible", lambda store: [])
+    monkeypatch.setattr("nautile.flows.operate.services.up", lambda *_: [service])
+    monkeypatch.setattr("nautile.flows.operate.services.url_of", lambda store, name: service.url)
+    monkeypatch.setattr("nautile.flows.operate.reconcile.reconcile_if_possible", lambda store: [])
     monkeypatch.setenv("PREFECT_API_URL", service.url)
     code, out, err = command_line("up", str(TOY))
     assert (code, err) == (0, "")
@@ -208,8 +208,8 @@ def test_b12_up_prints_how_its_server_is_joined(store, monkeypatch, command_line
 
 
 def test_b12_a_run_joins_the_server_that_up_started(store, monkeypatch):
-    monkeypatch.setattr("flows.operate.services.url_of", lambda store, name: "http://127.0.0.1:4299/api")
-    monkeypatch.setattr("flows.operate.prefect_server.healthy", lambda url, timeout_s: True)
+    monkeypatch.setattr("nautile.flows.operate.services.url_of", lambda store, name: "http://127.0.0.1:4299/api")
+    monkeypatch.setattr("nautile.flows.operate.prefect_server.healthy", lambda url, timeout_s: True)
     monkeypatch.setenv("PREFECT_API_URL", "")  # so that what is set below is undone
     monkeypatch.delenv("PREFECT_API_URL")
     assert join_server(store) == os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4299/api"

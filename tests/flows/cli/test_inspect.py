@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from flows.cli import inspect
-from flows.cli.tables import status_table
-from flows.dag import build_dag
-from model.nautile import shapes
-from model.weights.files import load_weights, save_weights
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.engine.staging import write_retry_note
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.flows.cli import inspect
+from nautile.flows.cli.tables import status_table
+from nautile.flows.dag import build_dag
+from nautile.model.nautile import shapes
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine.staging import write_retry_note
 from tests.model.conftest import tiny_config
 from tests.support.samples.stage_store import filled, flip_byte, published
 from tests.support.stages.toy_dag import toy_dag

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import write_json
-from flows.cli import logs
-from flows.cli.logs import choose, follow, last_lines, run_logs
-from flows.cli.watch import state_changes
-from store.artifacts import Store
-from store.manifest import host
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.flows.cli import logs
+from nautile.flows.cli.logs import choose, follow, last_lines, run_logs
+from nautile.flows.cli.watch import state_changes
+from nautile.store.artifacts import Store
+from nautile.store.manifest import host
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.stage_store import key_of
 from tests.support.stages.stage_parent import wait_for
 

@@ -15,11 +15,11 @@ from pydantic import TypeAdapter
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from common.errors import ConfigError
-from common.processes import free_port
-from flows.cli import main as cli
-from flows.cli.document.outputs import OUTPUTS
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.flows.cli import main as cli
+from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.store.artifacts import Store
 from tests.support.samples.stage_store import flip_byte
 from tests.support.stages.toy_cli import ROOT, environment
 from tests.support.stages.toy_stages import HOSTILE, TOY
@@ -41,7 +41,7 @@ def nautile(made, monkeypatch, command_line):
 
 def test_help_imports_nothing_heavy(tmp_path):
     program = (
-        "import sys; from flows.cli import main as cli; sys.argv = ['nautile', '--help']\n"
+        "import sys; from nautile.flows.cli import main as cli; sys.argv = ['nautile', '--help']\n"
         "try: cli.main()\nexcept SystemExit as e: assert not e.code\n"
         "heavy = {'jax', 'prefect', 'duckdb', 'numpy', 'matplotlib', 'tasks', 'store'} & set(sys.modules)\n"
         "assert not heavy, heavy"
@@ -102,7 +102,7 @@ def test_help_groups_the_commands_in_the_order_of_their_use():
 
 
 def test_a_dashboard_for_other_machines_says_that_it_has_no_login(monkeypatch):
-    monkeypatch.setattr("flows.dashboard.command.serve", lambda _command: None)
+    monkeypatch.setattr("nautile.flows.dashboard.command.serve", lambda _command: None)
     port = str(free_port())
     messages = {
         host: CliRunner().invoke(cli.app, ["dashboard", "--host", host, "--port", port]).stderr
@@ -296,7 +296,7 @@ def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile,
     def broken(*arguments):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("flows.cli.inspect.artifacts", broken)
+    monkeypatch.setattr("nautile.flows.cli.inspect.artifacts", broken)
     (tmp_path / "logs").mkdir()
     code, out, err = nautile("artifacts", store=tmp_path)
     assert code == 1
@@ -313,7 +313,7 @@ def test_status_watch_runs_until_it_is_stopped(nautile, monkeypatch):
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.cli.watch.time", SimpleNamespace(sleep=sleep))  # other threads sleep as usual
+    monkeypatch.setattr("nautile.flows.cli.watch.time", SimpleNamespace(sleep=sleep))  # other threads sleep as usual
     code, out, err = nautile("status", str(TOY), "--watch")
     assert (code, err) == (130, "")
     assert out.splitlines().count("pretrain: made") == 1  # without a terminal, only changes are printed
@@ -331,8 +331,8 @@ def test_a_message_has_no_terminal_escapes(nautile):
 @pytest.mark.parametrize(
     ("words", "function"),
     [
-        (("tune", "my.toml", "--force"), "flows.cli.uses.tune.run_tune"),
-        (("distill", "--label", "my.toml", "--force"), "flows.cli.uses.label.label_texts"),
+        (("tune", "my.toml", "--force"), "nautile.flows.cli.uses.tune.run_tune"),
+        (("distill", "--label", "my.toml", "--force"), "nautile.flows.cli.uses.label.label_texts"),
     ],
 )
 def test_a_forced_step_is_resumed_by_force(nautile, monkeypatch, words, function):
@@ -343,7 +343,7 @@ def test_a_forced_step_is_resumed_by_force(nautile, monkeypatch, words, function
         given.extend(arguments)
         raise ConfigError("stopped")
 
-    monkeypatch.setattr("configs.load.load_part", lambda *_: None)
+    monkeypatch.setattr("nautile.configs.load.load_part", lambda *_: None)
     monkeypatch.setattr(function, run)
     assert nautile(*words)[0] == 2
     assert f"nautile {' '.join(words)}" in given

@@ -2,8 +2,8 @@
 
 import pytest
 
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row
 
 
 @pytest.mark.slow

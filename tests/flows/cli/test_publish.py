@@ -12,13 +12,13 @@ import jax
 import pytest
 from huggingface_hub import constants
 
-from common.files import write_json
-from configs.model import TokenizerConfig
-from flows.cli import main as cli
-from model.nautile import initialise
-from model.weights.files import load_weights, save_weights
-from store.artifacts import Store
-from store.manifest import stage_key
+from nautile.common.files import write_json
+from nautile.configs.model import TokenizerConfig
+from nautile.flows.cli import main as cli
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.store.artifacts import Store
+from nautile.store.manifest import stage_key
 from tests.model.conftest import tiny_config
 from tests.support.servers.upload_hub import UploadHub
 from tests.support.stages.toy_cli import environment, start

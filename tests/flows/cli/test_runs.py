@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from common.files import write_json
-from flows.cli import runs
-from store.catalog import Catalog
-from store.manifest import host, now
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.common.files import write_json
+from nautile.flows.cli import runs
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import host, now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.foreign_events import OF_ANOTHER_FORM, PLAN, event_of, write_events
 from tests.support.samples.stage_store import key_of, published
 

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from flows.cli import main as cli
-from model.weights.files import load_weights, save_weights
+from nautile.flows.cli import main as cli
+from nautile.model.weights.files import load_weights, save_weights
 from tests.support.processes.serving import MODEL, NAME, TOKENIZER, save_checkpoint, serving
 
 KEY = "an-open-secret"

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from flows.cli.clean_console import CleanConsole
-from flows.cli.terminal import json_text, print_markdown
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.flows.cli.clean_console import CleanConsole
+from nautile.flows.cli.terminal import json_text, print_markdown
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.stage_store import key_of, published
 
 ESCAPES = (
@@ -65,7 +65,7 @@ def test_line_feeds_tabs_and_letters_of_any_script_stay():
 
 
 def test_a_link_in_markdown_shows_where_it_leads(monkeypatch, capsys):
-    monkeypatch.setattr("flows.cli.terminal.console_for", lambda: CleanConsole(force_terminal=True, width=200))
+    monkeypatch.setattr("nautile.flows.cli.terminal.console_for", lambda: CleanConsole(force_terminal=True, width=200))
     print_markdown("[here](https://elsewhere.invalid)")
     out = capsys.readouterr().out
     assert "\x1b]8" not in out

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import ConfigError
-from configs.schema import RunConfig
-from flows.cli import why
-from flows.dag import build_dag
+from nautile.common.errors import ConfigError
+from nautile.configs.schema import RunConfig
+from nautile.flows.cli import why
+from nautile.flows.dag import build_dag
 from tests.support.stages.toy_dag import toy_dag
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
@@ -70,7 +70,7 @@ def test_one_step_is_chosen_by_its_label(made, toy):
 
 
 def test_an_empty_store_has_nothing_to_compare_with(tmp_path, toy):
-    from store.artifacts import Store
+    from nautile.store.artifacts import Store
 
     rows = why.explain(Store(tmp_path / "none"), toy)
     assert {(row["state"], row["nearest"]) for row in rows} == {("not made", None)}

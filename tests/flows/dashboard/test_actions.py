@@ -8,16 +8,16 @@ import pytest
 from pydantic import TypeAdapter
 from streamlit.testing.v1 import AppTest
 
-from common.errors import ConfigError
-from common.files import write_json
-from flows.cli.document.outputs import OUTPUTS
-from flows.cli.notes import read_note
-from flows.dashboard import shared
-from flows.operate import run_actions
-from store.artifacts import QUESTIONS
-from store.catalog import Catalog
-from store.manifest import host, now
-from tasks.engine.attempt_log import write_row
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.notes import read_note
+from nautile.flows.dashboard import shared
+from nautile.flows.operate import run_actions
+from nautile.store.artifacts import QUESTIONS
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import host, now
+from nautile.tasks.engine.attempt_log import write_row
 from tests.support.pages.parts import literals
 from tests.support.samples.stage_store import key_of
 from tests.support.servers.http_server import FakeServer, json_response
@@ -77,8 +77,8 @@ def waits(store, api):
 
 
 def _draw() -> None:
-    from flows.dashboard import shared
-    from flows.dashboard.runs import overview
+    from nautile.flows.dashboard import shared
+    from nautile.flows.dashboard.runs import overview
 
     overview.page(shared.chosen_run(shared.choose_run(shared.run_titles())))
 

@@ -3,12 +3,12 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from data.labelled.texts import write_rows
-from evals.labelling.classifier import WITHOUT_TEXT, classification_examples, classification_summary
-from evals.labelling.titles import UNTUNED
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.classify import EXAMPLES
+from nautile.data.labelled.texts import write_rows
+from nautile.evals.labelling.classifier import WITHOUT_TEXT, classification_examples, classification_summary
+from nautile.evals.labelling.titles import UNTUNED
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.classify import EXAMPLES
 from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -47,7 +47,7 @@ def shown(tmp_path, monkeypatch):
 
 
 def _draw() -> None:
-    from flows.dashboard.evaluation import classification
+    from nautile.flows.dashboard.evaluation import classification
 
     classification.page(None)
 

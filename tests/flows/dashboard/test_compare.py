@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from common.metrics import metric
-from flows.sweep.arms import read_sweep
-from store.catalog import Catalog
+from nautile.common.metrics import metric
+from nautile.flows.sweep.arms import read_sweep
+from nautile.store.catalog import Catalog
 from tests.support.pages.parts import tables
 from tests.support.stages.toy_stages import TOY
 
 
 def _draw(run: str) -> None:
-    from flows.dashboard import shared
-    from flows.dashboard.runs import compare
+    from nautile.flows.dashboard import shared
+    from nautile.flows.dashboard.runs import compare
 
     compare.page(shared.chosen_run(run))
 

@@ -3,11 +3,11 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from data.labelled.texts import write_rows
-from evals.extraction.checks import REASONS
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.extract import REFUSED
+from nautile.data.labelled.texts import write_rows
+from nautile.evals.extraction.checks import REASONS
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.extract import REFUSED
 from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -54,7 +54,7 @@ def shown(tmp_path, monkeypatch):
 
 
 def _draw() -> None:
-    from flows.dashboard.evaluation import extraction
+    from nautile.flows.dashboard.evaluation import extraction
 
     extraction.page(None)
 

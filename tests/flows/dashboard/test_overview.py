@@ -7,21 +7,21 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from common.files import read_json, write_json
-from flows.dashboard import figures
-from flows.dashboard.runs import ladder
-from flows.dashboard.runs.attention import attention, budgets
-from flows.dashboard.runs.graph import columns_of, drawing, edges_of
-from flows.dashboard.runs.ladder import evaluation_folders, verdict
-from flows.dashboard.runs.table import _minutes, table
-from flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
-from flows.run_state import StepState
-from store.artifacts import QUESTIONS
-from store.catalog import Catalog
-from store.events import EventWriter
-from store.manifest import host, now
-from tasks.engine.attempt_log import write_attempt_row, write_row
-from tasks.engine.staging import LATE_S, write_retry_note
+from nautile.common.files import read_json, write_json
+from nautile.flows.dashboard import figures
+from nautile.flows.dashboard.runs import ladder
+from nautile.flows.dashboard.runs.attention import attention, budgets
+from nautile.flows.dashboard.runs.graph import columns_of, drawing, edges_of
+from nautile.flows.dashboard.runs.ladder import evaluation_folders, verdict
+from nautile.flows.dashboard.runs.table import _minutes, table
+from nautile.flows.dashboard.shared import STATE_MARKS, chosen_run, run_summaries
+from nautile.flows.run_state import StepState
+from nautile.store.artifacts import QUESTIONS
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.store.manifest import host, now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.tasks.engine.staging import LATE_S, write_retry_note
 from tests.support.pages.parts import literals, tables
 from tests.support.samples.stage_store import key_of, published
 
@@ -30,8 +30,8 @@ HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
 def _draw(page: str) -> None:
     """Draw the page as app.py does. Runs inside Streamlit."""
-    from flows.dashboard import shared
-    from flows.dashboard.pages import PAGES
+    from nautile.flows.dashboard import shared
+    from nautile.flows.dashboard.pages import PAGES
 
     PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
 

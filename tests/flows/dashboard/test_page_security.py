@@ -12,11 +12,11 @@ import urllib.request
 import httpx
 import pytest
 
-from common.files import read_json
-from common.processes import free_port
-from evals.tables.results import table_1, table_2, to_html
-from flows.operate.prefect_server import STARTUP_S
-from store.artifacts import Store
+from nautile.common.files import read_json
+from nautile.common.processes import free_port
+from nautile.evals.tables.results import table_1, table_2, to_html
+from nautile.flows.operate.prefect_server import STARTUP_S
+from nautile.store.artifacts import Store
 from tests.support.pages.axe import axe_source, serious_violations
 from tests.support.pages.browser import chromium, save_screenshot, wait_for_page, watch
 from tests.support.samples.hostile_store import FORMS, NAME, make_hostile
@@ -87,7 +87,7 @@ def hostile(tmp_path_factory, made):
 def base(hostile):
     store, _ = hostile
     port = free_port()
-    command = [sys.executable, "-m", "flows.cli.main", "dashboard", "--port", str(port)]
+    command = [sys.executable, "-m", "nautile.flows.cli.main", "dashboard", "--port", str(port)]
     process = subprocess.Popen(command, env=environment(store.root), cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + STARTUP_S

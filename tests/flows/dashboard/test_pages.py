@@ -8,24 +8,24 @@ import prefect
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from common.errors import ConfigError
-from common.processes import free_port
-from evals.tables.results import MISSING, ResultTable
-from flows.dashboard import figures, queries
-from flows.dashboard.artifacts.lineage import graph
-from flows.dashboard.command import arguments
-from flows.dashboard.evaluation.evaluations import history, measured_only
-from flows.dashboard.pages import PAGES
-from flows.dashboard.shared import prefect_link, split_thinking
-from flows.dashboard.training import samples
-from flows.dashboard.training.charts import Display, Line, chart, last_values
-from flows.dashboard.training.curves import HEALTH
-from flows.run_state import MOST_SEARCHED, RUNS
-from store.artifacts import Store
-from store.catalog import Catalog, query_files
-from store.events import EventWriter
-from store.schema import LINEAGE_WITH_CALLS
-from tasks.engine.attempt_log import write_row
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.evals.tables.results import MISSING, ResultTable
+from nautile.flows.dashboard import figures, queries
+from nautile.flows.dashboard.artifacts.lineage import graph
+from nautile.flows.dashboard.command import arguments
+from nautile.flows.dashboard.evaluation.evaluations import history, measured_only
+from nautile.flows.dashboard.pages import PAGES
+from nautile.flows.dashboard.shared import prefect_link, split_thinking
+from nautile.flows.dashboard.training import samples
+from nautile.flows.dashboard.training.charts import Display, Line, chart, last_values
+from nautile.flows.dashboard.training.curves import HEALTH
+from nautile.flows.run_state import MOST_SEARCHED, RUNS
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog, query_files
+from nautile.store.events import EventWriter
+from nautile.store.schema import LINEAGE_WITH_CALLS
+from nautile.tasks.engine.attempt_log import write_row
 from tests.support.pages.parts import cells
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -128,7 +128,7 @@ def test_the_table_above_charts_has_the_last_value_of_each_run_and_its_range():
 
 
 def _choose(names: list[str]) -> None:
-    from flows.dashboard.training import charts
+    from nautile.flows.dashboard.training import charts
 
     charts.choose_metrics(names, "metrics")
 
@@ -314,8 +314,8 @@ def test_thinking_is_split_from_the_answer(text, parts):
 
 def _draw(page: str) -> None:
     """Draw one page as app.py does. Runs inside Streamlit."""
-    from flows.dashboard import shared
-    from flows.dashboard.pages import PAGES
+    from nautile.flows.dashboard import shared
+    from nautile.flows.dashboard.pages import PAGES
 
     PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
 

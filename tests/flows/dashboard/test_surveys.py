@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 from streamlit.testing.v1 import AppTest
 
-from configs.survey import SimulateConfig
-from data.surveys.people import Person
-from data.surveys.reading import parse_survey
-from evals.opinions.comparison import compare
-from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard.evaluation.surveys import distribution, score_rows
-from store.catalog import Catalog
+from nautile.configs.survey import SimulateConfig
+from nautile.data.surveys.people import Person
+from nautile.data.surveys.reading import parse_survey
+from nautile.evals.opinions.comparison import compare
+from nautile.evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
+from nautile.flows.dashboard.evaluation.surveys import distribution, score_rows
+from nautile.store.catalog import Catalog
 from tests.support.pages.parts import literals, tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -49,7 +49,7 @@ def publish(store, content):
 
 
 def _draw() -> None:
-    from flows.dashboard.evaluation import surveys
+    from nautile.flows.dashboard.evaluation import surveys
 
     surveys.page(None)
 

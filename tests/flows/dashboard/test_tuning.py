@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from flows.dashboard.training.tuning import confusion_chart, learning_curves
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.flows.dashboard.training.tuning import confusion_chart, learning_curves
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 from tests.support.pages.parts import tables
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -57,7 +57,7 @@ def store(tmp_path, monkeypatch):
 
 
 def _draw() -> None:
-    from flows.dashboard.training import tuning
+    from nautile.flows.dashboard.training import tuning
 
     tuning.page(None)
 

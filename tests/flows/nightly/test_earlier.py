@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from configs.operation import ScheduleConfig
-from flows.nightly import evaluation as nightly
-from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
+from nautile.configs.operation import ScheduleConfig
+from nautile.flows.nightly import evaluation as nightly
+from nautile.flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
 from tests.support.samples.evaluations import ITEMS, checkpoint, evaluation
 
 

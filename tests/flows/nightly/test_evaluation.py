@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 from tests.support.samples.evaluations import checkpoint, evaluation
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 from tests.support.stages.toy_cli import ROOT, environment
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from flows.nightly.evaluation import evaluation
+from nautile.flows.nightly.evaluation import evaluation
 toy, own = sys.argv[1], Path(sys.argv[2])
 for line in sys.stdin:
     call = json.loads(line)

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from configs.operation import NEWEST, ScheduleConfig
-from flows.dag import build_dag
-from flows.nightly.earlier import find_earlier
-from flows.nightly.evaluation import checkpoint_of
-from flows.nightly.own_checkpoints import executions_of_others
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row
+from nautile.configs.operation import NEWEST, ScheduleConfig
+from nautile.flows.dag import build_dag
+from nautile.flows.nightly.earlier import find_earlier
+from nautile.flows.nightly.evaluation import checkpoint_of
+from nautile.flows.nightly.own_checkpoints import executions_of_others
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row
 from tests.support.samples.evaluations import checkpoint, evaluation
 from tests.support.samples.stage_store import key_of, published
 

@@ -19,17 +19,17 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 
-from common.errors import ConfigError
-from configs.operation import OperationConfig
-from configs.schema import RunConfig
-from flows.dag import build_dag
-from flows.operate import approval
-from flows.operate import questions as questions_module
-from flows.operate.approval import before_step, expected_cost, go_on_with, question_at_budget, was_approved
-from flows.operate.questions import approve, waiting
-from store.artifacts import QUESTIONS, Store
-from store.catalog import Catalog, CatalogBusy
-from store.manifest import host, now
+from nautile.common.errors import ConfigError
+from nautile.configs.operation import OperationConfig
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import build_dag
+from nautile.flows.operate import approval
+from nautile.flows.operate import questions as questions_module
+from nautile.flows.operate.approval import before_step, expected_cost, go_on_with, question_at_budget, was_approved
+from nautile.flows.operate.questions import approve, waiting
+from nautile.store.artifacts import QUESTIONS, Store
+from nautile.store.catalog import Catalog, CatalogBusy
+from nautile.store.manifest import host, now
 from tests.support.servers.http_server import FakeServer, Response, json_response
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import start

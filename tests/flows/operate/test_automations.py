@@ -22,10 +22,10 @@ from prefect.server.utilities.messaging import StopConsumer, create_consumer, cr
 from prefect.settings import PREFECT_API_URL, PREFECT_MESSAGING_BROKER, temporary_settings
 from sqlalchemy.exc import OperationalError
 
-from common.processes import free_port
-from flows.operate import automations, message_broker
-from flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
-from flows.operate.prefect_server import BROKER
+from nautile.common.processes import free_port
+from nautile.flows.operate import automations, message_broker
+from nautile.flows.operate.automations import TAG, WITHOUT_PROCESS, silent_runs
+from nautile.flows.operate.prefect_server import BROKER
 from tests.support.servers.prefect_calls import fetch, request
 from tests.support.servers.prefect_server import running_server, start_server
 

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from common.processes import free_port
-from flows.operate import services
-from flows.operate.questions import waiting
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
+from nautile.common.processes import free_port
+from nautile.flows.operate import services
+from nautile.flows.operate.questions import waiting
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
 from tests.support.pages.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import environment_of_operator

@@ -14,16 +14,16 @@ import pytest
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from common.processes import free_port
-from flows.operate import concurrency, reconcile
-from store.artifacts import Store
-from store.locks import KeyLock
-from tasks.engine import prefect_task
-from tasks.engine.attempt import run_stage
-from tasks.engine.child_process import cancelling
-from tasks.engine.errors import StageCancelled
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext
+from nautile.common.processes import free_port
+from nautile.flows.operate import concurrency, reconcile
+from nautile.store.artifacts import Store
+from nautile.store.locks import KeyLock
+from nautile.tasks.engine import prefect_task
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
 from tests.support.servers.prefect_server import start_server
 from tests.support.stages import stage_sums
@@ -200,7 +200,7 @@ def test_a_step_keeps_its_slot_over_a_server_that_is_killed_and_frees_it_after_i
 def test_a_killed_steps_slot_is_free_within_a_minute(name, prefect_url):
     """Its lease is not renewed: the server gives the slot back, also if it was restarted in between."""
     code = (
-        "import sys, time; from tasks.engine.prefect_task import ServerSlot; slot = ServerSlot(sys.argv[1]);"
+        "import sys, time; from nautile.tasks.engine.prefect_task import ServerSlot; slot = ServerSlot(sys.argv[1]);"
         " print(slot.acquire(), flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, name]

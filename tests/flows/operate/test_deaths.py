@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from common.processes import free_port
-from flows.operate import services
-from flows.operate.questions import approve, waiting
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.common.processes import free_port
+from nautile.flows.operate import services
+from nautile.flows.operate.questions import approve, waiting
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 from tests.support.servers.prefect_calls import fetch, request
 from tests.support.stages.toy_cli import environment_of_operator
 from tests.support.stages.toy_dag import TOY_DAG

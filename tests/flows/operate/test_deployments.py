@@ -11,11 +11,11 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, PREFECT_CLI_COLORS, temporary_settings
 from prefect.testing.cli import CycloptsCliRunner
 
-from common.errors import ConfigError
-from configs.load import load
-from flows.operate.automations import SILENT
-from flows.operate.deployments import POOL, _Runner, deploy_settings, deployments, register
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.flows.operate.automations import SILENT
+from nautile.flows.operate.deployments import POOL, _Runner, deploy_settings, deployments, register
+from nautile.store.artifacts import Store
 from tests.support.servers.prefect_calls import fetch, remove_limits, request
 from tests.support.stages.toy_cli import ROOT, environment
 from tests.support.stages.toy_dag import TOY_DAG
@@ -50,21 +50,21 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
         assert deployment["parameters"].keys() == (ours.parameters or {}).keys()
     schedules = {name: entry["schedules"] for name, entry in registered.items() if entry["schedules"]}
     ((_, (schedule,)),) = schedules.items()
-    assert list(schedules) == ["flows.nightly.evaluation.evaluation"]
+    assert list(schedules) == ["nautile.flows.nightly.evaluation.evaluation"]
     assert schedule["schedule"]["cron"] == local.schedule.cron
     automations = {entry["name"]: entry for entry in fetch(f"{prefect_url}/automations/filter", {})}
     assert SILENT in automations
     limits = {entry["name"]: entry["limit"] for entry in fetch(f"{prefect_url}/v2/concurrency_limits/filter", {})}
     assert {f"nautile-{name}": limit for name, limit in local.resources.limits().items()}.items() <= limits.items()
     automation = automations["nautile: show regressions of local"]
-    (trigger,) = served["flows.nightly.regression.regression"].triggers
+    (trigger,) = served["nautile.flows.nightly.regression.regression"].triggers
     assert automation["trigger"]["expect"] == list(trigger.expect)
     assert automation["trigger"]["match"] == trigger.match.model_dump(mode="json")
     (action,) = automation["actions"]
     assert action["parameters"] == trigger.parameters
 
     # What the operator lists: these failed in the same way, for they send null limits too.
-    run = fetch(f"{prefect_url}/deployments/{registered['flows.pipeline.pipeline']['id']}/create_flow_run", {})
+    run = fetch(f"{prefect_url}/deployments/{registered['nautile.flows.pipeline.pipeline']['id']}/create_flow_run", {})
     for what, shown in (("deployment", "pipeline/"), ("flow-run", run["name"]), ("flow", "held_out")):
         assert shown[:12] in prefect(prefect_url, what, "ls")
     assert POOL in prefect(prefect_url, "work-pool", "ls")

@@ -8,13 +8,13 @@ from typing import get_args
 
 import pytest
 
-from common.processes import free_port
-from configs.schema import RunConfig
-from evals.scoring.scores import title_of
-from flows.operate import notifications
-from flows.operate.notifications import OWN_BUDGETS, finished_text, message, notifying, post_webhook
-from flows.pipeline import StageFailed
-from tasks.engine.progress import StageUpdate, notify
+from nautile.common.processes import free_port
+from nautile.configs.schema import RunConfig
+from nautile.evals.scoring.scores import title_of
+from nautile.flows.operate import notifications
+from nautile.flows.operate.notifications import OWN_BUDGETS, finished_text, message, notifying, post_webhook
+from nautile.flows.pipeline import StageFailed
+from nautile.tasks.engine.progress import StageUpdate, notify
 from tests.support.samples.stage_store import published
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 
@@ -29,7 +29,7 @@ def call(monkeypatch, caplog):
     def call(url):
         monkeypatch.setenv("HOOK", url)
         pauses = []
-        with caplog.at_level(logging.DEBUG, "flows"), caplog.at_level(logging.INFO, "httpx"):
+        with caplog.at_level(logging.DEBUG, "nautile.flows"), caplog.at_level(logging.INFO, "httpx"):
             problem = post_webhook("HOOK", REGRESSION, pauses.append)
         assert SECRET not in f"{problem} {caplog.text}"
         return problem, pauses

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from starlette.responses import JSONResponse
 
-from common.processes import listen
-from flows.operate.own_page import OwnPageOnly
+from nautile.common.processes import listen
+from nautile.flows.operate.own_page import OwnPageOnly
 from tests.support.pages.browser import chromium, playwright
 
 OWN, ELSEWHERE = "http://127.0.0.1:4200", "http://elsewhere.example"

@@ -6,13 +6,13 @@ import time
 import psutil
 import pytest
 
-from common.errors import ConfigError
-from common.processes import free_port
-from configs.load import load
-from flows.operate import services
-from flows.operate.deployments import deployments
-from flows.operate.questions import approve, waiting
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.configs.load import load
+from nautile.flows.operate import services
+from nautile.flows.operate.deployments import deployments
+from nautile.flows.operate.questions import approve, waiting
+from nautile.store.artifacts import Store
 from tests.support.servers.postgres import DATABASE, PASSWORD, binary, postgres
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import environment

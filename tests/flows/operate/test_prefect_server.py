@@ -12,11 +12,11 @@ import httpx
 import pytest
 from pydantic import ValidationError, create_model
 
-from common.errors import ConfigError
-from common.processes import free_port
-from flows.cli.terminal import unexpected
-from flows.operate import prefect_server as prefect_env
-from flows.operate.prefect_faults import api_fault, database_fault, described, last_error, setting_fault
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.flows.cli.terminal import unexpected
+from nautile.flows.operate import prefect_server as prefect_env
+from nautile.flows.operate.prefect_faults import api_fault, database_fault, described, last_error, setting_fault
 from tests.support.servers.http_server import FakeServer, Response, json_response
 from tests.support.stages.toy_cli import nautile
 from tests.support.stages.toy_stages import TOY
@@ -104,7 +104,7 @@ def test_a_run_brings_its_server_along_whatever_folders_and_proxies_there_are(ma
     store, cwd = tmp_path / "store", tmp_path / "work"
     shutil.copytree(made[0].root, store)
     shutil.copytree(prefect_home, store / "prefect")
-    for name in ("common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks"):
+    for name in ("nautile", "common", "configs", "data", "evals", "flows", "model", "rl", "store", "tasks"):
         (cwd / name).mkdir(parents=True)
         (cwd / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
     proxies = {"HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "socks5://127.0.0.1:9", "no_proxy": "a.example"}

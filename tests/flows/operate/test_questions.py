@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from common.files import write_json
-from flows.operate.questions import waiting
-from store.artifacts import QUESTIONS
-from tasks.engine.staging import failure_in_sweep, read_retry_note
+from nautile.common.files import write_json
+from nautile.flows.operate.questions import waiting
+from nautile.store.artifacts import QUESTIONS
+from nautile.tasks.engine.staging import failure_in_sweep, read_retry_note
 from tests.support.samples.stage_store import key_of
 
 NOTE = {

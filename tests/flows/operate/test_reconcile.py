@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from common.errors import ConfigError
-from common.files import write_json
-from flows.operate import reconcile
-from flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
-from store.catalog import Catalog
-from store.manifest import host
-from tasks.engine.attempt_log import write_attempt_row
+from nautile.common.errors import ConfigError
+from nautile.common.files import write_json
+from nautile.flows.operate import reconcile
+from nautile.flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import host
+from nautile.tasks.engine.attempt_log import write_attempt_row
 from tests.support.samples.stage_store import key_of, published
 from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stages.stage_sums import section
@@ -70,7 +70,7 @@ def test_an_attempt_that_ended_meanwhile_keeps_its_end(store, monkeypatch):
         write_attempt_row(store, row | {"state": "failed", "error": "by zero"})
         return acquire(lock)
 
-    monkeypatch.setattr("store.locks.KeyLock.try_acquire", late)
+    monkeypatch.setattr("nautile.store.locks.KeyLock.try_acquire", late)
     assert list(attempts(store)) == []
     assert [row["state"] for row in Catalog(store).query(RUNS)] == ["failed"]
 

@@ -4,8 +4,8 @@ import uuid
 
 import pytest
 
-from store.manifest import now
-from tasks.engine.attempt_log import write_row
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_row
 from tests.support.servers.http_server import FakeServer, Response, json_response
 
 RUN = "9bdd20f2-7a6c-49ae-83fd-8758cc196433"

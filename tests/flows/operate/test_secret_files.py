@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from flows.operate.secret_files import read_secret_files
+from nautile.common.errors import ConfigError
+from nautile.flows.operate.secret_files import read_secret_files
 
 
 @pytest.fixture

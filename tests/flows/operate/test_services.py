@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from common.processes import free_port
-from configs.load import load
-from flows.operate import services
-from flows.operate.deployments import deployments
-from store.artifacts import Store
-from store.catalog import Catalog
+from nautile.common.processes import free_port
+from nautile.configs.load import load
+from nautile.flows.operate import services
+from nautile.flows.operate.deployments import deployments
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
 from tests.support.samples.evaluations import checkpoint, evaluation
 from tests.support.servers.fake_webhook import SECRET, FakeWebhook
 from tests.support.servers.listening import listening

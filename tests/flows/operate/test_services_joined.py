@@ -7,12 +7,12 @@ import stat
 import psutil
 import pytest
 
-from common.errors import ConfigError
-from common.files import read_json, write_json
-from common.processes import is_loopback
-from flows.operate import services
-from flows.operate.prefect_calls import call
-from tasks.engine import prefect_page
+from nautile.common.errors import ConfigError
+from nautile.common.files import read_json, write_json
+from nautile.common.processes import is_loopback
+from nautile.flows.operate import services
+from nautile.flows.operate.prefect_calls import call
+from nautile.tasks.engine import prefect_page
 from tests.support.servers.http_server import FakeServer, json_response
 
 API = "http://192.0.2.7:4200/api"

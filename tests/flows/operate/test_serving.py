@@ -10,7 +10,7 @@ from prefect._internal.observers import FlowRunCancellingObserver
 from prefect.client.schemas.objects import StateType
 from prefect.runner import Runner
 
-from flows.operate import serving
+from nautile.flows.operate import serving
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1:9/api/deployments/get_scheduled_flow_runs")
 

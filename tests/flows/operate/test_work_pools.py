@@ -13,12 +13,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.schema_tools import ValidationError, is_valid_schema, validate
 from prefect.utilities.templating import apply_values
 
-from common.errors import ConfigError
-from configs.load import load
-from flows.dag import build_dag
-from flows.operate.deployments import POOL, job_variables, register
-from store.mirror import open_store
-from tasks.engine.multihost import host_command
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.flows.dag import build_dag
+from nautile.flows.operate.deployments import POOL, job_variables, register
+from nautile.store.mirror import open_store
+from nautile.tasks.engine.multihost import host_command
 from tests.support.samples.document import ShownFile, sections
 from tests.support.servers.prefect_calls import fetch
 from tests.support.stages.toy_cli import ROOT

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.load import load
-from evals.benchmarks.stand_ins import wiki_choice
-from evals.running.likelihood import PROMPT, CheckpointScorer
+from nautile.configs.load import load
+from nautile.evals.benchmarks.stand_ins import wiki_choice
+from nautile.evals.running.likelihood import PROMPT, CheckpointScorer
 from tests.support.processes.serving import CONTEXT, NAME
 from tests.support.stages.toy_cli import ROOT, environment
 

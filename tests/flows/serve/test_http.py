@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from data.chat_template import encode_prompt, parse_completion
-from data.tokenizer import tokenizer_for
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.weights.files import load_weights
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.weights.files import load_weights
 from tests.support.processes.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER
 from tests.support.servers.listening import listening
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from data.chat_template import encode_prompt, parse_completion
-from data.tokenizer import tokenizer_for
-from model.decoding.sampling import Sampling
-from model.runtimes.load import load_runtime
+from nautile.data.chat_template import encode_prompt, parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.runtimes.load import load_runtime
 from tests.model.exports.onnx.conftest import TOKENIZER, exports, weights  # noqa: F401 - fixtures
 from tests.support.processes.serving import NAME, serving
 

@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.serve import http
-from flows.serve.http import GuardedRoute, guarded_app
-from flows.serve.protocol import ChatCompletionRequest, CompletionRequest, invalid_request
+from nautile.flows.serve import http
+from nautile.flows.serve.http import GuardedRoute, guarded_app
+from nautile.flows.serve.protocol import ChatCompletionRequest, CompletionRequest, invalid_request
 
 PLAIN = {"model": "m", "prompt": "x"}
 USER = {"role": "user", "content": "why?"}

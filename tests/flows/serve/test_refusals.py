@@ -12,11 +12,11 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from data.tokenizer import Tokenizer, tokenizer_for
-from flows.operate.own_page import OwnPageOnly
-from flows.serve import http, responses
-from flows.serve.http import ServedModel, application
-from model.decoding.requests import Chunk, Handle
+from nautile.data.tokenizer import Tokenizer, tokenizer_for
+from nautile.flows.operate.own_page import OwnPageOnly
+from nautile.flows.serve import http, responses
+from nautile.flows.serve.http import ServedModel, application
+from nautile.model.decoding.requests import Chunk, Handle
 from tests.support.processes.serving import TOKENIZER
 from tests.support.samples.instant_engine import NAME, InstantEngine, instant_application
 

@@ -6,9 +6,9 @@ import resource
 import pytest
 import uvicorn
 
-from common.processes import listen
-from flows.serve import slow_clients
-from flows.serve.slow_clients import ImpatientProtocol
+from nautile.common.processes import listen
+from nautile.flows.serve import slow_clients
+from nautile.flows.serve.slow_clients import ImpatientProtocol
 
 WHOLE = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 

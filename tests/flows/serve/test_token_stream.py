@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.model import TokenizerConfig
-from data.chat_template import parse_completion
-from data.tokenizer import tokenizer_for
-from flows.serve.token_stream import TokenStream, bytes_of
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import parse_completion
+from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.serve.token_stream import TokenStream, bytes_of
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=256))
 WHOLE = tokenizer_for(TokenizerConfig())

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import changed
-from flows.cli.many.sweep import planned
-from flows.sweep.arms import read_sweep, toml_value
-from flows.sweep.report import saved_sweeps
+from nautile.common.errors import ConfigError
+from nautile.configs.load import changed
+from nautile.flows.cli.many.sweep import planned
+from nautile.flows.sweep.arms import read_sweep, toml_value
+from nautile.flows.sweep.report import saved_sweeps
 from tests.support.samples.evaluations import checkpoint
 from tests.support.stages.toy_cli import ROOT
 from tests.support.stages.toy_stages import TOY

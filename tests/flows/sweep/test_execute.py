@@ -12,10 +12,10 @@ import time
 import psutil
 import pytest
 
-from flows.operate import prefect_server
-from flows.operate.concurrency import SHARED
-from flows.sweep import execute
-from flows.sweep.arms import read_sweep
+from nautile.flows.operate import prefect_server
+from nautile.flows.operate.concurrency import SHARED
+from nautile.flows.sweep import execute
+from nautile.flows.sweep.arms import read_sweep
 from tests.support.stages.toy_stages import TOY
 
 ARMS = '[[arms]]\nname = "as it is"\n[[arms]]\nname = "fewer"\nset = ["self_distill.rounds=2"]\n'

@@ -2,8 +2,8 @@
 
 import pytest
 
-from store.catalog import Catalog
-from tasks.reporting.other_seeds import accuracies_by_seed, recipe_seeds, spread, spread_in_words
+from nautile.store.catalog import Catalog
+from nautile.tasks.reporting.other_seeds import accuracies_by_seed, recipe_seeds, spread, spread_in_words
 from tests.support.samples.recorded_runs import recorded_run
 
 LABEL = "evaluate:reason"

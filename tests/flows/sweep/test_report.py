@@ -8,16 +8,16 @@ import pytest
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from evals.scoring.intervals import paired, wilson
-from evals.scoring.over_seeds import lead, summary
-from flows.cli.document.outputs import OUTPUTS
-from flows.cli.many.sweep import planned, report_view
-from flows.sweep.arms import read_sweep
-from flows.sweep.report import saved_sweeps, sweep_report
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row
+from nautile.evals.scoring.intervals import paired, wilson
+from nautile.evals.scoring.over_seeds import lead, summary
+from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.many.sweep import planned, report_view
+from nautile.flows.sweep.arms import read_sweep
+from nautile.flows.sweep.report import saved_sweeps, sweep_report
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row
 from tests.support.samples.recorded_runs import recorded_run
 from tests.support.samples.stage_store import filled
 from tests.support.stages.toy_stages import TOY

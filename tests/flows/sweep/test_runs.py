@@ -5,16 +5,16 @@ import json
 import pytest
 from pydantic import TypeAdapter
 
-from evals.running.rows import read_rows
-from evals.running.runner import evaluate
-from evals.scoring.comparison import whose_gain
-from flows.cli.document.outputs import OUTPUTS
-from flows.cli.many.compare import runs_named
-from flows.sweep import runs
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.manifest import now
-from tasks.engine.attempt_log import write_row
+from nautile.evals.running.rows import read_rows
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.comparison import whose_gain
+from nautile.flows.cli.document.outputs import OUTPUTS
+from nautile.flows.cli.many.compare import runs_named
+from nautile.flows.sweep import runs
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_row
 from tests.evals.conftest import Known
 from tests.support.samples.evaluations import ITEMS
 from tests.support.samples.stage_store import published

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from model.capacity import block
-from model.capacity.topology import parse_topology
-from model.nautile import initialise, run_blocks
+from nautile.model.capacity import block
+from nautile.model.capacity.topology import parse_topology
+from nautile.model.nautile import initialise, run_blocks
 from tests.model.conftest import tiny_config
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import load
-from model.capacity.estimate import estimate_training, parameters_by_formula
-from model.capacity.topology import GIB, parse_topology
-from model.nautile import parameter_counts
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.model.capacity.estimate import estimate_training, parameters_by_formula
+from nautile.model.capacity.topology import GIB, parse_topology
+from nautile.model.nautile import parameter_counts
 
 PUBLISHED = load("nautile_370m")
 

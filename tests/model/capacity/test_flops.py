@@ -4,9 +4,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs.load import load
-from model.capacity.flops import forward_flops, kernel_work
-from model.layers.mixing.kernels.tile import HeadParameters, SampleFolding, TileInputs, TileState, backward, forward
+from nautile.configs.load import load
+from nautile.model.capacity.flops import forward_flops, kernel_work
+from nautile.model.layers.mixing.kernels.tile import (
+    HeadParameters,
+    SampleFolding,
+    TileInputs,
+    TileState,
+    backward,
+    forward,
+)
 
 CHUNK, HEAD_DIM, SAMPLES = 32, 64, 2
 JOINED = HEAD_DIM * SAMPLES

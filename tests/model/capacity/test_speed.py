@@ -2,13 +2,13 @@
 
 import pytest
 
-from common.errors import ConfigError
-from configs.load import load
-from model.capacity import speed
-from model.capacity.block import Setting
-from model.capacity.compiled import ProgramCost
-from model.capacity.flops import training_flops
-from model.capacity.topology import CHIPS, parse_topology
+from nautile.common.errors import ConfigError
+from nautile.configs.load import load
+from nautile.model.capacity import speed
+from nautile.model.capacity.block import Setting
+from nautile.model.capacity.compiled import ProgramCost
+from nautile.model.capacity.flops import training_flops
+from nautile.model.capacity.topology import CHIPS, parse_topology
 
 CONFIG = load("nautile_370m")
 V4 = CHIPS["v4"]

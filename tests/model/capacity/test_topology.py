@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from model.capacity.topology import CHIPS, parse_topology
+from nautile.common.errors import ConfigError
+from nautile.model.capacity.topology import CHIPS, parse_topology
 
 REPOSITORY = Path(__file__).parents[3]
 

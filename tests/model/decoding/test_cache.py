@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from model.decoding.cache import decode_step, decode_weights, prefill, repack
-from model.decoding.slots import advance, empty_slots
-from model.nautile import forward, initialise
+from nautile.common.errors import ConfigError
+from nautile.model.decoding.cache import decode_step, decode_weights, prefill, repack
+from nautile.model.decoding.slots import advance, empty_slots
+from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
 LENGTHS = [1, 2, 5, 9]

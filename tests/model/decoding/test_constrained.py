@@ -12,18 +12,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.json_schema import bounded_validator, inclusive_bounds, shortest_document
-from data.tokenizer import tokenizer_for
-from model.decoding import slots
-from model.decoding.constrained import Constraint, MaskFailed, mask_words
-from model.decoding.engine import Engine
-from model.decoding.requests import DecodeRequest, RequestFailed
-from model.decoding.sampling import _invert, only_allowed
-from model.decoding.slot_programs import JaxSlots
-from model.loss import masked_logits
-from model.nautile import forward, initialise
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.json_schema import bounded_validator, inclusive_bounds, shortest_document
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding import slots
+from nautile.model.decoding.constrained import Constraint, MaskFailed, mask_words
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.requests import DecodeRequest, RequestFailed
+from nautile.model.decoding.sampling import _invert, only_allowed
+from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.loss import masked_logits
+from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=300))

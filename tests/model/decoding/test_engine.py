@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from model.decoding.buckets import length_buckets
-from model.decoding.engine import Engine
-from model.decoding.generate import Generator
-from model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
-from model.decoding.sampling import Sampling
-from model.decoding.slot_programs import JaxSlots
-from model.loss import masked_logits, token_logprobs
-from model.nautile import forward
+from nautile.common.errors import ConfigError
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.loss import masked_logits, token_logprobs
+from nautile.model.nautile import forward
 
 pytestmark = pytest.mark.slow
 

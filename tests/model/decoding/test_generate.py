@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from model.decoding import lane
-from model.decoding.buckets import length_buckets
-from model.decoding.generate import Generator
-from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import Sampling
-from model.decoding.slot_programs import JaxSlots
-from model.decoding.slots import slot_settings
-from model.loss import masked_logits, token_logprobs
-from model.nautile import forward, initialise
+from nautile.common.errors import ConfigError
+from nautile.model.decoding import lane
+from nautile.model.decoding.buckets import length_buckets
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.slot_programs import JaxSlots
+from nautile.model.decoding.slots import slot_settings
+from nautile.model.loss import masked_logits, token_logprobs
+from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
 pytestmark = pytest.mark.slow

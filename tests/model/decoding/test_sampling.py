@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from model.decoding.sampling import Sampling, draw, draw_each, sample_keys, uniforms
+from nautile.model.decoding.sampling import Sampling, draw, draw_each, sample_keys, uniforms
 
 drawn = jax.jit(draw, static_argnums=2)
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from model.decoding import shared
-from model.decoding.generate import Completion
-from model.processes import share_of
+from nautile.model.decoding import shared
+from nautile.model.decoding.generate import Completion
+from nautile.model.processes import share_of
 
 COMPLETIONS = [
     Completion(np.array([5, 6, 1]), np.array([-0.1, -0.2, -0.3], np.float32), False),

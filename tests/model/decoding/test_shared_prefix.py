@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from model.decoding import shared_prefix
-from model.decoding.scoring import continuation_logprobs
-from model.decoding.shared_prefix import SharedPrefixScorer
-from model.nautile import initialise
+from nautile.common.errors import ConfigError
+from nautile.model.decoding import shared_prefix
+from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.nautile import initialise
 from tests.model.conftest import tiny_config
 
 ROWS = 3

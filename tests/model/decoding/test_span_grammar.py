@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from configs.model import TokenizerConfig
-from data.json_schema import schema_validator
-from data.tokenizer import tokenizer_for
-from evals.extraction.checks import ReplyChecker
-from model.decoding.constrained import Constraint, mask_words
+from nautile.configs.model import TokenizerConfig
+from nautile.data.json_schema import schema_validator
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.extraction.checks import ReplyChecker
+from nautile.model.decoding.constrained import Constraint, mask_words
 
 TOKENIZER = tokenizer_for(TokenizerConfig(ranks=300))
 TEXT = 'He said "two\nkettles" for \\5 é \x01 \u2028 😀, and {"a": "b"} too'

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.model import TokenizerConfig
-from configs.training import RolloutConfig
-from data.sources.reasoning_gym import Problem
-from data.tokenizer import tokenizer_for
-from model.decoding.constrained import Constraint
-from model.decoding.engine import Engine
-from model.decoding.generate import Generator
-from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import Sampling
-from model.decoding.scoring import continuation_logprobs
-from model.decoding.shared_prefix import SharedPrefixScorer
-from model.loss import masked_logits, next_logits, token_logprobs, weighted_loss
-from model.nautile import forward, initialise
-from model.runtimes.load import load_runtime
-from model.weights.files import load_weights, save_weights
-from rl.rollouts import RolloutEngine
+from nautile.configs.model import TokenizerConfig
+from nautile.configs.training import RolloutConfig
+from nautile.data.sources.reasoning_gym import Problem
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.constrained import Constraint
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.model.decoding.shared_prefix import SharedPrefixScorer
+from nautile.model.loss import masked_logits, next_logits, token_logprobs, weighted_loss
+from nautile.model.nautile import forward, initialise
+from nautile.model.runtimes.load import load_runtime
+from nautile.model.weights.files import load_weights, save_weights
+from nautile.rl.rollouts import RolloutEngine
 from tests.model.conftest import packed_rows, tiny_config
 from tests.model.decoding.test_engine import Client
 

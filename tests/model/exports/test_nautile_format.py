@@ -10,17 +10,17 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
-from data.tokenizer import tokenizer_for
-from model.exports.formats import FORMATS
-from model.exports.nautile_format import export_nautile
-from model.exports.tokenizer_files import byte_letters, tokenizer_json
-from model.nautile import initialise
-from model.tuning.head import Head, save_head
-from model.weights.author_import import import_weights
-from model.weights.files import load_weights, save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.labelled.label_set import HEAD, LABELS, LabelSet, read_label_set, write_label_set
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.exports.formats import FORMATS
+from nautile.model.exports.nautile_format import export_nautile
+from nautile.model.exports.tokenizer_files import byte_letters, tokenizer_json
+from nautile.model.nautile import initialise
+from nautile.model.tuning.head import Head, save_head
+from nautile.model.weights.author_import import import_weights
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=600)

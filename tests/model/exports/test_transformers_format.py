@@ -12,14 +12,14 @@ import pytest
 import tokenizers
 from safetensors.numpy import load_file
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.chat_template import encode_prompt, encode_turns
-from data.tokenizer import tokenizer_for
-from model.exports.transformers.export import export_transformers
-from model.nautile import shapes
-from model.weights.author_import import import_weights
-from model.weights.files import load_weights, save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import encode_prompt, encode_turns
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.exports.transformers.export import export_transformers
+from nautile.model.nautile import shapes
+from nautile.model.weights.author_import import import_weights
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -115,7 +115,7 @@ def test_padding_has_the_id_0_and_a_row_of_zeros(exported, checkpoint):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [300, None])
 def test_the_tokenizer_gives_our_ids_plus_one(ranks):
-    from model.exports.tokenizer_files import tokenizer_json
+    from nautile.model.exports.tokenizer_files import tokenizer_json
 
     ours = tokenizer_for(TokenizerConfig() if ranks is None else TokenizerConfig(ranks=ranks))
     theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(ours, padding=True)))

@@ -17,20 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.load import load
-from configs.model import TokenizerConfig
-from data.chat_template import encode_prompt
-from data.tokenizer import tokenizer_for
-from evals.benchmarks.stand_ins import wiki_choice
-from evals.running.likelihood import CheckpointScorer
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.exports.transformers.export import export_transformers
-from model.loss import next_logits, token_logprobs
-from model.nautile import forward, shapes
-from model.weights.author_import import import_weights, load_author_weights
-from model.weights.author_layout import to_author
-from model.weights.files import load_weights, save_weights
+from nautile.configs.load import load
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.tokenizer import tokenizer_for
+from nautile.evals.benchmarks.stand_ins import wiki_choice
+from nautile.evals.running.likelihood import CheckpointScorer
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.exports.transformers.export import export_transformers
+from nautile.model.loss import next_logits, token_logprobs
+from nautile.model.nautile import forward, shapes
+from nautile.model.weights.author_import import import_weights, load_author_weights
+from nautile.model.weights.author_layout import to_author
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import packed_rows, tiny_config
 from tests.support.stages.toy_cli import ROOT
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.layers import attention
+from nautile.model.layers import attention
 
 
 @pytest.mark.parametrize("block", [256, 4])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from model.layers.common import causal_convolution, linear, normals, rms_norm, rope_angles, rotate
+from nautile.model.layers.common import causal_convolution, linear, normals, rms_norm, rope_angles, rotate
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (8, 3)])

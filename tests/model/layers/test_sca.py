@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import ModelConfig
-from model.layers.sca import sca, sca_step, spectrum
-from model.nautile import initialise
+from nautile.configs.model import ModelConfig
+from nautile.model.layers.sca import sca, sca_step, spectrum
+from nautile.model.nautile import initialise
 from tests.model.conftest import tiny_config
 
 

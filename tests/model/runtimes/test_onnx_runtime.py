@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from model.decoding.engine import Engine
-from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import Sampling
-from model.exports.onnx.folder import export_onnx
-from model.runtimes.load import load_runtime
-from model.weights.files import save_weights
+from nautile.common.errors import ConfigError
+from nautile.model.decoding.engine import Engine
+from nautile.model.decoding.requests import DecodeRequest
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.exports.onnx.folder import export_onnx
+from nautile.model.runtimes.load import load_runtime
+from nautile.model.weights.files import save_weights
 from tests.model.conftest import tiny_config
 from tests.model.decoding.test_engine import Client
 from tests.model.decoding.test_unused_ids import preferring_unused

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from common.errors import ConfigError
-from model.exports.onnx.scan import OPERATORS
-from model.runtimes.onnx_runtime import OnnxRuntime
-from model.weights.digests import DIGESTS, write_digests
+from nautile.common.errors import ConfigError
+from nautile.model.exports.onnx.scan import OPERATORS
+from nautile.model.runtimes.onnx_runtime import OnnxRuntime
+from nautile.model.weights.digests import DIGESTS, write_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
 
 FLIPS, CUTS = 24, 6

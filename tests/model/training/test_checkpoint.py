@@ -16,16 +16,16 @@ import pytest
 from orbax.checkpoint import JsonCheckpointHandler
 from safetensors.numpy import load_file, save_file
 
-from common.errors import ConfigError, Retryable
-from configs.base import OptimizerConfig
-from configs.model import TokenizerConfig
-from model.nautile import shapes
-from model.sharding import make_mesh
-from model.training import checkpoint
-from model.training.checkpoint import TrainCheckpoints
-from model.training.gathered_checkpoint import GatheredCheckpoints
-from model.training.optimizer import build
-from model.weights.files import load_weights, save_weights
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.model import TokenizerConfig
+from nautile.model.nautile import shapes
+from nautile.model.sharding import make_mesh
+from nautile.model.training import checkpoint
+from nautile.model.training.checkpoint import TrainCheckpoints
+from nautile.model.training.gathered_checkpoint import GatheredCheckpoints
+from nautile.model.training.optimizer import build
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 from tests.support.samples.stage_store import flip_byte
 
@@ -309,7 +309,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from model.training.checkpoint import TrainCheckpoints
+from nautile.model.training.checkpoint import TrainCheckpoints
 
 class Dies(TrainCheckpoints):
     def _write_digests(self):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import ConfigError
-from model.training.divergence import MIN_LOSSES, DivergenceMonitor, DivergenceState, Rollback
+from nautile.common.errors import ConfigError
+from nautile.model.training.divergence import MIN_LOSSES, DivergenceMonitor, DivergenceState, Rollback
 
 
 def follow(monitor, losses, first=0):

@@ -12,18 +12,18 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from data.tokens.loader import Loader
-from data.tokens.source_reading import reading_line
-from model.capacity.flops import forward_flops, training_flops
-from model.nautile import parameter_counts, shapes
-from model.sharding import make_mesh, put_rows
-from model.training import loop as training
-from model.training.metrics import TrainMetrics
-from model.training.micro_batches import check_rows, rows_at_once
-from model.training.step import BATCH, Program
-from model.weights.files import load_weights
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.data.tokens.loader import Loader
+from nautile.data.tokens.source_reading import reading_line
+from nautile.model.capacity.flops import forward_flops, training_flops
+from nautile.model.nautile import parameter_counts, shapes
+from nautile.model.sharding import make_mesh, put_rows
+from nautile.model.training import loop as training
+from nautile.model.training.metrics import TrainMetrics
+from nautile.model.training.micro_batches import check_rows, rows_at_once
+from nautile.model.training.step import BATCH, Program
+from nautile.model.weights.files import load_weights
 from tests.model.conftest import tiny_config
 from tests.support.processes.training import (
     MODEL,
@@ -264,7 +264,7 @@ def test_bad_batches_are_skipped_also_by_a_run_killed_afterwards(finished, monke
 def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
     """The targets of steps 9 to 11 are noise; one spike in a row is tolerated."""
     root, _, _ = finished
-    monkeypatch.setattr("model.training.divergence.MIN_LOSSES", 4)
+    monkeypatch.setattr("nautile.model.training.divergence.MIN_LOSSES", 4)
     batch = Loader.batch
 
     def with_noise(self, step):

@@ -5,9 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from configs.base import OptimizerConfig
-from model.nautile import shapes
-from model.training.optimizer import applied, build, matrix_axes, schedule
+from nautile.configs.base import OptimizerConfig
+from nautile.model.nautile import shapes
+from nautile.model.training.optimizer import applied, build, matrix_axes, schedule
 from tests.model.conftest import tiny_config
 
 MATRICES = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.processes import free_port
+from nautile.common.processes import free_port
 from tests.support.processes.training import sources
 
 REPOSITORY = Path(__file__).parents[3]

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.base import OptimizerConfig
-from model.decoding.scoring import continuation_logprobs
-from model.tuning.adapters import merge_adapters, new_adapters
-from model.tuning.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
+from nautile.common.errors import ConfigError
+from nautile.configs.base import OptimizerConfig
+from nautile.model.decoding.scoring import continuation_logprobs
+from nautile.model.tuning.adapters import merge_adapters, new_adapters
+from nautile.model.tuning.fine_tune import TuningRow, TuningSettings, batch_of, fine_tune, mean_loss
 
 REPLIES = [TuningRow([3, 10 + i % 2, 5], [[20 + i % 2, 9]]) for i in range(12)]
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, final_learning_rate=1e-2, weight_decay=0.0)
@@ -128,7 +128,7 @@ def test_events_are_on_disk_before_the_checkpoint_that_follows_them(config, para
         def sync(self):
             order.append("sync")
 
-    monkeypatch.setattr("model.tuning.fine_tune.TrainCheckpoints.save", lambda *_: order.append("save"))
+    monkeypatch.setattr("nautile.model.tuning.fine_tune.TrainCheckpoints.save", lambda *_: order.append("save"))
     fine_tune(params, config, REPLIES, settings(), 0, tmp_path, {}, Recorder())
     assert order.count("save") == 2
     assert [before for before, after in pairwise(order) if after == "save"] == ["sync", "sync"]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from common.errors import ConfigError
-from model.nautile import forward
-from model.tuning.features import pooled_states
-from model.tuning.head import Head, fit_head, load_head, save_head
+from nautile.common.errors import ConfigError
+from nautile.model.nautile import forward
+from nautile.model.tuning.features import pooled_states
+from nautile.model.tuning.head import Head, fit_head, load_head, save_head
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from model.loss import masked_logits
-from model.nautile import forward
-from model.weights.author_import import load_author_weights
-from model.weights.author_layout import author_shapes
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.model.loss import masked_logits
+from nautile.model.nautile import forward
+from nautile.model.weights.author_import import load_author_weights
+from nautile.model.weights.author_layout import author_shapes
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from model.nautile import shapes
-from model.weights.files import load_weights, save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.model.nautile import shapes
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 

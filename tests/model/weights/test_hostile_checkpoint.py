@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from model.nautile import shapes
-from model.weights.author_import import load_author_weights
-from model.weights.author_layout import author_shapes
-from model.weights.files import load_weights, save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.model.nautile import shapes
+from nautile.model.weights.author_import import load_author_weights
+from nautile.model.weights.author_layout import author_shapes
+from nautile.model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)

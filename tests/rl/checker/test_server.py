@@ -5,20 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.events import silent
-from configs.endpoint import EndpointConfig
-from configs.training import JudgeConfig
-from data.endpoints.chat_types import ChatFailure, ChatRequest
-from data.endpoints.checker import MODEL
-from data.endpoints.outgoing import fenced
-from data.endpoints.pool import EndpointPool
-from rl.calibration import calibrate
-from rl.checker import marks as marks_module
-from rl.checker.marks import marks
-from rl.checker.server import completion
-from rl.hostile_answers import FORMS, hostile_answer
-from rl.judge import Judge, JudgeItem, JudgeScore
-from rl.rubric import RUBRICS
+from nautile.common.events import silent
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.training import JudgeConfig
+from nautile.data.endpoints.chat_types import ChatFailure, ChatRequest
+from nautile.data.endpoints.checker import MODEL
+from nautile.data.endpoints.outgoing import fenced
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.rl.calibration import calibrate
+from nautile.rl.checker import marks as marks_module
+from nautile.rl.checker.marks import marks
+from nautile.rl.checker.server import completion
+from nautile.rl.hostile_answers import FORMS, hostile_answer
+from nautile.rl.judge import Judge, JudgeItem, JudgeScore
+from nautile.rl.rubric import RUBRICS
 
 (RUBRIC,) = RUBRICS.values()
 SUMS = [JudgeItem(f"What is {n} + 21?", f"{n + 21}", f"{n + 21}", f"{n} + 21 = {n + 21}.") for n in range(100, 112)]

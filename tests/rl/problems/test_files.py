@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from configs.training import ProblemsConfig, ProblemSource
-from data.chat_template import ParsedReply
-from data.sources.reasoning_gym import Problem, problem_split
-from rl.problems.files import check_expressions, check_files, read_problems
-from rl.problems.load import load, load_guard
-from rl.problems.sets import prompt_of
-from rl.rewards import verifiable
+from nautile.common.errors import ConfigError
+from nautile.configs.training import ProblemsConfig, ProblemSource
+from nautile.data.chat_template import ParsedReply
+from nautile.data.sources.reasoning_gym import Problem, problem_split
+from nautile.rl.problems.files import check_expressions, check_files, read_problems
+from nautile.rl.problems.load import load, load_guard
+from nautile.rl.problems.sets import prompt_of
+from nautile.rl.rewards import verifiable
 from tests.rl.conftest import policy
 
 OPTIONS = ["a fork", "a spoon", "a knife"]

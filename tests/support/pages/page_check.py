@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flows.cli.chat import Chat, ChatSettings, answer_as_json
-from model.exports.web.folder import export_web
+from nautile.flows.cli.chat import Chat, ChatSettings, answer_as_json
+from nautile.model.exports.web.folder import export_web
 from tests.support.pages.browser import chromium, watch
 
 

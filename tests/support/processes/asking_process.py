@@ -11,10 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from common.events import silent
-from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import ChatRequest
-from data.endpoints.pool import EndpointPool
+from nautile.common.events import silent
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.endpoints.chat_types import ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
 
 
 def requests(count: int) -> list[ChatRequest]:
@@ -29,9 +29,9 @@ def config(url: str, **fields: object) -> EndpointConfig:
 
 def die_at(moment: str) -> None:
     """Kill this process when a batch job reaches the moment."""
-    from data.endpoints import mistral_client, openai_client
-    from data.endpoints.batch import queue
-    from data.endpoints.reply_cache import ReplyCache
+    from nautile.data.endpoints import mistral_client, openai_client
+    from nautile.data.endpoints.batch import queue
+    from nautile.data.endpoints.reply_cache import ReplyCache
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ Prints a line of JSON for each dtype: the number of kernel calls, and the bytes 
 import json
 import sys
 
-from model.capacity import topology
+from nautile.model.capacity import topology
 
 topology.enable_compilers()  # before JAX is used
 
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model.layers.mixing.operator import mix
-from model.layers.mixing.parts import Operands
+from nautile.model.layers.mixing.operator import mix
+from nautile.model.layers.mixing.parts import Operands
 
 CHIPS = {"tpu": "v4:2x2x1", "gpu": "h100:1"}
 KERNELS = {"tpu": "tpu_custom_call", "gpu": "__gpu$xla.gpu.triton"}

@@ -8,15 +8,15 @@ import json
 import sys
 from pathlib import Path
 
-from common.events import silent
-from configs.distill import DistillConfig, IndexConfig, TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill.run import distill_prompts
-from data.endpoints.pool import EndpointPool
-from data.records import SynthRecord
-from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import ExemplarIndex, build_index
-from data.tokens.exemplar_sample import write_exemplars
+from nautile.common.events import silent
+from nautile.configs.distill import DistillConfig, IndexConfig, TeacherConfig
+from nautile.configs.endpoint import EndpointConfig
+from nautile.data.distill.run import distill_prompts
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.data.records import SynthRecord
+from nautile.data.retrieval.embedders import Encoder
+from nautile.data.retrieval.exemplar_index import ExemplarIndex, build_index
+from nautile.data.tokens.exemplar_sample import write_exemplars
 
 PRICES = (0.5, 1.5)  # dollars per million tokens in and out
 QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?")

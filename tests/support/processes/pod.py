@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 
-from common.errors import Retryable
-from common.processes import relax_collector
-from configs.training import PretrainConfig
-from model.compile_cache import keep_on_every_process
-from model.training import loop
+from nautile.common.errors import Retryable
+from nautile.common.processes import relax_collector
+from nautile.configs.training import PretrainConfig
+from nautile.model.compile_cache import keep_on_every_process
+from nautile.model.training import loop
 from tests.support.processes.training import run, settings, shared_programs
 
 

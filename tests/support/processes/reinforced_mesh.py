@@ -12,22 +12,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.processes import relax_collector
-from configs.base import OptimizerConfig
-from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
-from data.tokenizer import tokenizer_for
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.nautile import initialise
-from model.sharding import make_mesh
-from rl import self_distillation
-from rl.capacity import estimate_memory
-from rl.learner import Learner
-from rl.objective_registry import Balance
-from rl.problems.load import load
-from rl.rewards import advantages
-from rl.rollouts import RolloutEngine
-from rl.stage_inputs import StageInputs
+from nautile.common.processes import relax_collector
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.nautile import initialise
+from nautile.model.sharding import make_mesh
+from nautile.rl import self_distillation
+from nautile.rl.capacity import estimate_memory
+from nautile.rl.learner import Learner
+from nautile.rl.objective_registry import Balance
+from nautile.rl.problems.load import load
+from nautile.rl.rewards import advantages
+from nautile.rl.rollouts import RolloutEngine
+from nautile.rl.stage_inputs import StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)

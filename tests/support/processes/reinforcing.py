@@ -9,21 +9,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.events import Emit, silent
-from common.processes import relax_collector
-from common.retry import Backoff
-from configs.endpoint import EndpointConfig
-from configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.pool import EndpointPool
-from model.nautile import initialise
-from model.weights.files import save_weights
-from rl.judge import Judge
-from rl.learner import Learner
-from rl.problems.load import load, load_guard
-from rl.reinforce import Reinforcement, reinforce
-from rl.stage_inputs import StageInputs
-from tasks.align import JudgeScorer
+from nautile.common.events import Emit, silent
+from nautile.common.processes import relax_collector
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import EndpointConfig
+from nautile.configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
+from nautile.rl.judge import Judge
+from nautile.rl.learner import Learner
+from nautile.rl.problems.load import load, load_guard
+from nautile.rl.reinforce import Reinforcement, reinforce
+from nautile.rl.stage_inputs import StageInputs
+from nautile.tasks.align import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 JUDGE = JudgeConfig(endpoint="judge")

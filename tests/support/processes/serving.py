@@ -14,9 +14,9 @@ import httpx
 import jax
 from openai import OpenAI
 
-from configs.model import TokenizerConfig
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.configs.model import TokenizerConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 from tests.model.conftest import tiny_config
 from tests.support.stages.toy_cli import ROOT, environment
 
@@ -65,7 +65,17 @@ def serving(
     checkpoint: Path, store: Path, *options: object, port: int = 0, slots: int = SLOTS, queue: int = QUEUE, **env: str
 ) -> Iterator[Server]:
     """Start the server and wait until its programs are compiled; at the end it is killed if it still runs."""
-    command = [sys.executable, "-m", "flows.cli.main", "serve", str(checkpoint), "--port", str(port), "--name", NAME]
+    command = [
+        sys.executable,
+        "-m",
+        "nautile.flows.cli.main",
+        "serve",
+        str(checkpoint),
+        "--port",
+        str(port),
+        "--name",
+        NAME,
+    ]
     command += ["--slots", str(slots), "--queue", str(queue), *map(str, options)]
     log = (store.parent / f"{store.name}.log").open("a")
     process = subprocess.Popen(

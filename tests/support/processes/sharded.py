@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.processes import relax_collector
-from data.tokens.loader import Loader
-from model.sharding import make_mesh, put_rows
-from model.training.checkpoint import TrainCheckpoints
-from model.training.step import BATCH, Program, TrainState
+from nautile.common.processes import relax_collector
+from nautile.data.tokens.loader import Loader
+from nautile.model.sharding import make_mesh, put_rows
+from nautile.model.training.checkpoint import TrainCheckpoints
+from nautile.model.training.step import BATCH, Program, TrainState
 from tests.support.processes.training import MODEL, ROW, TOKENIZER, settings, sources
 
 ROWS = 16

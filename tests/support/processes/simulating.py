@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tasks.simulate
-from common.events import silent
-from configs.survey import SimulateConfig
-from data.surveys.prompts import option_orders
-from data.surveys.reading import parse_survey
-from evals.opinions.probabilities import Opinion
-from tasks.engine.job import Job
+from nautile.common.events import silent
+from nautile.configs.survey import SimulateConfig
+from nautile.data.surveys.prompts import option_orders
+from nautile.data.surveys.reading import parse_survey
+from nautile.evals.opinions.probabilities import Opinion
+from nautile.tasks import simulate as simulate_task
+from nautile.tasks.engine.job import Job
 
 PEOPLE = 150  # more than two chunks
 SURVEY = {
@@ -74,9 +74,9 @@ def job(folder: Path, **fields: object) -> Job:
 def simulate(folder: Path, **fields: object) -> Path:
     """Run the stage; the folder of its artifact. `fields`: of the survey."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.simulate, "OpinionScorer", CountingScorer)
+        patch.setattr(simulate_task, "OpinionScorer", CountingScorer)
         running = job(folder, **fields)
-        tasks.simulate.simulate.work(running)
+        simulate_task.simulate.work(running)
     return running.output("opinions")
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.operation import TelemetryConfig
-from store.artifacts import Store
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.stage import RunContext
+from nautile.configs.operation import TelemetryConfig
+from nautile.store.artifacts import Store
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_sums import section, sums
 
 BLOCK = 32768  # bytes; a record of W&B's file may be cut at its end (LevelDB's log format)

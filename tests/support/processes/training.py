@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from common.events import Emit, silent
-from common.processes import relax_collector
-from configs.base import TrainOn, canonical
-from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PretrainConfig
-from data.tokenizer import tokenizer_for
-from data.tokens.packing import ConcatPacker, FirstFitPacker
-from data.tokens.shards import ShardIndex, write_index, write_shard
-from model.training.loop import Pretraining, train
-from model.training.step import Program
+from nautile.common.events import Emit, silent
+from nautile.common.processes import relax_collector
+from nautile.configs.base import TrainOn, canonical
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.configs.training import PretrainConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.data.tokens.packing import ConcatPacker, FirstFitPacker
+from nautile.data.tokens.shards import ShardIndex, write_index, write_shard
+from nautile.model.training.loop import Pretraining, train
+from nautile.model.training.step import Program
 
 TOKENIZER = TokenizerConfig(ranks=256)
 ROW = 32

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from tasks.engine.child_main import obey_launcher
+from nautile.tasks.engine.child_main import obey_launcher
 
 if __name__ == "__main__":
     obey_launcher()

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 
-from configs.schema import RunConfig
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.runner import evaluate
-from evals.scoring.scores import summarise
-from flows.dag import evaluate_section
-from store.artifacts import Artifact, Store
-from store.manifest import stage_key
-from tasks.evaluate import evaluate as evaluate_stage
+from nautile.configs.schema import RunConfig
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.runner import evaluate
+from nautile.evals.scoring.scores import summarise
+from nautile.flows.dag import evaluate_section
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.manifest import stage_key
+from nautile.tasks.evaluate import evaluate as evaluate_stage
 from tests.evals.conftest import Known
 
 ITEMS = [

@@ -3,14 +3,14 @@
 import itertools
 from pathlib import Path
 
-from common.events import silent
-from configs.base import TaskConfig
-from configs.distill import IndexConfig
-from data.sources.corpus_source import synth_record
-from data.sources.reasoning_gym import problems
-from data.tokens.exemplar_sample import write_exemplars
-from tasks.engine.job import Job
-from tasks.index import index
+from nautile.common.events import silent
+from nautile.configs.base import TaskConfig
+from nautile.configs.distill import IndexConfig
+from nautile.data.sources.corpus_source import synth_record
+from nautile.data.sources.reasoning_gym import problems
+from nautile.data.tokens.exemplar_sample import write_exemplars
+from nautile.tasks.engine.job import Job
+from nautile.tasks.index import index
 
 
 def index_exemplars(folder: Path, config: IndexConfig | None = None) -> Path:

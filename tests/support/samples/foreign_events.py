@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 
 PLAN: dict[str, Any] = {
     "id": "p",

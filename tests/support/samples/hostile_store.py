@@ -6,12 +6,12 @@ Their scripts and event handlers call `struck`; their links and pictures point a
 from pathlib import Path
 from typing import Any
 
-from common.files import read_json, write_json
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
-from store.manifest import now, with_seal
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.common.files import read_json, write_json
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.store.manifest import now, with_seal
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 
 ELSEWHERE = "http://elsewhere.invalid"
 FORMS = (

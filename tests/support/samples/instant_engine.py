@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from configs.model import TokenizerConfig
-from data.tokenizer import tokenizer_for
-from flows.serve.http import ServedModel, application
-from model.decoding.engine import Engine, Listener
-from model.decoding.requests import Chunk, DecodeRequest, Handle, PromptScores
+from nautile.configs.model import TokenizerConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.flows.serve.http import ServedModel, application
+from nautile.model.decoding.engine import Engine, Listener
+from nautile.model.decoding.requests import Chunk, DecodeRequest, Handle, PromptScores
 
 TOKENIZER = TokenizerConfig(ranks=256)
 NAME = "checkpoint/0123456789ab"

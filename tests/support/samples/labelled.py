@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from configs.model import ModelConfig, TokenizerConfig
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.configs.model import ModelConfig, TokenizerConfig
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 
 TOKENIZER = TokenizerConfig(ranks=512)
 MODEL = ModelConfig(

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.distill.parse_reply import ParsedDocument
-from data.distill.prompts import Prompt
+from nautile.data.distill.parse_reply import ParsedDocument
+from nautile.data.distill.prompts import Prompt
 
 PASSAGE = "A hat is a head covering worn for protection since 1800."
 LEAKS = [  # text of a document, whether its teacher was given a passage

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from store.artifacts import Store
-from store.events import EventWriter
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.store.artifacts import Store
+from nautile.store.events import EventWriter
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 
 
 def recorded_run(

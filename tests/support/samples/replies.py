@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data.endpoints.reply_cache import SHARDS
+from nautile.data.endpoints.reply_cache import SHARDS
 
 
 def reply_rows(folder: Path, model: str = "fake") -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.tokens.shards import ShardEntry, ShardIndex, count_type, token_type
+from nautile.data.tokens.shards import ShardEntry, ShardIndex, count_type, token_type
 
 
 class Shard:

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from store.artifacts import Artifact, Store
-from store.manifest import with_seal
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.manifest import with_seal
 
 
 def key_of(word: str) -> str:

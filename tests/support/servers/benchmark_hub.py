@@ -14,16 +14,16 @@ from typing import Any, Literal
 import pyarrow
 import pyarrow.parquet
 
-from evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
 from tests.support.servers.fake_hub import ACCEPTED, FakeHub
 from tests.support.servers.http_server import FakeServer, Request, Response
 
 # The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own.
 READER = """
 import json, sys
-from common.errors import ConfigError, Retryable
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.benchmarks.loading import read_hub
+from nautile.common.errors import ConfigError, Retryable
+from nautile.evals.benchmarks.catalogue import BENCHMARKS
+from nautile.evals.benchmarks.loading import read_hub
 results = {}
 for name, fields in json.loads(sys.argv[1]).items():
     from dataclasses import replace

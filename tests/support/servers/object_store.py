@@ -84,7 +84,7 @@ class CuttingProxy:
 
 
 def main(root: str) -> None:
-    from store.mirror import open_store
+    from nautile.store.mirror import open_store
 
     sys.stdout.write("ready\n")
     sys.stdout.flush()

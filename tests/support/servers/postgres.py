@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.processes import free_port
+from nautile.common.processes import free_port
 
 PASSWORD = "planted/5772156649@01532"  # with what an address has to encode
 DATABASE = "PREFECT_SERVER_DATABASE_"

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from common.retry import Backoff, retry
+from nautile.common.retry import Backoff, retry
 
 BACKOFF = Backoff(give_up_s=300.0, first_s=0.2, longest_s=5.0)
 TIMEOUT_S = 120.0  # a call that timed out may have had its effect, so it is not repeated

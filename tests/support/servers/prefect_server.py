@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.processes import free_port
-from flows.operate.prefect_server import healthy
+from nautile.common.processes import free_port
+from nautile.flows.operate.prefect_server import healthy
 from tests.support.servers.prefect_calls import LOGINS
 from tests.support.stages.toy_cli import ROOT, environment
 
@@ -44,7 +44,7 @@ def running_server(home: Path, login: str = "", settings: Mapping[str, str] = {}
 def start_server(home: Path, port: int, settings: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
     """Start a server at that port and wait until it answers. Its files are in `home`."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+        [sys.executable, "-m", "nautile.flows.operate.prefect_server", str(port), str(os.getpid())],
         env=environment(home, **{"PREFECT_HOME": str(home), **_LEAN, **settings}),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

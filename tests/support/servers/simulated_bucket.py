@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.files import parse_json
+from nautile.common.files import parse_json
 
 
 class Bucket:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from common.errors import ConfigError
-from tasks.engine.fanout.items import Markers, process_item, write_item_list
-from tasks.engine.job import Job
-from tasks.engine.stage import Stage
+from nautile.common.errors import ConfigError
+from nautile.tasks.engine.fanout.items import Markers, process_item, write_item_list
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import Stage
 
 
 def run_in_process(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:

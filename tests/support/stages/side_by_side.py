@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 PATIENCE_S = 120.0
 

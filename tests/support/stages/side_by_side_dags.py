@@ -1,7 +1,7 @@
 """DAGs over the stage of `tests.support.stages.side_by_side`, apart from it as its child processes import that file."""
 
-from configs.schema import RunConfig
-from flows.dag import Need, Step
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Need, Step
 from tests.support.stages.side_by_side import marked, section
 
 

@@ -18,19 +18,19 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from store import lease as leases
-from store import remote as remotes
-from store import staging_mirror
-from store.garbage import collect, find_garbage
-from store.manifest import checked_manifest
-from store.mirror import MirroredStore
-from tasks.engine import attempt
-from tasks.engine.attempt import run_stage
-from tasks.engine.attempt_log import AttemptLog
-from tasks.engine.errors import StageCrash
-from tasks.engine.stage import RunContext, Stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.store import lease as leases
+from nautile.store import remote as remotes
+from nautile.store import staging_mirror
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.manifest import checked_manifest
+from nautile.store.mirror import MirroredStore
+from nautile.tasks.engine import attempt
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.attempt_log import AttemptLog
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.stage import RunContext, Stage
 from tests.support.servers.simulated_bucket import Bucket, BucketView, sha256
 
 URL = "s3://simulated/run"
@@ -212,9 +212,9 @@ class World:
         patch.setattr(remotes.Remote, "_filesystem", property(lambda remote: (world.machine().view, "simulated/run")))
         patch.setattr(remotes.Remote, "map", lambda remote, function, items: [function(item) for item in items])
         # Locks between the threads of a process; here these are of several machines.
-        patch.setattr("store.mirror._sending_events", nullcontext())
-        patch.setattr("tasks.engine.attempt_log._uploading", nullcontext())
-        patch.setattr("store.artifacts.now", lambda: world.wall_clock())
+        patch.setattr("nautile.store.mirror._sending_events", nullcontext())
+        patch.setattr("nautile.tasks.engine.attempt_log._uploading", nullcontext())
+        patch.setattr("nautile.store.artifacts.now", lambda: world.wall_clock())
         patch.setattr(attempt, "pause", lambda seconds: turn("wait"))
         patch.setattr(attempt._Attempt, "_work", work)
         patch.setattr(attempt._Attempt, "_forwarder", lambda self, staging: None)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
 from tests.support.samples.stage_store import filled, key_of
 
 ROOT = Path(__file__).resolve().parents[3]

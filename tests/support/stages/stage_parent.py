@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_sums import sums
 
 ROOT = Path(__file__).resolve().parents[3]

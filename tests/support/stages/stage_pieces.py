@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from common.files import write_text
-from configs.base import Section
-from tasks.engine.fanout.items import FanOut, finished_items, skipped_items
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.files import write_text
+from nautile.configs.base import Section
+from nautile.tasks.engine.fanout.items import FanOut, finished_items, skipped_items
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 class Pieces(Section):
@@ -82,9 +82,9 @@ def pieces(job: Job) -> None:
 
 PARENT = """
 import json, sys
-from configs.schema import LaunchConfig
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.configs.schema import LaunchConfig
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import pieces
 launch = LaunchConfig(workers=int(sys.argv[3]))
 try:

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
 
 
 @stage("psum", version=1, outputs=("numbers",), accelerator=True, multihost=True)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from model.processes import on_first
-from tasks.align import align
-from tasks.engine.job import Job
-from tasks.engine.stage import stage
-from tasks.self_distill import self_distill
+from nautile.model.processes import on_first
+from nautile.tasks.align import align
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import stage
+from nautile.tasks.self_distill import self_distill
 
 
 @stage(
@@ -18,7 +18,7 @@ def reinforced(job: Job) -> None:
 
     It takes every second completion for right by its length, for a random policy solves nothing.
     """
-    from rl import self_distillation
+    from nautile.rl import self_distillation
 
     self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
     align.work(job)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from configs.base import Section
-from tasks.engine.job import Job
-from tasks.engine.stage import Stage, stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.base import Section
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import Stage, stage
 
 
 class Sums(Section):

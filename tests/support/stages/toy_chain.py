@@ -3,14 +3,14 @@
 import uuid
 from pathlib import Path
 
-from common.files import read_json
-from configs.schema import RunConfig
-from flows.dag import Step, build_dag
-from store.artifacts import Artifact, Store
-from store.events import EventWriter
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row
-from tasks.engine.job import Job
+from nautile.common.files import read_json
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step, build_dag
+from nautile.store.artifacts import Artifact, Store
+from nautile.store.events import EventWriter
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row
+from nautile.tasks.engine.job import Job
 from tests.support.stages.toy_dag import toy_dag
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.processes import module_command
+from nautile.common.processes import module_command
 from tests.support.stages.toy_dag import TOY_DAG
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ def environment_of_operator(store: Path, **more: str) -> Iterator[None]:
 def start(*arguments: str, store: Path, cwd: Path, **more: str) -> subprocess.Popen[str]:
     """Start it, in a session of its own."""
     return subprocess.Popen(
-        module_command("flows.cli.main", *arguments),  # as the console script: without the working directory
+        module_command("nautile.flows.cli.main", *arguments),  # as the console script: without the working directory
         env=environment(store, **TOY_DAG | more),
         cwd=cwd,
         text=True,

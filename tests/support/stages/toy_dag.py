@@ -5,8 +5,8 @@ Apart from them because their child processes import that file: this one imports
 
 from dataclasses import replace
 
-from configs.schema import RunConfig
-from flows.dag import Step, all_outputs, pipeline_steps
+from nautile.configs.schema import RunConfig
+from nautile.flows.dag import Step, all_outputs, pipeline_steps
 from tests.support.stages.toy_stages import toy_stage
 
 TOY_DAG = {"NAUTILE_DAG": "tests.support.stages.toy_dag:toy_dag"}  # for the environment of a process

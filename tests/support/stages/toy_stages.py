@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, Retryable
-from tasks.engine.job import Job
-from tasks.engine.stage import Stage, stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import Stage, stage
 
 TOY = Path(__file__).with_name("toy.toml")
 HOSTILE = "<script>alert(1)</script> \x1b[31mred ``` **bold** [/bold]"

@@ -2,10 +2,10 @@
 
 import json
 
-from store.artifacts import Store
-from store.events import EventWriter
-from store.manifest import now
-from tasks.engine.attempt_log import write_attempt_row, write_row
+from nautile.store.artifacts import Store
+from nautile.store.events import EventWriter
+from nautile.store.manifest import now
+from nautile.tasks.engine.attempt_log import write_attempt_row, write_row
 from tests.support.samples.stage_store import filled, key_of
 
 RUN = "b0b0b0b0-1111"

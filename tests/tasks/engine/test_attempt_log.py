@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from store.catalog import SLICE, Catalog
-from store.events import EventWriter
-from store.mirror import MirroredStore
-from tasks.engine import attempt, attempt_log
-from tasks.engine.attempt import run_stage
-from tasks.engine.attempt_log import AttemptLog
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext
+from nautile.store.catalog import SLICE, Catalog
+from nautile.store.events import EventWriter
+from nautile.store.mirror import MirroredStore
+from nautile.tasks.engine import attempt, attempt_log
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.attempt_log import AttemptLog
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_sums import section, sums
 
 

@@ -6,9 +6,9 @@ from contextvars import copy_context
 
 import pytest
 
-from common.processes import thread_beside
-from tasks.engine.child_process import cancelling, pause
-from tasks.engine.errors import StageCancelled
+from nautile.common.processes import thread_beside
+from nautile.tasks.engine.child_process import cancelling, pause
+from nautile.tasks.engine.errors import StageCancelled
 
 
 class Run:

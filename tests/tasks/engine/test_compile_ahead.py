@@ -10,18 +10,18 @@ from unittest.mock import MagicMock
 import jax
 import pytest
 
-from configs.base import OptimizerConfig
-from configs.load import load
-from configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
-from flows.compile_ahead import compiling_ahead, request_of
-from flows.dag import build_dag
-from model.nautile import initialise
-from model.weights.files import save_weights
-from tasks.engine import compile_ahead
-from tasks.engine.compile_ahead import rehearse
-from tasks.engine.job import Job
-from tasks.reason import reason
-from tasks.self_distill import self_distill
+from nautile.configs.base import OptimizerConfig
+from nautile.configs.load import load
+from nautile.configs.training import ProblemsConfig, ReasonConfig, RolloutConfig, SelfDistillConfig
+from nautile.flows.compile_ahead import compiling_ahead, request_of
+from nautile.flows.dag import build_dag
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
+from nautile.tasks.engine import compile_ahead
+from nautile.tasks.engine.compile_ahead import rehearse
+from nautile.tasks.engine.job import Job
+from nautile.tasks.reason import reason
+from nautile.tasks.self_distill import self_distill
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 # The programs that take long to compile; what is traced for a shape only, or compiled in no time, is not counted.
@@ -61,8 +61,8 @@ def compiled(caplog):
 @pytest.mark.parametrize("stage", SECTIONS)
 def test_a_stage_compiles_nothing_that_was_not_compiled_ahead(stage, compiled, tmp_path, monkeypatch):
     right = lambda problem, reply: float(len(reply.reasoning or "") % 2)  # noqa: E731  a random policy solves nothing
-    monkeypatch.setattr("tasks.reason.verifiable", right)
-    monkeypatch.setattr("rl.self_distillation.verifiable", right)
+    monkeypatch.setattr("nautile.tasks.reason.verifiable", right)
+    monkeypatch.setattr("nautile.rl.self_distillation.verifiable", right)
     model = tiny_model()
     section = {stage: SECTIONS[stage].model_dump(mode="json")}
     rehearse(stage, section, model, TOKENIZER)
@@ -114,11 +114,11 @@ def test_the_process_ends_with_the_run(store, monkeypatch):
         while True:
             tick()
 
-    monkeypatch.setattr("flows.compile_ahead.run_child", endless)
+    monkeypatch.setattr("nautile.flows.compile_ahead.run_child", endless)
     config = load("local")
     with compiling_ahead(store, config, build_dag(config), False):
         pass
-    assert calls == [("tasks.engine.compile_ahead", str(store.root))]
+    assert calls == [("nautile.tasks.engine.compile_ahead", str(store.root))]
     quiet = config.model_copy(update={"launch": config.launch.model_copy(update={"compile_ahead": False})})
     with compiling_ahead(store, quiet, build_dag(config), False):
         pass

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from store.artifacts import Store
-from store.events import EventWriter
-from tasks.engine.errors import StageCrash
-from tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
-from tasks.engine.prefect_page import summary
-from tasks.engine.progress import StageUpdate
+from nautile.common.errors import ConfigError, Retryable
+from nautile.store.artifacts import Store
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
+from nautile.tasks.engine.prefect_page import summary
+from nautile.tasks.engine.progress import StageUpdate
 from tests.support.samples.stage_store import published
 from tests.support.stages.toy_stages import HOSTILE
 
@@ -76,7 +76,7 @@ def test_a_successful_stage_has_its_curve_facts_and_links(tmp_path, monkeypatch)
         emit("metric", name="loss", step=step, value=5.0 - step / 1000 if step != 3 else float("nan"))
     emit("metric", name="validation_loss", step=2000, value=3.0)
     emit.close()
-    from store.catalog import Catalog
+    from nautile.store.catalog import Catalog
 
     Catalog(store).ingest()
     update = StageUpdate("pretrain", "pretrain", "done", run_id="r 1", metrics={"loss": 3.0})

@@ -5,9 +5,9 @@ from collections import namedtuple
 
 import pytest
 
-from common.processes import ExitCode
-from tasks.engine.child_process import ChildFiles, Exit, raise_for_exit
-from tasks.engine.errors import NotWritable, StageCrash
+from nautile.common.processes import ExitCode
+from nautile.tasks.engine.child_process import ChildFiles, Exit, raise_for_exit
+from nautile.tasks.engine.errors import NotWritable, StageCrash
 
 Disk = namedtuple("Disk", "total used free")
 

@@ -3,14 +3,14 @@ from socket import gethostname
 
 import pytest
 
-from common.errors import ConfigError
-from common.events import silent
-from common.files import read_json
-from configs.evaluation import ReportConfig
-from configs.training import JudgeConfig
-from tasks.engine.child_main import load_stage
-from tasks.engine.job import Job
-from tasks.engine.progress import StageUpdate, notify, subscribe
+from nautile.common.errors import ConfigError
+from nautile.common.events import silent
+from nautile.common.files import read_json
+from nautile.configs.evaluation import ReportConfig
+from nautile.configs.training import JudgeConfig
+from nautile.tasks.engine.child_main import load_stage
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.progress import StageUpdate, notify, subscribe
 
 
 @pytest.fixture

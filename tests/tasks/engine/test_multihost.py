@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.processes import ExitCode, free_port
-from configs.operation import LaunchConfig
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
-from tasks.engine.ray_hosts import RayHost
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.processes import ExitCode, free_port
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
+from nautile.tasks.engine.ray_hosts import RayHost
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.stage_psum import psum
 from tests.support.stages.stage_sums import section, sums
@@ -54,7 +54,7 @@ def run_psum(store, launch, fault="", host=1):
 def members():
     """The hosts' processes that this test started."""
     mine = psutil.Process().children(recursive=True)
-    return [process for process in mine if "tasks.engine.child_main" in " ".join(_line(process))]
+    return [process for process in mine if "nautile.tasks.engine.child_main" in " ".join(_line(process))]
 
 
 def _line(process):
@@ -156,7 +156,7 @@ def test_no_host_stays_when_the_launcher_is_killed(store, hosts):
     thread.start()
     wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))
     [launcher] = [
-        p for p in psutil.Process().children(recursive=True) if "tasks.engine.multihost" in " ".join(_line(p))
+        p for p in psutil.Process().children(recursive=True) if "nautile.tasks.engine.multihost" in " ".join(_line(p))
     ]
     left = members()
     assert len(left) >= 2
@@ -174,7 +174,7 @@ def test_the_template_is_filled_in_word_by_word():
     words = host_command(request, Path("/shared/a b/request.json"), 1)
     assert words[:2] == ["ssh", "host-1"]
     assert words[2].endswith(
-        "NAUTILE_PROCESSES=2 NAUTILE_PROCESS=1 .venv/bin/python -P -m tasks.engine.child_main "
+        "NAUTILE_PROCESSES=2 NAUTILE_PROCESS=1 .venv/bin/python -P -m nautile.tasks.engine.child_main "
         "'/shared/a b/request.json'"
     )
     assert f"git checkout {'a' * 40} &&" in words[2]
@@ -204,7 +204,7 @@ def test_a_stage_that_runs_in_one_process_only_is_refused(store):
 
 def test_a_host_without_its_launcher_ends():
     """By the end of its standard input, whatever it is doing."""
-    program = "import time; from tasks.engine import child_main; child_main.obey_launcher(); "
+    program = "import time; from nautile.tasks.engine import child_main; child_main.obey_launcher(); "
     program += "print(1, flush=True); time.sleep(600)"
     member = subprocess.Popen(
         [sys.executable, "-c", program], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE

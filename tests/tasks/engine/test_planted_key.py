@@ -4,15 +4,15 @@ import logging
 
 import pytest
 
-from common.retry import Backoff
-from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import circuit_breaker
-from data.endpoints.batch import queue as batches
-from data.endpoints.chat_types import ChatRequest
-from data.endpoints.pool import EndpointPool
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
+from nautile.common.retry import Backoff
+from nautile.configs.endpoint import BatchConfig, EndpointConfig
+from nautile.data.endpoints import circuit_breaker
+from nautile.data.endpoints.batch import queue as batches
+from nautile.data.endpoints.chat_types import ChatRequest
+from nautile.data.endpoints.pool import EndpointPool
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
 from tests.support.servers.fake_openai import FakeOpenAI
 
 KEY = "sk-planted-3141592653589793"
@@ -58,6 +58,8 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
     assert KEY not in repr(rows) + repr(outcomes)
     # What the SDK's own HTTP client says at DEBUG is not ours; our loggers and every warning must not show it.
     ours = [
-        r.getMessage() for r in caplog.records if r.name.startswith(("data.", "store.")) or r.levelno > logging.INFO
+        r.getMessage()
+        for r in caplog.records
+        if r.name.startswith(("nautile.data.", "nautile.store.")) or r.levelno > logging.INFO
     ]
     assert KEY not in "\n".join(ours)

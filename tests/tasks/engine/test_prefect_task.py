@@ -8,13 +8,13 @@ import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.context import TaskRunContext
 
-from common.errors import Retryable
-from tasks.engine import prefect_task
-from tasks.engine.errors import StageCancelled
-from tasks.engine.prefect_page import DASHBOARD_URL
-from tasks.engine.prefect_task import _TaskRunPage
-from tasks.engine.progress import StageUpdate
-from tasks.engine.stage import RunContext
+from nautile.common.errors import Retryable
+from nautile.tasks.engine import prefect_task
+from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.prefect_page import DASHBOARD_URL
+from nautile.tasks.engine.prefect_task import _TaskRunPage
+from nautile.tasks.engine.progress import StageUpdate
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_sums import sums
 
 RUNNING = StageUpdate("sums", "sums:a", "running", "a-key", "r1-and-more", unit="files", done=4, total=8)

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from store.events import EventWriter
-from tasks.engine.progress_log import LoggedProgress
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.progress_log import LoggedProgress
 from tests.support.stages.toy_cli import ROOT
 
 NOISE = """
 import logging, os
-from tasks.engine.child_main import begin
+from nautile.tasks.engine.child_main import begin
 begin(os.getppid())
 logging.getLogger("jax._src.compilation_cache").info("Resetting cache at <empty>.")
 logging.getLogger("jax._src.xla_bridge").info("Unable to initialize backend 'tpu'")
@@ -20,14 +20,14 @@ logging.getLogger("jax._src.xla_bridge").warning("something is wrong")
 for name in ("httpx", "httpx2"):
     logging.getLogger(name).info("HTTP Request: POST http://127.0.0.1/v1/chat/completions")
     logging.getLogger(name).warning("a fault of a client")
-logging.getLogger("model").info("a line of ours")
+logging.getLogger("nautile.model").info("a line of ours")
 """
 
 
 @pytest.fixture
 def emit(tmp_path, caplog):
     """A logging `Emit` whose clock moves by 0.5 s at each look, with `lines()`: what it has logged."""
-    caplog.set_level(logging.INFO, "tasks.engine.progress_log")
+    caplog.set_level(logging.INFO, "nautile.tasks.engine.progress_log")
     seconds = iter(range(10**6))
     emit = LoggedProgress(EventWriter(tmp_path / "events.jsonl", "e1"), lambda: next(seconds) / 2)
     emit.lines = lambda: [record.message for record in caplog.records]

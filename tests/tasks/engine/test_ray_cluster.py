@@ -13,16 +13,16 @@ import psutil
 import pytest
 from prefect import flow
 
-from common.errors import ConfigError, Retryable
-from configs.operation import LaunchConfig
-from store.catalog import Catalog
-from store.manifest import code_commit, host
-from tasks.engine.attempt import run_stage
-from tasks.engine.child_process import cancelling
-from tasks.engine.prefect_task import as_prefect_task
-from tasks.engine.ray_cluster import check_hosts, connected
-from tasks.engine.ray_hosts import reserve
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.operation import LaunchConfig
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import code_commit, host
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.prefect_task import as_prefect_task
+from nautile.tasks.engine.ray_cluster import check_hosts, connected
+from nautile.tasks.engine.ray_hosts import reserve
+from nautile.tasks.engine.stage import RunContext
 from tests.support.servers.ray_cluster import ROOT, cluster, surroundings
 from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section
@@ -106,7 +106,7 @@ def test_an_interrupted_run_leaves_no_process_on_the_cluster(store, gate, addres
             stopped.append(update)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.engine.attempt_log.notify", interrupt)
+    monkeypatch.setattr("nautile.tasks.engine.attempt_log.notify", interrupt)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)
@@ -156,7 +156,7 @@ def members_of(folder):
     members = {}
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())
-        if str(folder) in line and "tasks.engine.multihost" not in line:
+        if str(folder) in line and "nautile.tasks.engine.multihost" not in line:
             members[int(process.environ()["NAUTILE_PROCESS"])] = process
     return members
 
@@ -166,7 +166,7 @@ def test_no_host_stays_when_the_launcher_is_killed(address, tmp_path):
     request = {"parent": os.getpid(), "launch": launch, "child": "tests.support.processes.waiting_host"}
     request |= {"staging": str(tmp_path), "store": str(tmp_path), "commit": code_commit(), "host": host()}
     (tmp_path / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, "-m", "tasks.engine.multihost", str(tmp_path / "request.json")]
+    command = [sys.executable, "-m", "nautile.tasks.engine.multihost", str(tmp_path / "request.json")]
     launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     begun = {next(line for line in launcher.stdout if line.startswith(b"[host ")) for _ in range(2)}
     assert begun == {b"[host 0] waiting\n", b"[host 1] waiting\n"}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Retryable
-from common.processes import free_port
-from configs.operation import LaunchConfig
-from store.catalog import Catalog
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
+from nautile.common.errors import Retryable
+from nautile.common.processes import free_port
+from nautile.configs.operation import LaunchConfig
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
 from tests.support.samples.stage_store import published
 from tests.support.stages.stage_psum import visit
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from configs.operation import OPERATED, OperationConfig, StageOperation
-from tasks.engine import errors, prefect_task
-from tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
-from tasks.engine.prefect_task import _TaskRunPage
-from tasks.engine.progress import StageUpdate
-from tasks.engine.stage import RunContext
-from tasks.engine.staging import read_retry_note
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.operation import OPERATED, OperationConfig, StageOperation
+from nautile.tasks.engine import errors, prefect_task
+from nautile.tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
+from nautile.tasks.engine.prefect_task import _TaskRunPage
+from nautile.tasks.engine.progress import StageUpdate
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.engine.staging import read_retry_note
 
 HOUR = 3600.0
 AWAY = Retryable("http://127.0.0.1:9 does not answer")

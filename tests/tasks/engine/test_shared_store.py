@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import Retryable
-from store.garbage import collect, find_garbage
-from store.manifest import recorded_execution
+from nautile.common.errors import Retryable
+from nautile.store.garbage import collect, find_garbage
+from nautile.store.manifest import recorded_execution
 from tests.support.servers.simulated_bucket import BucketView
 from tests.support.stages.simulated_machines import UP, World, check, published
 

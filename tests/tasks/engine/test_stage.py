@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from configs.operation import StageOperation
-from store.artifacts import Store
-from store.catalog import Catalog
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext, stage
-from tasks.engine.staging import note_failure, note_giving_up
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.operation import StageOperation
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext, stage
+from nautile.tasks.engine.staging import note_failure, note_giving_up
 from tests.support.samples.stage_store import damage, flip_byte
 from tests.support.stages.stage_sums import local_stage, nothing, section, sums
 

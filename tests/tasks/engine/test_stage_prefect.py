@@ -14,14 +14,14 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
 from prefect.exceptions import PrefectException
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.operation import StageOperation
-from tasks.engine import errors, prefect_task
-from tasks.engine.errors import StageCrash
-from tasks.engine.prefect_task import as_prefect_task
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.operation import StageOperation
+from nautile.tasks.engine import errors, prefect_task
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.prefect_task import as_prefect_task
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_parent import wait_for
 from tests.support.stages.stage_sums import section, sums
 

@@ -7,11 +7,11 @@ from contextvars import copy_context
 
 import pytest
 
-from store.catalog import Catalog
-from tasks.engine import child_process as child
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCancelled, StageCrash
-from tasks.engine.stage import RunContext
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine import child_process as child
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCancelled, StageCrash
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stages.stage_sums import section, sums
 

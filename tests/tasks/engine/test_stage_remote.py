@@ -11,19 +11,19 @@ from dataclasses import replace
 import pytest
 import s3fs
 
-from common.errors import ConfigError, Retryable
-from common.retry import Backoff
-from configs.operation import LaunchConfig
-from flows.cli import inspect
-from store import lease as leases
-from store import remote as remotes
-from store.catalog import Catalog
-from store.manifest import MIRRORED, host
-from store.staging_mirror import SNAPSHOT, StagingMirror
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.operation import LaunchConfig
+from nautile.flows.cli import inspect
+from nautile.store import lease as leases
+from nautile.store import remote as remotes
+from nautile.store.catalog import Catalog
+from nautile.store.manifest import MIRRORED, host
+from nautile.store.staging_mirror import SNAPSHOT, StagingMirror
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import joined, pieces, start
 from tests.support.stages.stage_pieces import section as pieces_section
 from tests.support.stages.stage_sums import section, sums
@@ -88,7 +88,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
 
 @pytest.mark.slow
 def test_what_another_machine_works_on_is_waited_for_and_reused(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("store.lease.POLL_S", 0.05)
+    monkeypatch.setattr("nautile.store.lease.POLL_S", 0.05)
     a, b = machine("a"), machine("b")
     given = section(2, gate=str(tmp_path))
     waiting, notes = threading.Event(), []
@@ -113,7 +113,7 @@ def test_what_another_machine_works_on_is_waited_for_and_reused(machine, tmp_pat
 
 @pytest.mark.slow
 def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.1)
+    monkeypatch.setattr("nautile.store.staging_mirror.PUSH_EVERY_S", 0.1)
     a, b = machine("a"), machine("b")
     given = section(4, gate=str(tmp_path), gate_at=3, checkpoints=True)
 
@@ -167,7 +167,7 @@ def test_no_call_is_lost_when_two_machines_make_an_attempt_of_the_same_number(ma
 def test_a_machine_takes_over_from_a_killed_one_and_does_not_do_its_items_again(machine, tmp_path, monkeypatch):
     a, b = machine("a"), machine("b")
     given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))
-    often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.3"
+    often = "import nautile.store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.3"
     parent = start(a.root, given, 1, often)
     try:
         while len([name for name in a.remote.names("staging") if "/fan_outs/cut/done/" in name]) < 3:

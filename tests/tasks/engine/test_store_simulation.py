@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from common.errors import ConfigError, Retryable
-from tasks.engine.errors import StageCrash
+from nautile.common.errors import ConfigError, Retryable
+from nautile.tasks.engine.errors import StageCrash
 from tests.support.stages.simulated_machines import DOWN, KINDS, UP, World, check, published
 
 NAMES = st.sampled_from("abc")

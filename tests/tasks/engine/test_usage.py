@@ -3,7 +3,7 @@
 import json
 import time
 
-from tasks.engine import usage
+from nautile.tasks.engine import usage
 
 
 def request_in(folder):

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from model.layers.mixing.chunked import chunked
-from model.layers.mixing.kernels import gpu, tpu
-from model.layers.mixing.parts import JoinedOperands, JoinedState, MixState, Operands, Timeline
+from nautile.model.layers.mixing.chunked import chunked
+from nautile.model.layers.mixing.kernels import gpu, tpu
+from nautile.model.layers.mixing.parts import JoinedOperands, JoinedState, MixState, Operands, Timeline
 
 Device = Literal["tpu", "gpu"]
 _KERNELS = {"tpu": tpu, "gpu": gpu}

@@ -17,8 +17,15 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from model.layers.mixing.kernels.tile import HeadParameters, SampleFolding, TileInputs, TileState, backward, forward
-from model.layers.mixing.parts import JoinedOperands, JoinedState
+from nautile.model.layers.mixing.kernels.tile import (
+    HeadParameters,
+    SampleFolding,
+    TileInputs,
+    TileState,
+    backward,
+    forward,
+)
+from nautile.model.layers.mixing.parts import JoinedOperands, JoinedState
 
 LANES = 128
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.errors import ConfigError
-from evals.benchmarks.items import BenchmarkItem
-from evals.running.runner import evaluate
-from flows.cli.many.compare import compare_evaluations, comparison_view
+from nautile.common.errors import ConfigError
+from nautile.evals.benchmarks.items import BenchmarkItem
+from nautile.evals.running.runner import evaluate
+from nautile.flows.cli.many.compare import compare_evaluations, comparison_view
 from tests.evals.conftest import Known
 from tests.support.samples.stage_store import published
 

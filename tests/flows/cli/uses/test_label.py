@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from store.artifacts import Store
+from nautile.store.artifacts import Store
 from tests.support.servers.fake_openai import FakeOpenAI
 from tests.support.stages.toy_cli import ROOT, environment
 
@@ -62,7 +62,7 @@ def test_a_killed_labelling_pays_for_no_reply_again(nautile, tmp_path):
     with FakeOpenAI(reply, per_million=(0.0, 1000.0)) as server:
         (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.main", *command], cwd=tmp_path, start_new_session=True,
+            [sys.executable, "-m", "nautile.flows.cli.main", *command], cwd=tmp_path, start_new_session=True,
             env={**environment(tmp_path / "store"), "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         try:

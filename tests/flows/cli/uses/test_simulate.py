@@ -5,9 +5,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import ConfigError
-from evals.opinions.tables import NOTHING_TO_COMPARE
-from store.artifacts import Store
+from nautile.common.errors import ConfigError
+from nautile.evals.opinions.tables import NOTHING_TO_COMPARE
+from nautile.store.artifacts import Store
 from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
 
@@ -88,7 +88,7 @@ def test_without_humans_there_is_uniform_alone(nautile, survey, people, checkpoi
         raise ConfigError("this is as far as it goes")
 
     with monkeypatch.context() as patch:
-        patch.setattr("flows.cli.uses.step.run_stage", run_stage)
+        patch.setattr("nautile.flows.cli.uses.step.run_stage", run_stage)
         assert nautile("simulate", survey, checkpoint, *options)[0] == 2
         people.write_text("age\n" + "30\n" * 25, encoding="utf-8")
         assert nautile("simulate", survey, checkpoint, *options)[0] == 2
@@ -108,8 +108,8 @@ def test_the_resume_command_has_the_output_file_and_force(nautile, survey, peopl
         commands.append(command)
         raise ConfigError("stopped")
 
-    monkeypatch.setattr("flows.cli.uses.step.run_step", run_step)
-    monkeypatch.setattr("flows.cli.inspect.checkpoint_id", lambda store, name: "checkpoint/1")
+    monkeypatch.setattr("nautile.flows.cli.uses.step.run_step", run_step)
+    monkeypatch.setattr("nautile.flows.cli.inspect.checkpoint_id", lambda store, name: "checkpoint/1")
     out = survey.with_name("rows.parquet")
     nautile("simulate", survey, "checkpoint/1", "--personas", people, "--out", out, "--force")
     assert commands == [f"nautile simulate {survey} checkpoint/1 --personas {people} --out {out} --force"]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data.labelled.label_set import read_label_set
-from store.artifacts import Store
+from nautile.data.labelled.label_set import read_label_set
+from nautile.store.artifacts import Store
 from tests.support.samples.labelled import labelled_records, write_checkpoint, write_records
 from tests.support.samples.stage_store import published
 

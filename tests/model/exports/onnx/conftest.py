@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import TokenizerConfig
-from model.exports.onnx.folder import export_onnx
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.configs.model import TokenizerConfig
+from nautile.model.exports.onnx.folder import export_onnx
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)

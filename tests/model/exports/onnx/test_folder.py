@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from common.errors import ConfigError
-from configs.model import TokenizerConfig
-from data.chat_template import encode_prompt
-from data.tokenizer import tokenizer_for
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.exports.onnx.folder import add_measurement, check_digests, export_onnx
-from model.nautile import initialise
-from model.weights.files import save_weights
+from nautile.common.errors import ConfigError
+from nautile.configs.model import TokenizerConfig
+from nautile.data.chat_template import encode_prompt
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.decoding.generate import Generator
+from nautile.model.decoding.sampling import Sampling
+from nautile.model.exports.onnx.folder import add_measurement, check_digests, export_onnx
+from nautile.model.nautile import initialise
+from nautile.model.weights.files import save_weights
 from tests.model.conftest import tiny_config
 from tests.model.exports.onnx.conftest import MODEL, TOKENIZER
 

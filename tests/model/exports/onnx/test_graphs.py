@@ -7,13 +7,13 @@ import onnx
 import onnxruntime
 import pytest
 
-from model.exports.onnx.graph import WeightFile
-from model.exports.onnx.graphs import prompt_graph, step_graph
-from model.exports.onnx.quantise import dequantise, quantise
-from model.exports.onnx.signature import state_shapes
-from model.exports.onnx.weights import BLOCKS, FINE_BLOCK, write_weights
-from model.loss import masked_logits
-from model.nautile import forward, initialise
+from nautile.model.exports.onnx.graph import WeightFile
+from nautile.model.exports.onnx.graphs import prompt_graph, step_graph
+from nautile.model.exports.onnx.quantise import dequantise, quantise
+from nautile.model.exports.onnx.signature import state_shapes
+from nautile.model.exports.onnx.weights import BLOCKS, FINE_BLOCK, write_weights
+from nautile.model.loss import masked_logits
+from nautile.model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 from tests.model.exports.onnx.conftest import MODEL
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from configs.model import TokenizerConfig
-from data.tokenizer import tokenizer_for
-from model.exports.web.folder import export_web, fetch_runtime
-from model.weights.digests import DIGESTS, first_fault, read_digests
+from nautile.common.errors import ConfigError, Retryable
+from nautile.configs.model import TokenizerConfig
+from nautile.data.tokenizer import tokenizer_for
+from nautile.model.exports.web.folder import export_web, fetch_runtime
+from nautile.model.weights.digests import DIGESTS, first_fault, read_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
 from tests.support.pages.page_check import both_replies, opened_page
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
-from common.events import silent
-from common.files import read_json
-from configs.operation import LaunchConfig
-from store.catalog import Catalog
-from tasks.engine import child_process as child
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCancelled, StageCrash
-from tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
-from tasks.engine.fanout.work_item import WorkItem, lease, run_item
-from tasks.engine.job import Job
-from tasks.engine.stage import RunContext, stage
+from nautile.common.errors import ConfigError, Retryable
+from nautile.common.events import silent
+from nautile.common.files import read_json
+from nautile.configs.operation import LaunchConfig
+from nautile.store.catalog import Catalog
+from nautile.tasks.engine import child_process as child
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCancelled, StageCrash
+from nautile.tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
+from nautile.tasks.engine.fanout.work_item import WorkItem, lease, run_item
+from nautile.tasks.engine.job import Job
+from nautile.tasks.engine.stage import RunContext, stage
 from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section, start
 
@@ -142,7 +142,7 @@ def test_counts_that_cannot_be_written_do_not_hide_the_failure(store, context, m
     def full(*_arguments, **_fields):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tasks.engine.fanout.runner.EventWriter", full)
+    monkeypatch.setattr("nautile.tasks.engine.fanout.runner.EventWriter", full)
     with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):
         run_stage(pieces, section(2, faults={"piece-1": {"full": 1}}), {}, context)
 

@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from common.errors import ConfigError
-from configs.operation import LaunchConfig
-from store.catalog import Catalog
-from store.mirror import MirroredStore
-from store.staging_mirror import host_files
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCancelled
-from tasks.engine.fanout import own_disk
-from tasks.engine.fanout.executor import Executor
-from tasks.engine.fanout.work_item import ItemResult, WorkItem
-from tasks.engine.stage import RunContext
+from nautile.common.errors import ConfigError
+from nautile.configs.operation import LaunchConfig
+from nautile.store.catalog import Catalog
+from nautile.store.mirror import MirroredStore
+from nautile.store.staging_mirror import host_files
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCancelled
+from nautile.tasks.engine.fanout import own_disk
+from nautile.tasks.engine.fanout.executor import Executor
+from nautile.tasks.engine.fanout.work_item import ItemResult, WorkItem
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_pieces import joined, pieces, section
 
 pytestmark = pytest.mark.slow

@@ -6,15 +6,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.sorting import TaskRunSort
 
-from common.errors import Retryable
-from common.retry import Backoff
-from configs.operation import LaunchConfig
-from tasks.engine import errors, prefect_task
-from tasks.engine.child_process import cancelling
-from tasks.engine.errors import StageCrash
-from tasks.engine.fanout import work_item
-from tasks.engine.prefect_task import as_prefect_task
-from tasks.engine.stage import RunContext
+from nautile.common.errors import Retryable
+from nautile.common.retry import Backoff
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine import errors, prefect_task
+from nautile.tasks.engine.child_process import cancelling
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.fanout import work_item
+from nautile.tasks.engine.prefect_task import as_prefect_task
+from nautile.tasks.engine.stage import RunContext
 from tests.support.stages.stage_parent import is_alive, wait_for
 from tests.support.stages.stage_pieces import joined, pieces, runs, section
 from tests.tasks.engine.test_stage_prefect import artifacts
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_the_items_and_starts_no_others(store, tmp_path, monkeypatch
             raise KeyboardInterrupt
 
     # As the main thread would be interrupted: in the middle of showing progress.
-    monkeypatch.setattr("tasks.engine.attempt_log.notify", interrupt)
+    monkeypatch.setattr("nautile.tasks.engine.attempt_log.notify", interrupt)
     with pytest.raises(KeyboardInterrupt):
         through_a_flow(store, section(6, gate=str(gate), gated=["piece-0", "piece-1"]))
     assert stopped

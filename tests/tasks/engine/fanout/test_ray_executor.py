@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.errors import ConfigError
-from common.processes import free_port
-from configs.operation import LaunchConfig
-from tasks.engine.fanout.ray_executor import check_prefect_url, ray_executor
-from tasks.engine.ray_cluster import connection_problem
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.configs.operation import LaunchConfig
+from nautile.tasks.engine.fanout.ray_executor import check_prefect_url, ray_executor
+from nautile.tasks.engine.ray_cluster import connection_problem
 
 
 def enter(**launch):

@@ -8,22 +8,22 @@ import pytest
 from pydantic import ValidationError
 from tensorboardX.proto.event_pb2 import Event
 
-from common.errors import ConfigError
-from common.processes import free_port
-from configs.load import load
-from configs.operation import TelemetryConfig
-from flows.dag import build_dag
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
-from tasks.engine.attempt import run_stage
-from tasks.engine.stage import RunContext
-from tasks.engine.telemetry import collector
-from tasks.engine.telemetry.collector import Collector
-from tasks.engine.telemetry.event_file import EventFile
-from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
-from tasks.engine.telemetry.points import Point
-from tasks.engine.telemetry.trackers import Outcome
+from nautile.common.errors import ConfigError
+from nautile.common.processes import free_port
+from nautile.configs.load import load
+from nautile.configs.operation import TelemetryConfig
+from nautile.flows.dag import build_dag
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.engine.telemetry import collector
+from nautile.tasks.engine.telemetry.collector import Collector
+from nautile.tasks.engine.telemetry.event_file import EventFile
+from nautile.tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
+from nautile.tasks.engine.telemetry.points import Point
+from nautile.tasks.engine.telemetry.trackers import Outcome
 from tests.support.samples.tracking import execution
 from tests.support.servers.otlp_collector import FakeCollector
 from tests.support.stages.stage_sums import section, sums

@@ -8,18 +8,18 @@ import shutil
 
 import pytest
 
-from common.processes import free_port
-from configs.operation import TelemetryConfig
-from store.artifacts import Store
-from store.catalog import Catalog
-from store.events import EventWriter
-from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.progress import subscribe
-from tasks.engine.stage import RunContext
-from tasks.engine.telemetry import trackers
-from tasks.engine.telemetry.mlflow_client import MlflowClient
-from tasks.engine.telemetry.trackers import Outcome, Tracker
+from nautile.common.processes import free_port
+from nautile.configs.operation import TelemetryConfig
+from nautile.store.artifacts import Store
+from nautile.store.catalog import Catalog
+from nautile.store.events import EventWriter
+from nautile.tasks.engine.attempt import run_stage
+from nautile.tasks.engine.errors import StageCrash
+from nautile.tasks.engine.progress import subscribe
+from nautile.tasks.engine.stage import RunContext
+from nautile.tasks.engine.telemetry import trackers
+from nautile.tasks.engine.telemetry.mlflow_client import MlflowClient
+from nautile.tasks.engine.telemetry.trackers import Outcome, Tracker
 from tests.support.samples.tracking import execution
 from tests.support.servers.mlflow_server import FakeMlflow
 from tests.support.stages.stage_sums import section, sums
@@ -117,7 +117,7 @@ def test_the_backlog_of_ten_attempts_and_of_a_second_part_is_sent_in_the_order_o
     for number in range(1, 11):
         tracked(number, range(2 * number, 2 * number + 2), Outcome("failed"))
     mlflow.status = 200
-    monkeypatch.setattr("store.events.LARGEST_FILE", 200)  # a file has room for one measurement
+    monkeypatch.setattr("nautile.store.events.LARGEST_FILE", 200)  # a file has room for one measurement
     assert tracked(11, range(22, 26)) == 0
     assert [step for step, _ in mlflow.curve("loss")] == list(range(2, 26))
 
@@ -133,7 +133,7 @@ def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted
     store, ends = Store(tmp_path / "store"), []
     unsubscribe = subscribe(lambda update: ends.append((update.state, update.undelivered)))
     try:
-        with caplog.at_level(logging.DEBUG, "tasks"):
+        with caplog.at_level(logging.DEBUG, "nautile.tasks"):
             outputs = run_sums(store, url)
     finally:
         unsubscribe()

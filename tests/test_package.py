@@ -1,0 +1,62 @@
+"""The package `nautile` as it is installed: a wheel has every file, and nothing of it is importable by a short name."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = sorted(path.name for path in (ROOT / "src" / "nautile").iterdir() if path.is_symlink())
+PROGRAM = """
+import importlib.util, json, nautile
+from nautile.flows.dag import build_dag
+from nautile.configs.load import load
+from nautile.tasks.engine.child_process import child_environment
+found = [name for name in {folders} if importlib.util.find_spec(name)]
+print(json.dumps([nautile.__file__, found, len(build_dag(load("local"))), child_environment("s")["PYTHONPATH"]]))
+"""
+
+
+def test_every_folder_of_code_is_linked_and_no_link_is_broken():
+    with_code = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert set(FOLDERS) == with_code
+    assert all(os.readlink(ROOT / "src" / "nautile" / name) == f"../../{name}" for name in FOLDERS)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_every_file_and_runs_beside_folders_of_the_same_names(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    checkout = tmp_path / "checkout"  # setuptools writes beside the sources
+    for name in (*FOLDERS, "src"):
+        without = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=without)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, checkout)
+    files = {
+        str(path.relative_to(checkout)) for name in FOLDERS for path in (checkout / name).rglob("*") if path.is_file()
+    }
+    build = ["wheel", str(checkout), "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*pip, *build], check=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("nautile/")}
+    assert names == {f"nautile/{name}" for name in files} | {"nautile/__init__.py", "nautile/py.typed"}
+    place, work = tmp_path / "place", tmp_path / "work"
+    install = ["install", str(wheel), "--no-deps", "--no-index", "--target", str(place)]
+    subprocess.run([*pip, *install], check=True, timeout=120)
+    for name in (*FOLDERS, "nautile"):
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM.format(folders=FOLDERS)],
+        cwd=work, env={**os.environ, "PYTHONPATH": str(place)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    file, found, steps, path_of_children = json.loads(done.stdout)
+    assert (file, found) == (str(place / "nautile" / "__init__.py"), [])
+    assert steps > 10
+    assert path_of_children.split(os.pathsep)[0] == str(place)  # the parent of the package, not its own folder
